@@ -1,0 +1,1 @@
+"""Ids, clock, errors and settings: what every layer shares and that imports no other layer."""

@@ -1,0 +1,28 @@
+"""Time as a dependency: whoever needs the time is given a clock, so that a simulation can own it."""
+
+import time
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """Tells the time."""
+
+    def monotonic(self) -> float:
+        """Seconds from an arbitrary start, never going back."""
+        ...
+
+    def wall(self) -> float:
+        """Seconds since 1970."""
+        ...
+
+
+class SystemClock:
+    """The machine's own clock."""
+
+    def monotonic(self) -> float:
+        """Seconds from an arbitrary start, never going back."""
+        return time.monotonic()
+
+    def wall(self) -> float:
+        """Seconds since 1970."""
+        return time.time()  # noqa: TID251 - the one place that reads it

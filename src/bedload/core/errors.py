@@ -1,0 +1,198 @@
+"""Every error that Bedload raises, one class per *what the caller does next*.
+
+::
+
+    BedloadError
+    ├── DefinitionError            fix the code that defines the operator or the query
+    │   ├── StateTypeError         a state variable's type cannot be declared, tracked or encoded
+    │   ├── KeyColumnError         the key names a column that is not there
+    │   ├── KeyTypeError           the key column's type cannot be hashed to a key group
+    │   ├── SchemaError            the input or output schema is not usable
+    │   ├── OperatorNotShippable   the operator cannot be pickled, or not be loaded at a worker
+    │   └── KeyGroupsChanged       the number of key groups differs from that of the existing state
+    ├── DataError                  fix the data or the code that meets it; the epoch was rolled back
+    │   ├── NullKey                a row's key is null
+    │   ├── OutputError            an output row does not fit the declared schema
+    │   └── OperatorFailed         user code raised; carries its traceback, key and epoch
+    ├── EpochError                 the epoch did not count; start the query again
+    │   ├── EpochAborted           rolled back on every worker; a restart replays it
+    │   ├── NotDeterministic       a repeat of a batch differed from what was applied first
+    │   ├── EpochIncomplete        a consumer stopped early, so the epoch was never whole
+    │   ├── EpochMismatch          Spark asks for an epoch that does not follow the state's
+    │   └── StaleAttempt           a message of a former run or attempt; ends a zombie task
+    ├── ClusterError               look after the cluster
+    │   ├── ClusterStopped         attach again
+    │   ├── OperatorBusy           another running query uses this operator's state
+    │   ├── UnknownOperator        no operator of that name has been applied
+    │   ├── TooFewSlots            give Spark more task slots, or ask for fewer workers
+    │   ├── WorkerStartFailed      a worker process did not come up; carries the end of its log
+    │   ├── WorkerLost             a worker died; its key groups are gone unless they are durable
+    │   └── WorkerUnreachable      no connection to an endpoint
+    ├── SecretRefused              the caller does not have the cluster's secret
+    ├── ProtocolError              a damaged or unexpected message: report it
+    └── VersionMismatch            the two ends run different versions of Bedload
+
+Messages say what happened, to which operator, key, epoch or worker, and what to do. Errors cross
+processes (worker to feeder, executor to driver), so each of them pickles, and ``to_wire`` and
+``from_wire`` carry them as plain data without pickle.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class BedloadError(Exception):
+    """The root: catch this to catch everything of ours."""
+
+    def __init__(self, message: str, **details: Any) -> None:
+        super().__init__(message)
+        self.message = message
+        self.details = details
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_rebuild, (type(self).__name__, self.message, self.details))
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self.__dict__["details"][name]
+        except KeyError:
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}") from None
+
+
+class DefinitionError(BedloadError):
+    """Fix the code that defines the operator or the query."""
+
+
+class StateTypeError(DefinitionError, TypeError):
+    """A state variable's type cannot be declared, tracked or encoded."""
+
+
+class KeyColumnError(DefinitionError):
+    """The key names a column that the input does not have."""
+
+
+class KeyTypeError(DefinitionError, TypeError):
+    """The key column's type cannot be hashed to a key group."""
+
+
+class SchemaError(DefinitionError):
+    """The input or output schema cannot be used."""
+
+
+class OperatorNotShippable(DefinitionError):
+    """The operator cannot be pickled here, or cannot be loaded at a worker."""
+
+
+class KeyGroupsChanged(DefinitionError):
+    """The number of key groups differs from that of the operator's existing state."""
+
+
+class DataError(BedloadError):
+    """Fix the data, or the code that meets it. The epoch was rolled back."""
+
+
+class NullKey(DataError):
+    """A row's key is null."""
+
+
+class OutputError(DataError):
+    """An output row does not fit the declared schema."""
+
+
+class OperatorFailed(DataError):
+    """User code raised. Carries the traceback, the key and the epoch."""
+
+
+class EpochError(BedloadError):
+    """The epoch did not count."""
+
+
+class EpochAborted(EpochError):
+    """The epoch was rolled back on every worker; a restart of the query replays it."""
+
+
+class NotDeterministic(EpochError):
+    """A repeat of a batch differed from what had been applied."""
+
+
+class EpochIncomplete(EpochError):
+    """A consumer stopped early, so that an epoch was never whole."""
+
+
+class EpochMismatch(EpochError):
+    """Spark asks for an epoch that does not follow the one the state is at."""
+
+
+class StaleAttempt(EpochError):
+    """A message of a former run or attempt."""
+
+
+class ClusterError(BedloadError):
+    """Look after the cluster."""
+
+
+class ClusterStopped(ClusterError):
+    """The cluster was stopped."""
+
+
+class OperatorBusy(ClusterError):
+    """Another running query uses this operator's state."""
+
+
+class UnknownOperator(ClusterError, LookupError):
+    """No operator of that name has been applied."""
+
+
+class TooFewSlots(ClusterError):
+    """Spark has not enough task slots for the workers and one feeder."""
+
+
+class WorkerStartFailed(ClusterError):
+    """A worker did not come up."""
+
+
+class WorkerLost(ClusterError):
+    """A worker died."""
+
+
+class WorkerUnreachable(ClusterError):
+    """No connection to an endpoint of the cluster."""
+
+
+class SecretRefused(BedloadError):
+    """The caller does not have the cluster's secret."""
+
+
+class ProtocolError(BedloadError):
+    """A damaged or unexpected message."""
+
+
+class VersionMismatch(BedloadError):
+    """The two ends of a connection run different versions of Bedload."""
+
+
+def _classes(root: type[BedloadError]) -> dict[str, type[BedloadError]]:
+    found = {root.__name__: root}
+    for child in root.__subclasses__():
+        found |= _classes(child)
+    return found
+
+
+_BY_NAME = _classes(BedloadError)
+
+
+def _rebuild(kind: str, message: str, details: dict[str, Any]) -> BedloadError:
+    return _BY_NAME.get(kind, BedloadError)(message, **details)
+
+
+def to_wire(error: BaseException) -> tuple[str, str, dict[str, str]]:
+    """The error as plain data: class name, message, details as text."""
+    if isinstance(error, BedloadError):
+        return type(error).__name__, error.message, {k: str(v) for k, v in error.details.items()}
+    return "ProtocolError", f"{type(error).__name__}: {error}", {}
+
+
+def from_wire(kind: str, message: str, details: dict[str, str]) -> BedloadError:
+    """What :func:`to_wire` took apart; a class that this version does not know becomes the root."""
+    return _rebuild(kind, message, details)
