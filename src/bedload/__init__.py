@@ -1,1 +1,74 @@
-"""Bedload."""
+"""Live, elastic state for PySpark streaming.
+
+A stateful operator is written in plain Python. Bedload keeps its state on long-lived workers, by key,
+exactly once, and Spark stays the data pipeline::
+
+    import bedload as bl
+
+    class Trip(bl.Operator):
+        count: int = bl.value(0)
+        recent: list[float] = bl.list(maxlen=20)
+
+        def process(self, key, rows, ctx):
+            for row in rows:
+                self.count += 1
+                self.recent.append(row.speed)
+            yield key, self.count, sum(self.recent) / len(self.recent)
+
+    cluster = bl.attach(spark, workers=2)
+    out = cluster.apply(cars, key="car", operator=Trip, schema="car string, n long, mean double")
+    query = out.writeStream.format("parquet").option("checkpointLocation", ...).start(...)
+
+The layers, from the top; each imports only those below it:
+
+- ``demo``: the traffic demo
+- ``spark``: feeders, worker hosts, the driver's endpoint: all that touches pyspark;
+  ``testing``: the public testing kit, with the simulator
+- ``control``: the coordinator; ``worker``: the operator runtime and the worker's protocol
+- ``store``: key-group stores
+- ``state``: state types and their before-image log; ``protocol``: messages and the feeder's side;
+  ``transport``: frames over sockets
+- ``keys``: hashing, key groups, routing tables
+- ``core``: ids, clock, errors
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from bedload.core import errors
+from bedload.state import counter, deque, list, map, set, value  # noqa: A004 - named for what they declare
+from bedload.worker.operator import Context, Operator
+from bedload.worker.rows import Rows
+
+if TYPE_CHECKING:
+    from bedload.spark import Cluster, OperatorState, StateAnswer, attach
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Cluster",
+    "Context",
+    "Operator",
+    "OperatorState",
+    "Rows",
+    "StateAnswer",
+    "__version__",
+    "attach",
+    "counter",
+    "deque",
+    "errors",
+    "list",
+    "map",
+    "set",
+    "value",
+]
+
+_SPARK = frozenset({"Cluster", "OperatorState", "StateAnswer", "attach"})
+
+
+def __getattr__(name: str) -> Any:
+    """Import what needs pyspark on first use: worker processes and the testing kit do without it."""
+    if name in _SPARK:
+        from bedload import spark
+
+        return getattr(spark, name)
+    raise AttributeError(f"module 'bedload' has no attribute {name!r}")

@@ -1,0 +1,84 @@
+# The one gate, the same locally and in CI. `make` alone lists the targets.
+
+VENV := .venv
+BIN := $(VENV)/bin
+VENV_PYTHON := $(CURDIR)/$(BIN)/python
+ARGS ?=
+BENCH ?=
+
+# Two stamps, since the fast suites and the checks need no Java.
+INSTALL_STAMP := $(VENV)/.installed
+JAVA_STAMP    := $(VENV)/.java_home
+
+# Spark must start the Python and be the Spark of the virtual environment, and a warning filter from
+# outside would change what the tests prove.
+export PYSPARK_PYTHON := $(VENV_PYTHON)
+export PYSPARK_DRIVER_PYTHON := $(VENV_PYTHON)
+unexport PYTHONWARNINGS
+unexport SPARK_HOME
+WITH_JAVA = JAVA_HOME="$$(sed -n 1p $(JAVA_STAMP))"
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help setup demo test test-fast check fix bench clean FORCE
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(INSTALL_STAMP) $(JAVA_STAMP) ## make .venv, install everything into it, find (or install) Java
+	@echo "Ready: $$($(BIN)/python --version), Java in $$(sed -n 1p $(JAVA_STAMP))"
+
+demo: $(INSTALL_STAMP) $(JAVA_STAMP) ## run the demo (ARGS=--help shows its options)
+	@$(WITH_JAVA) $(BIN)/python -m bedload.demo $(ARGS)
+
+test: $(INSTALL_STAMP) $(JAVA_STAMP) ## run all suites: the fast ones in parallel, then those on Spark
+	@echo "== fast suites"
+	@$(WITH_JAVA) $(BIN)/python -m pytest -n 2 -m "not spark" $(ARGS)
+	@echo "== on Spark"
+	@$(WITH_JAVA) $(BIN)/python -m pytest -m spark $(ARGS)
+
+test-fast: $(INSTALL_STAMP) ## run the suites that need no Spark
+	@$(BIN)/python -m pytest -n 2 -m "not spark" $(ARGS)
+
+check: $(INSTALL_STAMP) ## formatting, lint, types, layers: what must pass before a commit
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/mypy scripts
+	$(BIN)/lint-imports --no-logo
+
+fix: $(INSTALL_STAMP) ## format, and repair what ruff can repair
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+ifeq ($(strip $(BENCH)),)
+bench: ## run a benchmark: make bench BENCH=counter ARGS=--quick (without BENCH: list them)
+	@echo "make bench BENCH=<name> [ARGS=...], where <name> is one of:"
+	@for file in bench/[a-z]*.py; do \
+		[ -e "$$file" ] || { echo "  (there are none yet)"; continue; }; \
+		printf '  %-12s %s\n' "$$(basename "$$file" .py)" "$$(sed -n '1s/^"""\([^"]*\).*/\1/p' "$$file")"; \
+	done
+else
+bench: $(INSTALL_STAMP) $(JAVA_STAMP)
+	@$(WITH_JAVA) $(BIN)/python -m bench.$(BENCH) $(ARGS)
+endif
+
+clean: ## remove caches and what Spark leaves behind (.venv and bench/results stay)
+	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf build dist spark-warehouse metastore_db derby.log
+	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(INSTALL_STAMP): pyproject.toml
+	@scripts/setup.sh
+	@touch $@
+
+# The Java found, and below it the JAVA_HOME it was found for: looked for again when the one is gone or
+# the other has changed.
+found_java := $(shell sed -n 1p $(JAVA_STAMP) 2>/dev/null)
+asked_java := $(shell sed -n 2p $(JAVA_STAMP) 2>/dev/null)
+stale_java := $(if $(wildcard $(found_java)/bin/java),$(filter-out x$(asked_java),x$(JAVA_HOME)),gone)
+$(JAVA_STAMP): $(if $(stale_java),FORCE) | $(INSTALL_STAMP)
+	@$(BIN)/python scripts/java_home.py --install --log $(VENV)/java-install.log > $@.part || { rm -f $@.part; exit 1; }
+	@echo "$(JAVA_HOME)" >> $@.part
+	@mv $@.part $@
+FORCE:

@@ -1,0 +1,114 @@
+"""The feeder's side of an epoch, without I/O: what to send, and which outputs may leave.
+
+A driver (the Spark task, the in-process cluster, the simulator) opens the epoch, makes a
+:class:`FeederSession` from the answer, sends what its methods return, hands it what arrives, and takes
+outputs from it.
+
+Invariants:
+
+- sub-batches are numbered from 0 in input order, the same on every attempt;
+- outputs leave in the order (number, worker), then the sealed shares by worker, whatever the order of
+  arrival, so that a chained operator sees the same rows on a repeat;
+- there is no round trip per sub-batch: the driver may go on submitting while :attr:`in_flight` is
+  below its window.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from bedload.core.errors import ProtocolError
+from bedload.core.ids import OperatorName, WorkerId
+from bedload.protocol.messages import Applied, Apply, Done, Finished, Join, Message, Opened, Refused
+from bedload.protocol.split import pack, split
+
+Body = memoryview | bytes | pa.Buffer | None
+
+
+class Send(NamedTuple):
+    """A message for a worker."""
+
+    worker: WorkerId
+    message: Message
+    body: Body = None
+
+
+class FeederSession:
+    """One attempt of one feeder at one epoch."""
+
+    def __init__(self, operator: OperatorName, opened: Opened) -> None:
+        self.operator = operator
+        self.turn = opened.turn
+        self.feeder = opened.feeder
+        self.workers = sorted(opened.addresses)
+        self._owners = np.array(opened.owners, dtype=np.uint16)
+        self._number = 0
+        self._sent = dict.fromkeys(self.workers, 0)
+        self._awaited: deque[tuple[int, WorkerId]] = deque()
+        self._arrived: dict[tuple[int, WorkerId], Body] = {}
+        self._finishing: dict[WorkerId, Body] = {}
+        self._done = False
+
+    def join(self, schema: pa.Schema) -> list[Send]:
+        """The first message to every worker, with the schema of the batches to come."""
+        body = schema.serialize()
+        return [Send(worker, Join(self.operator, self.turn, self.feeder), body) for worker in self.workers]
+
+    def submit(self, batch: pa.RecordBatch) -> list[Send]:
+        """Send an input batch, cut by owner."""
+        number = self._number
+        self._number += 1
+        sends = []
+        for worker, part in split(batch, self._owners):
+            body, checksum = pack(part)
+            sends.append(Send(worker, Apply(self.operator, self.turn, self.feeder, number, checksum), body))
+            self._sent[worker] += 1
+            self._awaited.append((number, worker))
+        return sends
+
+    def finish(self) -> list[Send]:
+        """The input is at its end: say so to every worker."""
+        self._done = True
+        return [
+            Send(worker, Done(self.operator, self.turn, self.feeder, self._sent[worker])) for worker in self.workers
+        ]
+
+    def receive(self, worker: WorkerId, message: Message, body: Body) -> None:
+        """Take an answer; raises the error that a refusal carries."""
+        match message:
+            case Applied(turn=self.turn, number=number):
+                self._arrived[number, worker] = body
+            case Finished(turn=self.turn):
+                self._finishing[worker] = body
+            case Refused(error=error):
+                raise error.error()
+            case _:
+                raise ProtocolError(f"worker {worker} answered feeder {self.feeder} of {self.operator} with {message}")
+
+    def outputs(self) -> Iterator[Body]:
+        """Outputs that may leave now, in the fixed order; each is given once."""
+        while self._awaited and self._awaited[0] in self._arrived:
+            body = self._arrived.pop(self._awaited.popleft())
+            if body is not None and len(body):
+                yield body
+        if self.complete:
+            for worker in self.workers:
+                body = self._finishing[worker]
+                self._finishing[worker] = None
+                if body is not None and len(body):
+                    yield body
+
+    @property
+    def in_flight(self) -> int:
+        """Sub-batches that were sent and whose outputs have not left."""
+        return len(self._awaited)
+
+    @property
+    def complete(self) -> bool:
+        """Everything sent was answered, the ends too."""
+        return self._done and not self._awaited and len(self._finishing) == len(self.workers)

@@ -1,0 +1,300 @@
+"""The messages of the epoch protocol.
+
+Each is a small frozen struct, encoded as MessagePack in a frame's header; Arrow data travels in the
+frame's body. Nothing here is per row: the smallest unit is a sub-batch.
+
+Every message about an epoch carries its operator and its *turn*. The coordinator hands out turns in
+ascending order, one for each attempt at an epoch, whatever the run or the query. So one comparison
+tells a message of a former run, of a former attempt or of a zombie task from one that counts.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Union
+
+import msgspec
+
+from bedload.core.errors import BedloadError, ProtocolError, from_wire, to_wire
+from bedload.core.ids import DeploymentId, Epoch, KeyGroup, OperatorName, QueryId, RunId, Turn, WorkerId
+
+
+class Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The base of all messages; the tag on the wire is the class's name."""
+
+
+class FeederId(msgspec.Struct, frozen=True, array_like=True, order=True):
+    """A source partition of an epoch, the same for every attempt at it.
+
+    ``partition`` is the Spark task's partition; ``ordinal`` counts the feeders that the task opened
+    before this one (after a downstream ``coalesce`` one task runs several partitions in turn).
+    """
+
+    partition: int
+    ordinal: int
+
+
+class WireError(msgspec.Struct, frozen=True, array_like=True):
+    """An error as plain data."""
+
+    kind: str
+    message: str
+    details: dict[str, str]
+
+    @classmethod
+    def of(cls, error: BaseException) -> WireError:
+        """Take an error apart."""
+        return cls(*to_wire(error))
+
+    def error(self) -> BedloadError:
+        """Put the error together again."""
+        return from_wire(self.kind, self.message, self.details)
+
+
+# --- feeder and coordinator -----------------------------------------------------------------------
+
+
+class Open(Message, frozen=True):
+    """A feeder asks to take part in an epoch."""
+
+    operator: OperatorName
+    deployment: DeploymentId
+    query: QueryId
+    run: RunId
+    epoch: Epoch
+    stage: int
+    partition: int
+    attempt: int
+    """Spark's id of the task attempt."""
+    nonce: str
+    """Names this very open, so that a repeated message is not taken for a second feeder."""
+
+
+class Opened(Message, frozen=True):
+    """The epoch is open for this feeder."""
+
+    turn: Turn
+    feeder: FeederId
+    owners: tuple[WorkerId, ...]
+    """The routing table: the owner of each key group."""
+    addresses: dict[WorkerId, str]
+
+
+class Refused(Message, frozen=True):
+    """No, and why. Ends the exchange that it answers."""
+
+    error: WireError
+
+
+class FeederFailed(Message, frozen=True):
+    """A feeder met bad data: the epoch cannot succeed, whoever retries."""
+
+    operator: OperatorName
+    turn: Turn
+    error: WireError
+
+
+# --- feeder and worker ----------------------------------------------------------------------------
+
+
+class Join(Message, frozen=True):
+    """The first message of a feeder to each worker: it is there and has its Spark task slot.
+
+    The body holds the Arrow schema of its batches.
+    """
+
+    operator: OperatorName
+    turn: Turn
+    feeder: FeederId
+
+
+class Apply(Message, frozen=True):
+    """Rows for keys of the receiving worker; the body is an Arrow record batch."""
+
+    operator: OperatorName
+    turn: Turn
+    feeder: FeederId
+    number: int
+    """Counts the feeder's input batches; a batch without rows for this worker is not sent to it."""
+    checksum: int
+
+
+class Applied(Message, frozen=True):
+    """Answers :class:`Apply`; the body holds the outputs, if there are any."""
+
+    turn: Turn
+    number: int
+
+
+class Done(Message, frozen=True):
+    """The feeder has sent everything: ``batches`` sub-batches to this worker."""
+
+    operator: OperatorName
+    turn: Turn
+    feeder: FeederId
+    batches: int
+
+
+class Finished(Message, frozen=True):
+    """Answers :class:`Done`; the body holds this feeder's share of the sealed outputs, if any."""
+
+    turn: Turn
+
+
+# --- coordinator and worker -----------------------------------------------------------------------
+
+
+class Register(Message, frozen=True):
+    """A new worker introduces itself."""
+
+    worker: WorkerId
+    address: str
+    pid: int
+
+
+class Deploy(Message, frozen=True):
+    """Load this version of an operator; the body holds the pickled deployment."""
+
+    operator: OperatorName
+    deployment: DeploymentId
+    key_groups: int
+
+
+class Deployed(Message, frozen=True):
+    """Answers :class:`Deploy`."""
+
+    worker: WorkerId
+    deployment: DeploymentId
+    error: WireError | None
+
+
+class Begin(Message, frozen=True):
+    """A turn begins: this is the epoch, the code, and the key groups that the worker owns in it."""
+
+    operator: OperatorName
+    turn: Turn
+    epoch: Epoch
+    query: QueryId
+    deployment: DeploymentId
+    groups: tuple[KeyGroup, ...]
+
+
+class Expect(Message, frozen=True):
+    """The number of feeders of this turn."""
+
+    operator: OperatorName
+    turn: Turn
+    feeders: int
+
+
+class Sealed(Message, frozen=True):
+    """The worker has applied all of the epoch and made it durable."""
+
+    worker: WorkerId
+    operator: OperatorName
+    turn: Turn
+    rows: int
+    keys: int
+    busy: float
+    """Seconds spent in applying and sealing."""
+
+
+class Failed(Message, frozen=True):
+    """The worker cannot go on with this turn."""
+
+    worker: WorkerId
+    operator: OperatorName
+    turn: Turn
+    error: WireError
+
+
+class Commit(Message, frozen=True):
+    """Spark has committed the epoch: drop its before-images."""
+
+    operator: OperatorName
+    turn: Turn
+
+
+class Abort(Message, frozen=True):
+    """The epoch does not count: put the before-images back."""
+
+    operator: OperatorName
+    turn: Turn
+    error: WireError
+
+
+class Reset(Message, frozen=True):
+    """Drop all state of an operator: the user gave it up."""
+
+    operator: OperatorName
+
+
+class Probe(Message, frozen=True):
+    """Answer this when everything that you said before has been sent."""
+
+    operator: OperatorName
+    turn: Turn
+
+
+class Probed(Message, frozen=True):
+    """Answers :class:`Probe`. Channels are FIFO, so a seal said earlier has arrived before this."""
+
+    worker: WorkerId
+    operator: OperatorName
+    turn: Turn
+
+
+class Stop(Message, frozen=True):
+    """End the worker."""
+
+
+# --- reader and worker ----------------------------------------------------------------------------
+
+
+class Read(Message, frozen=True):
+    """A live read of one key; the body holds the key as a one-row record batch."""
+
+    operator: OperatorName
+    group: KeyGroup
+
+
+class ReadAnswer(Message, frozen=True):
+    """The key's state at the last committed epoch; the body holds it, if the key has state."""
+
+    found: bool
+    epoch: Epoch
+    query: QueryId
+
+
+class Inspect(Message, frozen=True):
+    """How much state is there?"""
+
+    operator: OperatorName
+
+
+class Inspected(Message, frozen=True):
+    """Answers :class:`Inspect`."""
+
+    keys: int
+    groups: int
+
+
+def _leaves(root: type[Message]) -> list[type[Message]]:
+    return [leaf for child in root.__subclasses__() for leaf in (_leaves(child) or [child])]
+
+
+_ENCODER = msgspec.msgpack.Encoder()
+_DECODER: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Union[tuple(_leaves(Message))])
+
+
+def encode(message: Message) -> bytes:
+    """The message as a frame's header."""
+    return _ENCODER.encode(message)
+
+
+def decode(header: bytes | memoryview) -> Message:
+    """A frame's header as a message; :class:`ProtocolError` for anything else."""
+    try:
+        message: Message = _DECODER.decode(header)
+    except msgspec.MsgspecError as error:
+        raise ProtocolError(f"a frame's header is not a message of this protocol: {error}") from error
+    return message

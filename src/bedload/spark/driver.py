@@ -1,0 +1,223 @@
+"""The coordinator's edge in the Spark driver: its endpoint, and the carrying out of its instructions.
+
+The coordinator runs on the endpoint's thread. Looking into Spark's plans takes milliseconds and goes
+through the JVM, so it is done on a small pool of threads that report back to that thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
+
+from bedload.control.coordinator import Coordinator
+from bedload.control.instructions import (
+    DeployResult,
+    EpochEnded,
+    InspectQuery,
+    InspectStage,
+    Instruction,
+    Reply,
+    ToWorker,
+)
+from bedload.core.errors import BedloadError, ClusterStopped, ProtocolError, WorkerStartFailed
+from bedload.core.ids import DeploymentId, Epoch, OperatorName, QueryId, RunId, WorkerId
+from bedload.protocol import messages as m
+from bedload.spark.plan import Plans, mark
+from bedload.transport import Endpoint, Handler, Peer
+
+_log = logging.getLogger("bedload")
+_T = TypeVar("_T")
+
+
+class Driver(Handler):
+    """Serves feeders and workers in the driver process."""
+
+    def __init__(self, host: str, secret: bytes, plans: Plans, workers: int) -> None:
+        self._plans = plans
+        self._expected = workers
+        self._endpoint = Endpoint(host, secret=secret, handler=self)
+        self._pool = ThreadPoolExecutor(max_workers=4, thread_name_prefix="bedload-plan")
+        self._peers: dict[WorkerId, Peer] = {}
+        self._names: dict[Peer, WorkerId] = {}
+        self._addresses: dict[WorkerId, str] = {}
+        self.pids: dict[WorkerId, int] = {}
+        self._joined: Future[None] = Future()
+        self._stopping = False
+        self.coordinator: Coordinator | None = None
+        self.ended: deque[EpochEnded] = deque(maxlen=1000)
+        """The latest epochs, for whoever watches."""
+        self._thread = threading.Thread(target=self._endpoint.run, name="bedload-coordinator", daemon=True)
+        self._thread.start()
+
+    @property
+    def address(self) -> str:
+        """Where workers and feeders reach the coordinator."""
+        return self._endpoint.address
+
+    # --- from other threads ---
+
+    def wait_for_workers(self, seconds: float, check: Callable[[], None]) -> None:
+        """Return when all workers have joined; ``check`` raises if that cannot happen any more."""
+        waited = 0.0
+        while True:
+            try:
+                return self._joined.result(timeout=0.1)
+            except TimeoutError:
+                waited += 0.1
+            check()
+            if waited >= seconds:
+                raise WorkerStartFailed(
+                    f"{len(self._names)} of {self._expected} workers joined within {seconds:g} seconds. Workers must "
+                    f"reach the driver at {self.address}"
+                )
+
+    def call(self, action: Callable[[Coordinator], _T]) -> _T:
+        """Run something on the coordinator's thread and return what it gives."""
+        future: Future[_T] = Future()
+
+        def run() -> None:
+            assert self.coordinator is not None
+            try:
+                future.set_result(action(self.coordinator))
+            except BaseException as error:
+                future.set_exception(error)
+
+        if self._stopping:
+            raise ClusterStopped("the cluster was stopped; attach again with bedload.attach(...)")
+        self._endpoint.call_soon(run)
+        return future.result()
+
+    def deploy(self, operator: OperatorName, key_groups: int, payload: bytes, *, fresh: bool) -> DeploymentId:
+        """Ship an operator to all workers; raises what one of them says against it."""
+        running = self._plans.running()
+        future: Future[None] = Future()
+
+        def ask(coordinator: Coordinator) -> DeploymentId:
+            deployment, steps = coordinator.deploy(future, operator, key_groups, payload, running=running, fresh=fresh)
+            self._carry_out(steps)
+            return deployment
+
+        deployment = self.call(ask)
+        future.result()
+        return deployment
+
+    def progress(self, query: QueryId, run: RunId, epoch: Epoch) -> None:
+        """Spark committed an epoch; thread-safe."""
+        self._soon(lambda c: c.progress(query, run, epoch))
+
+    def query_ended(self, query: QueryId, run: RunId) -> None:
+        """A run of a query is over; thread-safe."""
+        self._soon(lambda c: c.query_ended(query, run))
+
+    def stop(self) -> None:
+        """Tell the workers to end, and end."""
+        if self._stopping:
+            return
+        if self.coordinator is not None:
+            self.call(lambda c: self._carry_out(c.stop()))
+        self._stopping = True
+        self._endpoint.stop()
+        self._thread.join(timeout=10)
+        self._endpoint.close()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    # --- Handler: on the coordinator's thread ---
+
+    def on_frame(self, peer: Peer, header: bytes, body: memoryview | None) -> None:
+        """A message of a worker or a feeder."""
+        message = m.decode(header)
+        if isinstance(message, m.Register):
+            self._register(peer, message)
+            return
+        if self.coordinator is None:
+            raise ProtocolError(f"{message} came before the workers were there")
+        match message:
+            case m.Open():
+                self._carry_out(self.coordinator.open(peer, message))
+            case m.FeederFailed():
+                self._carry_out(self.coordinator.feeder_failed(message))
+            case _:
+                self._carry_out(self.coordinator.from_worker(message))
+
+    def on_close(self, peer: Peer) -> None:
+        """A feeder's connection ends without meaning; a worker's means that the worker is gone."""
+        worker = self._names.pop(peer, None)
+        if worker is None or self._stopping:
+            return
+        del self._peers[worker]
+        if self.coordinator is not None and self.coordinator.error is None:
+            how = f"process {self.pids.get(worker)} ended: {peer.reason}"
+            steps = self.coordinator.worker_lost(worker, how)
+            if self.coordinator.error is not None:
+                _log.error("%s", self.coordinator.error)
+            self._carry_out(steps)
+
+    def on_error(self, peer: Peer | None, error: BaseException) -> None:
+        """A caller without the secret, or a bug."""
+        if isinstance(error, BedloadError):
+            _log.warning("%s: %s", peer or "coordinator", error)
+        else:
+            _log.error("%s: %s", peer or "coordinator", error, exc_info=error)
+
+    def _register(self, peer: Peer, message: m.Register) -> None:
+        if self.coordinator is not None or message.worker in self._peers:
+            peer.send(m.encode(m.Stop()))  # a restarted Spark task: its state is gone, so it has no place
+            return
+        self._peers[message.worker] = peer
+        self._names[peer] = message.worker
+        self._addresses[message.worker] = message.address
+        self.pids[message.worker] = message.pid
+        if len(self._peers) == self._expected:
+            self.coordinator = Coordinator(self._addresses)
+            self._joined.set_result(None)
+
+    # --- instructions ---
+
+    def _carry_out(self, steps: list[Instruction]) -> None:
+        for step in steps:
+            match step:
+                case ToWorker(worker=worker, message=message, body=body):
+                    peer = self._peers.get(worker)
+                    if peer is not None:
+                        peer.send(m.encode(message), () if body is None else (body,))
+                case Reply(to=to, message=message):
+                    assert isinstance(to, Peer)
+                    to.send(m.encode(message))
+                case InspectStage():
+                    self._pool.submit(self._inspect_stage, step)
+                case InspectQuery():
+                    self._pool.submit(self._inspect_query, step)
+                case DeployResult(to=to, error=error):
+                    assert isinstance(to, Future)
+                    if error is None:
+                        to.set_result(None)
+                    else:
+                        to.set_exception(error)
+                case EpochEnded():
+                    self.ended.append(step)
+
+    def _inspect_stage(self, step: InspectStage) -> None:
+        try:
+            feeders = self._plans.feeders(step.query, step.epoch, mark(step.deployment, step.operator))
+            shape = self._plans.shape(step.stage)
+        except Exception as error:
+            problem = error if isinstance(error, BedloadError) else ProtocolError(f"{step}: {error!r}")
+            self._soon(lambda c: c.stage_unknown(step.operator, step.turn, problem))
+            return
+        self._soon(lambda c: c.stage_inspected(step.operator, step.turn, step.stage, feeders, shape))
+
+    def _inspect_query(self, step: InspectQuery) -> None:
+        facts = self._plans.facts(step.query)
+        self._soon(lambda c: c.query_inspected(step.operator, step.query, facts))
+
+    def _soon(self, event: Callable[[Coordinator], list[Instruction]]) -> None:
+        def run() -> None:
+            if self.coordinator is not None:
+                self._carry_out(event(self.coordinator))
+
+        if not self._stopping:
+            self._endpoint.call_soon(run)

@@ -1,0 +1,200 @@
+"""The feeder: the function that Spark runs on each source partition of a micro-batch (``mapInArrow``).
+
+It streams the partition's rows to the workers that own their keys and yields the workers' outputs back
+into the plan. Several sub-batches are under way at a time; there is no round trip for each.
+
+SUBTLE: this runs in Spark's Python worker processes, which are reused between epochs. Connections are
+kept in a pool per process; a feeder takes what it needs and gives back only what is clean, so a task
+that was killed half way leaves no answers behind for the next one.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+from pyspark import TaskContext
+
+from bedload.core.errors import (
+    BedloadError,
+    DataError,
+    DefinitionError,
+    NullKey,
+    WorkerLost,
+    WorkerUnreachable,
+)
+from bedload.core.ids import DeploymentId, Epoch, OperatorName, QueryId, RunId, WorkerId
+from bedload.protocol import messages as m
+from bedload.protocol.feeder import FeederSession, Send
+from bedload.protocol.split import unpack
+from bedload.transport import Channel, wait
+
+WINDOW = 8
+"""Sub-batches under way per feeder, over all workers: enough to keep them busy while the next batch is
+cut, few enough to bound what a slow worker makes us hold."""
+
+_pool: dict[tuple[str, bytes], list[Channel]] = {}
+_opens = itertools.count()
+
+
+@dataclass(frozen=True)
+class FeederSpec:
+    """What a feeder knows of its operator; shipped with the plan."""
+
+    operator: OperatorName
+    deployment: DeploymentId
+    coordinator: str
+    secret: bytes
+    key: tuple[tuple[int, str], ...]
+    """Position and name of the key's columns."""
+    output: pa.Schema
+    connect_seconds: float
+
+
+def feed(spec: FeederSpec) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """The function for ``mapInArrow``."""
+
+    def feeder(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return _Feed(spec).run(batches)
+
+    return feeder
+
+
+class _Feed:
+    """One feeder of one epoch, over sockets."""
+
+    def __init__(self, spec: FeederSpec) -> None:
+        self._spec = spec
+        self._coordinator = _take(spec.coordinator, spec)
+        self._workers: dict[WorkerId, Channel] = {}
+        self._names: dict[int, WorkerId] = {}
+
+    def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        session = self._open()
+        try:
+            first = True
+            for batch in batches:
+                if first:
+                    self._join(session, batch.schema)
+                    first = False
+                self._check_keys(batch)
+                self._send(session.submit(batch))
+                yield from self._outputs(session, WINDOW)
+            if first:
+                self._join(session, pa.schema([]))
+            self._send(session.finish())
+            while not session.complete:
+                yield from self._outputs(session, 0, once=True)
+            yield from self._outputs(session, 0)
+        except DataError as error:
+            self._tell(session, error)
+            raise
+        # Not reached when the consumer stopped early: then the connections are dropped with their answers.
+        for channel in (self._coordinator, *self._workers.values()):
+            _give(channel, self._spec)
+
+    def _open(self) -> FeederSession:
+        task = TaskContext.get()
+        assert task is not None
+        epoch = task.getLocalProperty("streaming.sql.batchId")
+        query = task.getLocalProperty("sql.streaming.queryId")
+        run = task.getLocalProperty("spark.jobGroup.id")
+        if epoch is None or query is None or run is None:
+            raise DefinitionError(
+                f"operator {self._spec.operator} runs outside of a streaming query; apply it to a streaming "
+                f"DataFrame (spark.readStream) and start it with writeStream"
+            )
+        self._coordinator.send(
+            m.encode(
+                m.Open(
+                    self._spec.operator,
+                    self._spec.deployment,
+                    QueryId(query),
+                    RunId(run),
+                    Epoch(int(epoch)),
+                    task.stageId(),
+                    task.partitionId(),
+                    task.taskAttemptId(),
+                    f"{os.getpid()}-{next(_opens)}-{task.taskAttemptId()}",
+                )
+            )
+        )
+        answer = m.decode(self._coordinator.recv().header)
+        if isinstance(answer, m.Refused):
+            raise answer.error.error()
+        assert isinstance(answer, m.Opened)
+        for worker, address in answer.addresses.items():
+            self._workers[worker] = _take(address, self._spec)
+            self._names[self._workers[worker].fileno()] = worker
+        return FeederSession(self._spec.operator, answer)
+
+    def _join(self, session: FeederSession, schema: pa.Schema) -> None:
+        self._send(session.join(schema))
+
+    def _check_keys(self, batch: pa.RecordBatch) -> None:
+        """A single key column has no nulls; in a composite key they are values like others."""
+        if len(self._spec.key) > 1:
+            return
+        index, name = self._spec.key[0]
+        nulls = batch.column(index).null_count
+        if nulls:
+            raise NullKey(
+                f"operator {self._spec.operator}: {nulls} of {batch.num_rows} rows have null in the key column "
+                f"{name!r}. Filter them before the operator: df.where(F.col({name!r}).isNotNull())",
+                operator=self._spec.operator,
+                column=name,
+            )
+
+    def _send(self, sends: list[Send]) -> None:
+        for worker, message, body in sends:
+            try:
+                self._workers[worker].send(m.encode(message), () if body is None else (body,))
+            except WorkerUnreachable as error:
+                raise self._lost(worker, error) from error
+
+    def _outputs(self, session: FeederSession, window: int, *, once: bool = False) -> Iterator[pa.RecordBatch]:
+        """Take what has arrived; wait while more than ``window`` sub-batches are under way."""
+        channels = list(self._workers.values())
+        while True:
+            full = session.in_flight > window or once
+            ready = wait(channels, None if full else 0)
+            for channel in ready:
+                worker = self._names[channel.fileno()]
+                try:
+                    frame = channel.recv()
+                except WorkerUnreachable as error:
+                    raise self._lost(worker, error) from error
+                session.receive(worker, m.decode(frame.header), frame.body)
+            for body in session.outputs():
+                yield unpack(body, self._spec.output)
+            if once or not ready:
+                return
+
+    def _lost(self, worker: WorkerId, error: BedloadError) -> WorkerLost:
+        return WorkerLost(
+            f"operator {self._spec.operator}: the connection to worker {worker} broke ({error.message}); the epoch "
+            f"is rolled back. The driver's log and the next attempt say what became of its state",
+            worker=worker,
+        )
+
+    def _tell(self, session: FeederSession, error: BedloadError) -> None:
+        """Bad data found here: no retry can help, so the coordinator ends the epoch everywhere."""
+        message = m.FeederFailed(self._spec.operator, session.turn, m.WireError.of(error))
+        self._coordinator.send(m.encode(message))
+
+
+def _take(address: str, spec: FeederSpec) -> Channel:
+    idle = _pool.get((address, spec.secret))
+    while idle:
+        channel = idle.pop()
+        if not channel.poll():  # readable while idle means that it was closed
+            return channel
+        channel.close()
+    return Channel.connect(address, spec.secret, spec.connect_seconds)
+
+
+def _give(channel: Channel, spec: FeederSpec) -> None:
+    _pool.setdefault((channel.address, spec.secret), []).append(channel)

@@ -1,0 +1,119 @@
+"""Reading the running plan: the one place that touches Spark's internals.
+
+A worker seals an epoch when every feeder of it is done, so it must know how many there are. Spark's
+public API does not say; the physical plan of the running batch does. Feeders carry a mark in the name of
+their Python function, which the plan node keeps, so an operator finds its own node among others, behind
+unions and before a ``coalesce``.
+
+Checked for Spark 4.3 by tests/spark/test_plan.py.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from py4j.protocol import Py4JError
+from pyspark.sql import SparkSession
+
+from bedload.control.epochs import QueryFacts
+from bedload.core.errors import DefinitionError, ProtocolError
+from bedload.core.ids import DeploymentId, Epoch, QueryId
+
+
+def mark(deployment: DeploymentId, operator: str) -> str:
+    """The name of the feeder function of a deployment, as it appears in Spark's plan."""
+    return f"bedload_{deployment}_{''.join(c if c.isalnum() else '_' for c in operator)}"
+
+
+class Plans:
+    """Looks into the running queries of a Spark application."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        self._jvm: Any = spark._jvm
+        self._context: Any = spark.sparkContext._jsc.sc()
+        self._active: Any = spark._jsparkSession.sharedState().activeStreamingQueries()
+        self._seen: dict[QueryId, Any] = {}
+
+    def running(self) -> frozenset[QueryId]:
+        """The queries that run now."""
+        return frozenset(QueryId(str(key)) for key in self._active.keySet().toArray())
+
+    def feeders(self, query: QueryId, epoch: Epoch, name: str) -> int:
+        """How many partitions the operator has in the running epoch."""
+        try:
+            execution = self._execution(query)
+            batch = execution.lastExecution()
+            if batch is None or batch.currentBatchId() != epoch:
+                raise ProtocolError(f"query {query} is not at epoch {epoch} any more")
+            nodes = [node for node in _walk(batch.executedPlan()) if _is_feeder(node, name)]
+            if len(nodes) == 1:
+                return int(nodes[0].execute().getNumPartitions())
+        except Py4JError as error:
+            raise ProtocolError(f"cannot read the plan of query {query}: {error}") from error
+        if not nodes:
+            raise DefinitionError(
+                f"the plan of query {query} does not contain the operator. Apply operators to streaming "
+                f"DataFrames, not to the batch inside foreachBatch"
+            )
+        raise DefinitionError(
+            f"the operator is {len(nodes)} times in the plan of query {query}: its output is used twice (a union "
+            f"or join with itself), so each row would be applied {len(nodes)} times. Write the output to a sink "
+            f"and read it from there, or give each application another name"
+        )
+
+    def shape(self, stage: int) -> int:
+        """How many partitions the RDD of a running stage has."""
+        try:
+            found = self._context.dagScheduler().stageIdToStage().get(stage)
+            if found.isDefined():
+                return int(found.get().rdd().getNumPartitions())
+        except Py4JError as error:
+            raise ProtocolError(f"cannot read stage {stage}: {error}") from error
+        return -1
+
+    def facts(self, query: QueryId) -> QueryFacts:
+        """Whether a query runs, what it has committed, and which recent epochs had a source without data."""
+        execution = self._active.get(self._jvm.java.util.UUID.fromString(query))
+        active = execution is not None
+        execution = execution if active else self._seen.get(query)
+        if execution is None:
+            return QueryFacts(False, None, frozenset())
+        try:
+            latest = execution.commitLog().getLatestBatchId()
+            committed = Epoch(int(latest.get())) if latest.isDefined() else None
+            quiet = frozenset(
+                Epoch(int(progress["batchId"]))
+                for progress in map(json.loads, (str(p.json()) for p in execution.recentProgress()))
+                if any(source["startOffset"] == source["endOffset"] for source in progress["sources"])
+            )
+        except Py4JError as error:
+            raise ProtocolError(f"cannot read the progress of query {query}: {error}") from error
+        return QueryFacts(active, committed, quiet)
+
+    def _execution(self, query: QueryId) -> Any:
+        execution = self._active.get(self._jvm.java.util.UUID.fromString(query))
+        if execution is None:
+            raise ProtocolError(f"query {query} is not running")
+        # Kept after the query's end, to read its commit log when another query takes the state over.
+        self._seen[query] = execution
+        return execution
+
+
+def _is_feeder(node: Any, name: str) -> bool:
+    return node.nodeName() == "MapInArrow" and node.func().name() == name
+
+
+def _walk(node: Any) -> Iterator[Any]:
+    yield node
+    kind = node.getClass().getSimpleName()
+    if kind == "AdaptiveSparkPlanExec":
+        yield from _walk(node.executedPlan())
+        return
+    if kind.endswith("QueryStageExec"):
+        yield from _walk(node.plan())
+        return
+    children = node.children()
+    for index in range(children.size()):
+        yield from _walk(children.apply(index))

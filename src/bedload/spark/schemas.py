@@ -1,0 +1,83 @@
+"""Between Spark's types and Arrow's, and checks of what users declare."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType, _parse_datatype_string
+
+from bedload.core.errors import KeyColumnError, KeyTypeError, SchemaError
+from bedload.keys import check_key_type
+
+
+def output_schema(operator: str, schema: str | StructType) -> StructType:
+    """The declared output columns."""
+    if isinstance(schema, StructType):
+        found = schema
+    else:
+        try:
+            parsed = _parse_datatype_string(schema)
+        except (PySparkException, TypeError, AttributeError) as error:
+            raise SchemaError(
+                f"operator {operator}: schema={schema!r} is not a DDL string such as 'car string, n long': {error}"
+            ) from error
+        if not isinstance(parsed, StructType):
+            raise SchemaError(f"operator {operator}: schema={schema!r} names a type, not columns")
+        found = parsed
+    if not found.fields:
+        raise SchemaError(f"operator {operator}: schema={schema!r} has no columns")
+    names = [field.name.lower() for field in found.fields]
+    doubles = sorted({name for name in names if names.count(name) > 1})
+    if doubles:
+        raise SchemaError(f"operator {operator}: schema={schema!r} has columns twice: {', '.join(doubles)}")
+    return found
+
+
+def arrow_schema(spark: SparkSession, schema: StructType) -> pa.Schema:
+    """The Arrow schema that Spark exchanges with Python for these columns."""
+    try:
+        return to_arrow_schema(schema, timezone=spark.conf.get("spark.sql.session.timeZone"))
+    except (PySparkException, TypeError) as error:
+        raise SchemaError(f"Spark cannot exchange these columns with Python: {error}") from error
+
+
+def key_columns(operator: str, df: DataFrame, key: str | list[str] | tuple[str, ...]) -> list[tuple[int, str]]:
+    """Position and name of the key's columns."""
+    wanted = [key] if isinstance(key, str) else list(key)
+    if not wanted or not all(isinstance(name, str) for name in wanted):
+        raise KeyColumnError(f"operator {operator}: key={key!r} must name one column, or a list of columns")
+    if len(set(wanted)) != len(wanted):
+        raise KeyColumnError(f"operator {operator}: key={key!r} names a column twice")
+    found = []
+    for name in wanted:
+        where = [i for i, column in enumerate(df.columns) if column == name]
+        if len(where) != 1:
+            problem = "is not there" if not where else "is there more than once"
+            raise KeyColumnError(
+                f"operator {operator}: the key column {name!r} {problem}; the input has: {', '.join(df.columns)}",
+                operator=operator,
+                column=name,
+            )
+        found.append((where[0], name))
+    return found
+
+
+def key_types(operator: str, spark: SparkSession, df: DataFrame, key: list[tuple[int, str]]) -> tuple[pa.DataType, ...]:
+    """The Arrow types of the key's columns, if they can be hashed."""
+    kinds = []
+    for index, name in key:
+        field = df.schema.fields[index]
+        where = f"operator {operator}: key column {name!r}"
+        try:
+            kind = to_arrow_schema(StructType([field]), timezone=spark.conf.get("spark.sql.session.timeZone")).field(0)
+        except (PySparkException, TypeError) as error:
+            raise KeyTypeError(
+                f"{where} has the type {field.dataType.simpleString()}, which has no form in Python: {error}",
+                operator=operator,
+                column=name,
+            ) from error
+        check_key_type(kind.type, name)
+        kinds.append(kind.type)
+    return tuple(kinds)

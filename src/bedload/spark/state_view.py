@@ -1,0 +1,124 @@
+"""Live reads of a running operator's state.
+
+A read goes straight to the worker that owns the key and sees the last committed epoch, even while the
+next one is being applied: the worker reads through the before-images. Every answer says which epoch it
+is from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import pyarrow as pa
+
+from bedload.core.errors import BedloadError, WorkerUnreachable
+from bedload.core.ids import Epoch, OperatorName, QueryId, WorkerId
+from bedload.keys import RoutingTable, canonical_key, hash_key, key_group
+from bedload.protocol import messages as m
+from bedload.protocol.split import unpack
+from bedload.state import StateSpec, codec
+from bedload.transport import Channel
+
+
+class StateAnswer(Mapping[str, Any]):
+    """The state of one key: a mapping from variable to value, and the epoch that it is from."""
+
+    def __init__(self, key: Any, epoch: Epoch, query: QueryId, values: dict[str, Any]) -> None:
+        self.key = key
+        self.epoch = epoch
+        self.query = query
+        self._values = values
+
+    def __getitem__(self, name: str) -> Any:
+        return self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __repr__(self) -> str:
+        inside = ", ".join(f"{name}={value!r}" for name, value in self._values.items())
+        return f"StateAnswer(key={self.key!r}, epoch={self.epoch}, {inside})"
+
+
+class OperatorState:
+    """The state of one operator, over all workers."""
+
+    def __init__(
+        self,
+        name: OperatorName,
+        specs: tuple[StateSpec, ...],
+        key_types: tuple[pa.DataType, ...],
+        where: Callable[[], tuple[RoutingTable, dict[WorkerId, str]]],
+        secret: bytes,
+    ) -> None:
+        self.name = name
+        self._specs = specs
+        self._schema = codec.arrow_schema(specs)
+        self._key_types = key_types
+        self._where = where
+        self._secret = secret
+        self._channels: dict[str, Channel] = {}
+
+    def get(self, key: Any) -> StateAnswer | None:
+        """The state of a key at the last committed epoch; None if it has none.
+
+        A composite key is a tuple, in the order of the key's columns.
+        """
+        routing, addresses = self._where()
+        key = canonical_key(key)
+        group = key_group(hash_key(key, self._key_types), routing.key_groups)
+        parts = key if len(self._key_types) > 1 else (key,)
+        names = [f"key{i}" for i in range(len(self._key_types))]
+        batch = pa.RecordBatch.from_arrays(
+            [pa.array([part], type=kind) for part, kind in zip(parts, self._key_types, strict=True)],
+            names=names,
+        )
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, batch.schema) as writer:
+            writer.write_batch(batch)
+        address = addresses[routing.owner(group)]
+        answer, body = self._ask(address, m.Read(self.name, group), sink.getvalue())
+        assert isinstance(answer, m.ReadAnswer)
+        if not answer.found or body is None:
+            return None
+        values = codec.decode(self._specs, unpack(body, self._schema))[0]
+        return StateAnswer(key, answer.epoch, answer.query, values)
+
+    def count(self) -> int:
+        """The number of keys with state, the current epoch's new ones included."""
+        _, addresses = self._where()
+        total = 0
+        for address in addresses.values():
+            answer, _ = self._ask(address, m.Inspect(self.name), None)
+            assert isinstance(answer, m.Inspected)
+            total += answer.keys
+        return total
+
+    def close(self) -> None:
+        """Close the connections."""
+        for channel in self._channels.values():
+            channel.close()
+        self._channels = {}
+
+    def _ask(self, address: str, message: m.Message, body: pa.Buffer | None) -> tuple[m.Message, memoryview | None]:
+        channel = self._channels.get(address)
+        if channel is None or channel.closed:
+            channel = self._channels[address] = Channel.connect(address, self._secret)
+        try:
+            channel.send(m.encode(message), () if body is None else (body,))
+            frame = channel.recv()
+        except WorkerUnreachable as error:
+            raise WorkerUnreachable(f"operator {self.name}: {error.message}") from error
+        answer = m.decode(frame.header)
+        if isinstance(answer, m.Refused):
+            problem: BedloadError = answer.error.error()
+            raise problem
+        return answer, frame.body
+
+    def __repr__(self) -> str:
+        names = ", ".join(spec.name for spec in self._specs)
+        return f"OperatorState({self.name!r}: {names})"

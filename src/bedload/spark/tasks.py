@@ -1,0 +1,22 @@
+"""A worker inside a Spark task on an executor."""
+
+from __future__ import annotations
+
+import socket
+
+from bedload.core.ids import WorkerId
+from bedload.transport import parse_address
+from bedload.worker.server import serve
+
+
+def serve_in_task(worker: WorkerId, coordinator: str, secret: bytes) -> None:
+    """Serve until the cluster ends."""
+    serve(worker, coordinator, secret, own_address)
+
+
+def own_address(coordinator: str) -> str:
+    """The address by which this machine reaches the driver, so one by which the driver reaches it."""
+    family, _, _, _, target = socket.getaddrinfo(*parse_address(coordinator), type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect(target)  # sends nothing: a datagram socket only looks up the route
+        return str(probe.getsockname()[0])

@@ -1,0 +1,379 @@
+"""Declared types as Arrow types, and their values to and from what Arrow takes.
+
+Invariants: every value of a declared type comes back equal and of the same builtin type; a value that
+is not of the declared type is refused, never bent to fit. Two bends are exact and allowed: a bool or
+anything with ``__index__`` where an int is declared, and a real number that a float holds exactly where
+a float is.
+
+==================  ===========================================================================
+Python              Arrow
+==================  ===========================================================================
+int                 int64; larger ones are refused
+datetime            struct of wall (timestamp[us]), zone (string, null if naive) and fold: naive and
+                    aware stay apart, and so do zones of the same offset
+timedelta           duration[us]; beyond 292,000 years refused
+Decimal             string: a decimal128 column has one scale, and so would lose ``1.0`` against ``1.00``
+tuple               struct of f0, f1, ...; ``tuple[X, ...]`` a list
+set, list           list
+deque               list if declared by ``bl.deque``, else struct of items and maxlen
+dict, Counter       map; with None allowed as a key, a list of key and value, as Arrow's keys are not null
+dataclass           struct
+with a codec        binary
+==================  ===========================================================================
+
+Aware datetimes need a ``datetime.timezone`` or a ``zoneinfo.ZoneInfo`` with a key: others have no name
+to find them by again.
+"""
+
+from __future__ import annotations
+
+import collections
+import datetime as dt
+import numbers
+import operator
+import zoneinfo
+from collections.abc import Callable, Iterable
+from decimal import Decimal
+from functools import cache
+from typing import Any, TypeAlias
+
+import pyarrow as pa
+
+from bedload.core.errors import StateTypeError
+from bedload.state.handling import mismatch
+from bedload.state.opaque import decode_opaque, encode_opaque
+from bedload.state.types import (
+    CounterNode,
+    DequeNode,
+    ListNode,
+    MapNode,
+    OpaqueNode,
+    OptionalNode,
+    ScalarNode,
+    SetNode,
+    StructNode,
+    TupleNode,
+    TypeNode,
+)
+
+Convert: TypeAlias = Callable[[Any], Any]
+
+INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
+
+_ARROW_SCALARS: dict[type, pa.DataType] = {
+    bool: pa.bool_(),
+    int: pa.int64(),
+    float: pa.float64(),
+    str: pa.string(),
+    bytes: pa.binary(),
+    dt.date: pa.date32(),
+    dt.datetime: pa.struct([("wall", pa.timestamp("us")), ("zone", pa.string()), ("fold", pa.bool_())]),
+    dt.timedelta: pa.duration("us"),
+    Decimal: pa.string(),
+}
+
+_EMPTY = "_empty"
+"""Parquet has no struct without fields."""
+
+
+@cache
+def arrow_type(node: TypeNode) -> pa.DataType:
+    """The Arrow type of a declared type."""
+    match node:
+        case ScalarNode(py):
+            return _ARROW_SCALARS[py]
+        case OptionalNode(item):
+            return arrow_type(item)
+        case TupleNode(items, repeated=False):
+            return _struct((f"f{i}", item) for i, item in enumerate(items))
+        case TupleNode(items):
+            return pa.list_(arrow_type(items[0]))
+        case DequeNode(item, declared=False):
+            return pa.struct([("items", pa.list_(arrow_type(item))), ("maxlen", pa.int64())])
+        case ListNode(item) | SetNode(item) | DequeNode(item):
+            return pa.list_(arrow_type(item))
+        case MapNode(key, value):
+            return _map(key, arrow_type(value))
+        case CounterNode(key):
+            return _map(key, pa.int64())
+        case StructNode(fields=fields):
+            return _struct(fields)
+        case OpaqueNode():
+            return pa.binary()
+    raise AssertionError(node)
+
+
+def _struct(fields: Iterable[tuple[str, TypeNode]]) -> pa.DataType:
+    return pa.struct([(name, arrow_type(node)) for name, node in fields] or [(_EMPTY, pa.bool_())])
+
+
+def _map(key: TypeNode, value: pa.DataType) -> pa.DataType:
+    if isinstance(key, OptionalNode):
+        return pa.list_(pa.struct([("key", arrow_type(key)), ("value", value)]))
+    return pa.map_(arrow_type(key), value)
+
+
+# --- to Arrow -------------------------------------------------------------------------------------
+
+
+@cache
+def encoder(node: TypeNode) -> Convert:
+    """Checks a plain value of the type and gives what Arrow takes for it."""
+    match node:
+        case ScalarNode(py):
+            return _SCALAR_ENCODERS.get(py) or _exact(node, py)
+        case OptionalNode(item):
+            encode = encoder(item)
+            return lambda value: None if value is None else encode(value)
+        case TupleNode():
+            return _tuple_encoder(node)
+        case ListNode(item):
+            return _items(node, list, item)
+        case SetNode(item):
+            return _items(node, set, item)
+        case DequeNode(item):
+            inner = _items(node, collections.deque, item)
+            if node.declared:
+                return inner
+            return lambda value: {"items": inner(value), "maxlen": value.maxlen}
+        case MapNode(key, value):
+            return _map_encoder(node, dict, key, value)
+        case CounterNode(key):
+            return _map_encoder(node, collections.Counter, key, ScalarNode(int))
+        case StructNode():
+            return _struct_encoder(node)
+        case OpaqueNode():
+            return lambda value: _encode_checked(node, value)
+    raise AssertionError(node)
+
+
+def encode_all(node: TypeNode, values: Any) -> list[Any]:
+    """Encode many values; those of the exact type go as they are, checked by one pass in C."""
+    scalar = node.item if isinstance(node, OptionalNode) else node
+    if isinstance(scalar, ScalarNode) and scalar.py not in (dt.datetime, Decimal):
+        allowed = {scalar.py, type(None)} if scalar is not node else {scalar.py}
+        if set(map(type, values)) <= allowed:
+            return list(values)
+    encode = encoder(node)
+    return [encode(value) for value in values]
+
+
+def _exact(node: ScalarNode, py: type) -> Convert:
+    def encode(value: Any) -> Any:
+        # A datetime is a date, but one that would lose its time.
+        if not isinstance(value, py) or (py is dt.date and isinstance(value, dt.datetime)):
+            raise mismatch(node, value)
+        return value
+
+    return encode
+
+
+def _encode_int(value: Any) -> int:
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise mismatch(ScalarNode(int), value) from None
+    if not INT64_MIN <= number <= INT64_MAX:
+        raise StateTypeError(
+            f"the int {number} does not fit 64 bits; keep it as Decimal or str, or ask for "
+            'bl.value(..., codec="pickle")'
+        )
+    return number
+
+
+def _encode_float(value: Any) -> float:
+    if isinstance(value, float):
+        return float(value)
+    if isinstance(value, numbers.Real):
+        try:
+            number = float(value)
+        except OverflowError:
+            raise mismatch(ScalarNode(float), value) from None
+        if number == value or number != number:
+            return number
+    raise mismatch(ScalarNode(float), value)
+
+
+def _encode_decimal(value: Any) -> str:
+    if not isinstance(value, Decimal):
+        raise mismatch(ScalarNode(Decimal), value)
+    return str(value)
+
+
+def _encode_datetime(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dt.datetime):
+        raise mismatch(ScalarNode(dt.datetime), value)
+    return {"wall": value.replace(tzinfo=None), "zone": _zone_name(value.tzinfo), "fold": bool(value.fold)}
+
+
+def _encode_timedelta(value: Any) -> dt.timedelta:
+    if not isinstance(value, dt.timedelta):
+        raise mismatch(ScalarNode(dt.timedelta), value)
+    if not INT64_MIN <= value // dt.timedelta(microseconds=1) <= INT64_MAX:
+        raise StateTypeError(f"the timedelta {value} does not fit 64 bits of microseconds; keep it as an int")
+    return value
+
+
+def _zone_name(zone: dt.tzinfo | None) -> str | None:
+    if zone is None:
+        return None
+    if isinstance(zone, zoneinfo.ZoneInfo) and zone.key:
+        return zone.key
+    if isinstance(zone, dt.timezone):
+        return dt.datetime(2000, 1, 1, tzinfo=zone).isoformat()[19:]
+    raise StateTypeError(
+        f"the time zone {zone!r} has no name to find it by again; use datetime.timezone or zoneinfo.ZoneInfo"
+    )
+
+
+_SCALAR_ENCODERS: dict[type, Convert] = {
+    int: _encode_int,
+    float: _encode_float,
+    Decimal: _encode_decimal,
+    dt.datetime: _encode_datetime,
+    dt.timedelta: _encode_timedelta,
+}
+
+
+def _items(node: TypeNode, py: type, item: TypeNode) -> Convert:
+    def encode(value: Any) -> list[Any]:
+        if not isinstance(value, py):
+            raise mismatch(node, value)
+        return encode_all(item, value)
+
+    return encode
+
+
+def _tuple_encoder(node: TupleNode) -> Convert:
+    if node.repeated:
+        return _items(node, tuple, node.items[0])
+    encoders = [(f"f{i}", encoder(item)) for i, item in enumerate(node.items)]
+
+    def encode(value: Any) -> dict[str, Any]:
+        if not isinstance(value, tuple) or len(value) != len(encoders):
+            raise mismatch(node, value)
+        return {name: enc(v) for (name, enc), v in zip(encoders, value, strict=True)} or {_EMPTY: True}
+
+    return encode
+
+
+def _map_encoder(node: TypeNode, py: type, key: TypeNode, value: TypeNode) -> Convert:
+    as_list = isinstance(key, OptionalNode)
+
+    def encode(entries: Any) -> list[Any]:
+        if not isinstance(entries, py):
+            raise mismatch(node, entries)
+        pairs = zip(encode_all(key, entries.keys()), encode_all(value, entries.values()), strict=True)
+        return [{"key": k, "value": v} for k, v in pairs] if as_list else list(pairs)
+
+    return encode
+
+
+def _struct_encoder(node: StructNode) -> Convert:
+    encoders = [(name, encoder(field)) for name, field in node.fields]
+
+    def encode(value: Any) -> dict[str, Any]:
+        if not isinstance(value, node.cls):
+            raise mismatch(node, value)
+        encoded: dict[str, Any] = {}
+        for name, enc in encoders:
+            try:
+                encoded[name] = enc(getattr(value, name))
+            except AttributeError:
+                raise StateTypeError(f"field {name!r} of {node} was deleted; set it to a value") from None
+            except StateTypeError as bad:
+                raise StateTypeError(f"field {name!r} of {node}: {bad.message}") from None
+        return encoded or {_EMPTY: True}
+
+    return encode
+
+
+def _encode_checked(node: OpaqueNode, value: Any) -> bytes:
+    data = encode_opaque(node, value)
+    if node.codec == "msgspec":
+        decode_opaque(node, data)  # what could not be read back must not be written
+    return data
+
+
+# --- from Arrow -----------------------------------------------------------------------------------
+
+
+@cache
+def decoder(node: TypeNode) -> Convert | None:
+    """Turns what Arrow gives into the plain value; None if it is that already."""
+    match node:
+        case ScalarNode(py):
+            return {dt.datetime: _decode_datetime, Decimal: Decimal}.get(py)
+        case OptionalNode(item):
+            decode = decoder(item)
+            return None if decode is None else lambda value: None if value is None else decode(value)
+        case TupleNode(items, repeated=True):
+            return lambda value: tuple(decode_all(items[0], value))
+        case TupleNode(items):
+            return lambda value: tuple(_decode(item, value[f"f{i}"]) for i, item in enumerate(items))
+        case ListNode(item):
+            return None if decoder(item) is None else lambda value: decode_all(item, value)
+        case SetNode(item):
+            return lambda value: set(decode_all(item, value))
+        case DequeNode(item, maxlen, declared=True):
+            return lambda value: collections.deque(decode_all(item, value), maxlen)
+        case DequeNode(item):
+            return lambda value: collections.deque(decode_all(item, value["items"]), value["maxlen"])
+        case MapNode(key, value):
+            return _map_decoder(key, value)
+        case CounterNode(key):
+            decode_map = _map_decoder(key, ScalarNode(int))
+            return lambda value: collections.Counter(decode_map(value))
+        case StructNode():
+            return _struct_decoder(node)
+        case OpaqueNode():
+            return lambda value: decode_opaque(node, value)
+    raise AssertionError(node)
+
+
+def decode_all(node: TypeNode, values: list[Any]) -> list[Any]:
+    """Decode many values."""
+    decode = decoder(node)
+    return values if decode is None else [decode(value) for value in values]
+
+
+def _decode(node: TypeNode, value: Any) -> Any:
+    decode = decoder(node)
+    return value if decode is None else decode(value)
+
+
+def _decode_datetime(value: dict[str, Any]) -> dt.datetime:
+    wall: dt.datetime = value["wall"]
+    return wall.replace(tzinfo=_zone(value["zone"]), fold=int(value["fold"]))
+
+
+@cache
+def _zone(name: str | None) -> dt.tzinfo | None:
+    if name is None:
+        return None
+    if name[0] in "+-":
+        return dt.datetime.fromisoformat("2000-01-01T00:00:00" + name).tzinfo
+    return zoneinfo.ZoneInfo(name)
+
+
+def _map_decoder(key: TypeNode, value: TypeNode) -> Convert:
+    as_list = isinstance(key, OptionalNode)
+
+    def decode(entries: list[Any]) -> dict[Any, Any]:
+        pairs = [(entry["key"], entry["value"]) for entry in entries] if as_list else entries
+        keys = decode_all(key, [k for k, _ in pairs])
+        return dict(zip(keys, decode_all(value, [v for _, v in pairs]), strict=True))
+
+    return decode
+
+
+def _struct_decoder(node: StructNode) -> Convert:
+    decoders = [(name, decoder(field)) for name, field in node.fields]
+
+    def decode(value: dict[str, Any]) -> Any:
+        built = object.__new__(node.cls)
+        for name, dec in decoders:
+            object.__setattr__(built, name, value[name] if dec is None else dec(value[name]))
+        return built
+
+    return decode

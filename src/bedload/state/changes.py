@@ -1,0 +1,176 @@
+"""What one epoch changed in a container, in plain values: for the incremental backup.
+
+Invariants: applying the changes of an epoch to a copy of the value committed before it gives the
+value that it committed, the order of a dict included. Changes hold no tracked object.
+
+A value that is not one of the classes here stands for itself: the whole new value. So a variable's
+changes are either a patch or a replacement, and :func:`apply_changes` takes both.
+
+Why entries are told apart by identity: it is the cheapest test, and the only one that never says
+"unchanged" of a value that prints, rounds or encodes differently (``0.0 == -0.0``). An equal entry that
+was written again is backed up again, which does no harm.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from bedload.state.journal import MISSING
+
+
+class Changes:
+    """A patch, as opposed to a whole new value."""
+
+    __slots__ = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class MapChanges(Changes):
+    """Of a dict or Counter: first remove, then put, in this order.
+
+    A key that was deleted and put again is in both, because it moved to the end.
+    """
+
+    removed: tuple[Any, ...]
+    put: dict[Any, Any]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SetChanges(Changes):
+    """Of a set."""
+
+    added: frozenset[Any]
+    removed: frozenset[Any]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SequenceChanges(Changes):
+    """Of a list or deque: ``head + old[start:start + kept] + tail``, with ``items`` of the kept replaced."""
+
+    start: int
+    kept: int
+    head: tuple[Any, ...]
+    tail: tuple[Any, ...]
+    items: dict[int, Any]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StructChanges(Changes):
+    """Of a dataclass: the changed fields."""
+
+    fields: dict[str, Any]
+
+
+def as_is(value: Any) -> Any:
+    """The plain form of a value that cannot change in place."""
+    return value
+
+
+def never(_value: Any) -> bool:
+    """Whether a value that cannot change in place did."""
+    return False
+
+
+def diff_map(
+    old: dict[Any, Any],
+    new: dict[Any, Any],
+    plain: Callable[[Any], Any] = as_is,
+    dirty: Callable[[Any], bool] = never,
+) -> MapChanges:
+    """The changes between two dicts.
+
+    Keys that stayed come first and in their old order; the first key that is new or out of order
+    starts what was put at the end, and everything after it was, too.
+    """
+    removed = [key for key in old if key not in new]
+    put: dict[Any, Any] = {}
+    order = iter(old)
+    stayed = True
+    for key, value in new.items():
+        if stayed and key in old:
+            stayed = any(before is key or before == key for before in order)
+        else:
+            stayed = False
+        if not stayed:
+            if key in old:
+                removed.append(key)
+            put[key] = plain(value)
+        elif value is not old[key] or dirty(value):
+            put[key] = plain(value)
+    return MapChanges(tuple(removed), put)
+
+
+def diff_sequence(
+    old: Sequence[Any],
+    new: Sequence[Any],
+    plain: Callable[[Any], Any] = as_is,
+    dirty: Callable[[Any], bool] = never,
+) -> SequenceChanges | None:
+    """The changes between two short sequences, or None if writing the new one whole is no more."""
+    kept = min(len(old), len(new))
+    items = {i: plain(b) for i, (a, b) in enumerate(zip(old, new, strict=False)) if a is not b or dirty(b)}
+    if 2 * len(items) > kept or kept == 0:
+        return None
+    return SequenceChanges(0, kept, (), tuple(map(plain, new[kept:])), items)
+
+
+def apply_changes(target: Any, changes: Any) -> Any:
+    """Apply what changed to a plain or tracked value, in place where it can be, and give the result."""
+    if isinstance(changes, MapChanges):
+        for key in changes.removed:
+            dict.pop(target, key, None) if type(target) is dict else target.pop(key, None)
+        if isinstance(target, collections.Counter):
+            for key, value in changes.put.items():
+                target[key] = value
+        else:
+            target.update(changes.put)
+        return target
+    if isinstance(changes, SetChanges):
+        target.difference_update(changes.removed)
+        target.update(changes.added)
+        return target
+    if isinstance(changes, SequenceChanges):
+        return _apply_sequence(target, changes)
+    if isinstance(changes, StructChanges):
+        for name, value in changes.fields.items():
+            if value is MISSING:
+                object.__delattr__(target, name)
+            elif dataclasses.is_dataclass(target) and _frozen(target):
+                object.__setattr__(target, name, value)
+            else:
+                setattr(target, name, value)
+        return target
+    return changes
+
+
+def _frozen(target: Any) -> bool:
+    return bool(type(target).__dataclass_params__.frozen)
+
+
+def _apply_sequence(target: Any, changes: SequenceChanges) -> Any:
+    end = changes.start + changes.kept
+    if isinstance(target, list):
+        del target[end:]
+        del target[: changes.start]
+        for index, value in changes.items.items():
+            target[index] = value
+        target[:0] = changes.head
+        target.extend(changes.tail)
+        return target
+    for _ in range(len(target) - end):
+        target.pop()
+    for _ in range(changes.start):
+        target.popleft()
+    for index, value in changes.items.items():
+        target[index] = value
+    target.extendleft(reversed(changes.head))
+    target.extend(changes.tail)
+    return target
+
+
+def changed_at(current: Iterable[Any], dirty: Callable[[Any], bool]) -> list[int]:
+    """The positions of the children that changed."""
+    return [i for i, value in enumerate(current) if dirty(value)]

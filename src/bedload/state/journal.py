@@ -1,0 +1,153 @@
+"""The before-image log: which containers changed in this epoch, and how they go back.
+
+Invariants: a container's log is None exactly when it did not change since the last commit; a
+container with a log is in its journal's ``dirty``; if a child has a log, so has every container
+around it, as long as it is theirs. A log restores the *shallow* structure of its own container,
+children restore themselves, so the order of restoring does not matter.
+
+How a container keeps its log is decided by its class, which changes as the epoch goes on:
+
+clean
+    No log. Every mutator first touches: it makes the log, swaps the class, and calls itself again.
+raw
+    The log is a shallow copy of the committed content. Nothing more has to be noted, so the mutators
+    are the builtin's own, at the builtin's speed.
+logged
+    The log holds the old value of each changed entry. For containers too large to copy.
+
+Why three classes: small containers (at most ``SMALL`` entries) are most of all state, and one copy of
+64 entries costs less than two logged writes; a large one must not be copied for one changed entry.
+Commit and abort put the clean class back.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Final
+
+SMALL: Final = 64
+"""Copying 64 entries takes 100-250 ns, a logged write about 120 ns more than a plain one."""
+
+
+class _Missing:
+    """The before-image of an entry that was not there."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "MISSING"
+
+
+MISSING: Final = _Missing()
+
+SLOTS = ("_bl_journal", "_bl_key", "_bl_log", "_bl_owner")
+"""What each tracked class adds to its builtin."""
+
+
+class Tracked:
+    """What the journal, the owner and the record layout ask of every tracked container.
+
+    The names start with ``_bl_`` because a dataclass's own fields live beside them.
+    """
+
+    __slots__ = ()
+
+    _bl_clean: ClassVar[type[Any]]
+    """The class that the container has between epochs."""
+    _bl_journal: Journal
+    _bl_owner: Tracked | None
+    """The container that this one is an entry of; None for an operator's own attribute."""
+    _bl_key: Any
+    """Under which key the owner has it (maps, structs), or the place in its record."""
+    _bl_log: Any
+
+    def _bl_attach(self, journal: Journal, owner: Tracked | None, key: Any) -> None:
+        self._bl_journal = journal
+        self._bl_owner = owner
+        self._bl_key = key
+        self._bl_log = None
+
+    def _bl_begin(self) -> None:
+        """Make the log and swap the class."""
+        raise NotImplementedError
+
+    def _bl_touch(self) -> None:
+        """Open this container's log for the epoch and tell the owner."""
+        self._bl_begin()
+        self._bl_journal.dirty.append(self)
+        owner = self._bl_owner
+        if owner is not None:
+            owner._bl_child_changed(self._bl_key)
+
+    def _bl_child_changed(self, key: Any) -> None:
+        """Note that a child changed: the before-image of its entry is the child itself."""
+        if self._bl_log is None:
+            self._bl_touch()
+            self._bl_child_changed(key)  # the class is another one now, and may note the entry
+
+    def _bl_settle(self) -> None:
+        """Forget the log: the current content is the committed one."""
+        self._bl_log = None
+        self.__class__ = self._bl_clean
+
+    def _bl_restore(self) -> None:
+        """Put the committed content back."""
+        raise NotImplementedError
+
+    def _bl_plain(self) -> Any:
+        """The current content, as plain builtins all the way down."""
+        raise NotImplementedError
+
+    def _bl_committed(self) -> Any:
+        """The committed content, as plain builtins all the way down."""
+        raise NotImplementedError
+
+    def _bl_changes(self) -> Any:
+        """What to apply to the committed content to get the current one."""
+        raise NotImplementedError
+
+    def _bl_differs(self) -> bool:
+        """Whether a container that has a log is now other than it was: a change may have been undone."""
+        raise NotImplementedError
+
+    def _bl_shallow(self) -> Any:
+        """A plain copy that shares the children, as ``copy()`` of a builtin does."""
+        raise NotImplementedError
+
+    def __copy__(self) -> Any:
+        return self._bl_shallow()
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # Pickle and deepcopy: the plain copy's own way, with the children reduced by theirs.
+        return self._bl_shallow().__reduce_ex__(protocol)
+
+
+class Journal:
+    """The containers of one key-group store that changed in this epoch."""
+
+    __slots__ = ("dirty",)
+
+    def __init__(self) -> None:
+        self.dirty: list[Tracked] = []
+
+    def commit(self) -> None:
+        """Drop the logs: what is there now is committed."""
+        for container in self.dirty:
+            container._bl_settle()
+        self.dirty.clear()
+
+    def abort(self) -> None:
+        """Put every changed container back to its committed content."""
+        for container in self.dirty:
+            container._bl_restore()
+            container._bl_settle()
+        self.dirty.clear()
+
+
+def is_dirty(container: Any) -> bool:
+    """Whether a tracked container, or anything in it, was written to since the last commit."""
+    return container._bl_log is not None
+
+
+def differs(container: Any) -> bool:
+    """Whether a tracked container, or anything in it, is other than at the last commit."""
+    return container._bl_log is not None and container._bl_differs()

@@ -1,0 +1,272 @@
+"""The per-key object: what is on it, what it was, and what changed.
+
+A record is an instance of a class whose ``__slots__`` are the state names. Scalars are plain
+attributes with nothing in between; their before-image is one tuple per key and epoch. Containers are
+tracked and log for themselves, so the image just holds the container that was there.
+
+Invariants: an image is a tuple in the order of the specs; ``None`` stands for "no image", which is a
+new key to ``changes`` and ``changed``, and an untouched one to ``snapshot``; after ``adopt`` every
+attribute is set and every container on the record is tracked, and is this record's own.
+
+Why generated functions: ``fill``, ``image``, ``restore``, ``adopt`` and ``changed`` run per key and epoch
+or more often. Written out for the variables at hand they are a few attribute accesses; as loops over
+specs they cost several times that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from operator import attrgetter
+from typing import Any
+
+from bedload.core.errors import StateTypeError
+from bedload.state.codec import check_value
+from bedload.state.handling import handling
+from bedload.state.journal import Journal, Tracked
+from bedload.state.opaque import decode_opaque, encode_opaque
+from bedload.state.specs import StateSpec
+from bedload.state.types import OpaqueNode, OptionalNode, TupleNode, TypeNode
+
+
+class _Variable:
+    """One variable as the layout works with it."""
+
+    __slots__ = ("decode", "encode", "live", "name", "spec")
+
+    def __init__(self, spec: StateSpec) -> None:
+        self.spec = spec
+        self.name = spec.name
+        self.live = handling(spec.type)
+        node = spec.type
+        self.encode: Callable[[Any], bytes] | None = None
+        self.decode: Callable[[bytes], Any] | None = None
+        if isinstance(node, OpaqueNode):
+            self.encode = lambda value: encode_opaque(node, value)
+            self.decode = lambda data: decode_opaque(node, data)
+
+    def take(self, value: Any, journal: Journal, place: int) -> Any:
+        """The live form of a plain value: adopted if it can change in place."""
+        if self.live is None:
+            return value
+        try:
+            return self.live.adopt(value, journal, None, place)
+        except StateTypeError as bad:
+            raise StateTypeError(f"state variable {self.name!r}: {bad.message}") from None
+
+    def fresh(self, journal: Journal, place: int) -> Any:
+        """The live form of the default."""
+        return self.take(self.spec.fresh_default(), journal, place)
+
+    def plain(self, value: Any) -> Any:
+        """The plain form of a live value."""
+        if self.live is not None:
+            return self.live.plain(value)
+        if self.encode is not None and self.decode is not None:
+            return self.decode(self.encode(value))
+        return value
+
+    def changed(self, value: Any, before: Any) -> bool:
+        """Whether a live value differs from its before-image."""
+        if self.live is not None:
+            return value is not before or self.live.differs(value)
+        if self.encode is not None:
+            return self.encode(value) != before
+        return value is not before and value != before
+
+    def committed(self, before: Any) -> Any:
+        """The plain committed value, from the before-image."""
+        if self.live is not None:
+            return self.live.committed(before)
+        return before if self.decode is None else self.decode(before)
+
+
+class RecordLayout:
+    """How the variables of one operator lie on its per-key objects."""
+
+    fill: Callable[[Any, Journal], None]
+    """Set defaults and fresh containers on a new object."""
+    image: Callable[[Any], tuple[Any, ...]]
+    """The shallow before-image of a key, to be taken when it is first touched in an epoch."""
+    restore: Callable[[Any, tuple[Any, ...]], None]
+    """Put the old values back; containers restore themselves when the journal aborts."""
+    adopt: Callable[[Any, Journal], None]
+    """After user code: track plain containers that it assigned, give deleted attributes their default."""
+    changed: Callable[[Any, tuple[Any, ...] | None], bool]
+    """Whether anything differs from the image."""
+
+    def __init__(self, specs: Sequence[StateSpec]) -> None:
+        self.specs = tuple(specs)
+        self.names = tuple(spec.name for spec in self.specs)
+        self._variables = tuple(_Variable(spec) for spec in self.specs)
+        self.scalars_only = all(v.live is None and v.encode is None for v in self._variables)
+        scope = self._scope()
+        self.fill = _function("fill(obj, journal)", self._fill_lines(), scope)
+        self.image = self._image(scope)
+        self.restore = _function("restore(obj, image)", self._restore_lines(), scope)
+        self.adopt = _function("adopt(obj, journal)", self._adopt_lines(), scope)
+        self.changed = _function("changed(obj, image)", self._changed_lines(), scope)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.specs,)
+
+    def changed_names(self, obj: Any, image: tuple[Any, ...] | None) -> tuple[str, ...]:
+        """The variables that differ from the image."""
+        if image is None:
+            return self.names
+        return tuple(v.name for v, before in self._with(image) if v.changed(getattr(obj, v.name), before))
+
+    def changes(self, obj: Any, image: tuple[Any, ...] | None) -> dict[str, Any]:
+        """What a backup must write: for each changed variable a plain value, or a container's changes."""
+        if image is None:
+            return self.plain(obj)
+        found = {}
+        for variable, before in self._with(image):
+            value = getattr(obj, variable.name)
+            if not variable.changed(value, before):
+                continue
+            if value is before and isinstance(value, Tracked):
+                found[variable.name] = value._bl_changes()
+            else:
+                found[variable.name] = variable.plain(value)
+        return found
+
+    def snapshot(self, obj: Any, image: tuple[Any, ...] | None) -> dict[str, Any]:
+        """The committed values; without an image the key was not touched, and the current ones are."""
+        if image is None:
+            return self.plain(obj)
+        return {variable.name: variable.committed(before) for variable, before in self._with(image)}
+
+    def plain(self, obj: Any) -> dict[str, Any]:
+        """The current values, sharing nothing that can change."""
+        return {variable.name: variable.plain(getattr(obj, variable.name)) for variable in self._variables}
+
+    def load(self, obj: Any, values: dict[str, Any], journal: Journal) -> None:
+        """Install plain values on a new object; a variable without one gets its default."""
+        unknown = values.keys() - set(self.names)
+        if unknown:
+            raise StateTypeError(
+                f"there is a stored value but no declaration for {', '.join(sorted(unknown))}; declare it, "
+                "or leave it out of what is loaded"
+            )
+        for variable in self._variables:
+            name, place = variable.name, _place(obj, variable.name)
+            if name in values:
+                setattr(obj, name, variable.take(values[name], journal, place))
+            else:
+                setattr(obj, name, variable.fresh(journal, place))
+
+    def check(self, obj: Any, key: Any = None) -> None:
+        """Refuse values that cannot be encoded as declared; the error names variable, key and value."""
+        for variable in self._variables:
+            value = getattr(obj, variable.name)
+            check_value(variable.spec, value if variable.live is None else variable.live.plain(value), key)
+
+    def _with(self, image: tuple[Any, ...]) -> zip[tuple[_Variable, Any]]:
+        return zip(self._variables, image, strict=True)
+
+    # --- the generated functions: v0, v1, ... are the variables, d0, d1, ... shared defaults ---
+
+    def _scope(self) -> dict[str, Any]:
+        scope: dict[str, Any] = {"Tracked": Tracked, "mend": self._mend, "rooted": _rooted}
+        for i, variable in enumerate(self._variables):
+            scope[f"v{i}"] = variable
+            scope[f"h{i}"] = hash(variable.name)
+            scope[f"encode{i}"], scope[f"decode{i}"] = variable.encode, variable.decode
+            if variable.live is not None:
+                scope[f"adopt{i}"], scope[f"differs{i}"] = variable.live.adopt, variable.live.differs
+            if variable.encode is None:
+                scope[f"d{i}"] = variable.spec.fresh_default()  # adopting copies, so one is enough
+        return scope
+
+    def _fill_lines(self) -> list[str]:
+        lines = []
+        for i, v in enumerate(self._variables):
+            if v.live is not None:
+                lines.append(f"obj.{v.name} = adopt{i}(d{i}, journal, None, id(obj) ^ h{i})")
+            elif v.encode is not None:
+                lines.append(f"obj.{v.name} = v{i}.fresh(journal, 0)")
+            else:
+                lines.append(f"obj.{v.name} = d{i}")
+        return lines
+
+    def _image(self, scope: dict[str, Any]) -> Callable[[Any], tuple[Any, ...]]:
+        # attrgetter gives a tuple for two names or more, in one call that never leaves C.
+        if len(self.names) > 1 and all(v.encode is None for v in self._variables):
+            return attrgetter(*self.names)
+        items = [
+            f"obj.{v.name}" if v.encode is None else f"encode{i}(obj.{v.name})" for i, v in enumerate(self._variables)
+        ]
+        return _function("image(obj)", [f"return ({''.join(item + ', ' for item in items)})"], scope)
+
+    def _restore_lines(self) -> list[str]:
+        return [
+            f"obj.{v.name} = image[{i}]" if v.decode is None else f"obj.{v.name} = decode{i}(image[{i}])"
+            for i, v in enumerate(self._variables)
+        ]
+
+    def _adopt_lines(self) -> list[str]:
+        lines = []
+        for i, v in enumerate(self._variables):
+            if v.live is None:
+                lines.append(f"    obj.{v.name}")  # raises if it was deleted
+            else:
+                lines += [
+                    f"    x = obj.{v.name}",
+                    f"    if not (isinstance(x, Tracked) and x._bl_owner is None and x._bl_key == id(obj) ^ h{i}):",
+                    f"        if not rooted(v{i}.spec.type, x, id(obj) ^ h{i}):",
+                    f"            obj.{v.name} = v{i}.take(x, journal, id(obj) ^ h{i})",
+                ]
+        if not lines:
+            return []
+        return ["try:", *lines, "except AttributeError as error:", "    mend(obj, journal, error)"]
+
+    def _mend(self, obj: Any, journal: Journal, error: AttributeError) -> None:
+        """Give deleted attributes their default, then adopt the rest."""
+        missing = [v for v in self._variables if not hasattr(obj, v.name)]
+        if not missing:
+            raise error
+        for variable in missing:
+            setattr(obj, variable.name, variable.fresh(journal, _place(obj, variable.name)))
+        self.adopt(obj, journal)
+
+    def _changed_lines(self) -> list[str]:
+        lines = ["if image is None: return True"]
+        for i, v in enumerate(self._variables):
+            if v.live is not None:
+                lines += [f"x = obj.{v.name}", f"if x is not image[{i}] or differs{i}(x): return True"]
+            elif v.encode is not None:
+                lines.append(f"if encode{i}(obj.{v.name}) != image[{i}]: return True")
+            else:
+                lines += [
+                    f"x, old = obj.{v.name}, image[{i}]",
+                    "if x is not old and x != old: return True",
+                ]
+        return [*lines, "return False"]
+
+
+def _place(obj: Any, name: str) -> int:
+    """Marks a container as the one of this attribute of this object, without a reference cycle."""
+    return id(obj) ^ hash(name)
+
+
+def _rooted(node: TypeNode, value: Any, place: int) -> bool:
+    """Whether a value needs no adopting: each container in it is tracked and belongs to this place."""
+    if not node.mutable:
+        return True
+    if isinstance(node, OptionalNode):
+        return value is None or _rooted(node.item, value, place)
+    if isinstance(node, TupleNode):
+        if not isinstance(value, tuple):
+            return False
+        nodes = node.items * len(value) if node.repeated else node.items
+        return len(nodes) == len(value) and all(_rooted(n, v, place) for n, v in zip(nodes, value, strict=True))
+    return isinstance(value, Tracked) and value._bl_owner is None and bool(value._bl_key == place)
+
+
+def _function(signature: str, lines: list[str], scope: dict[str, Any]) -> Any:
+    body = "".join(f"    {line}\n" for line in lines or ["pass"])
+    made: dict[str, Any] = {}
+    exec(f"def {signature}:\n{body}", scope, made)
+    (function,) = made.values()
+    function.__qualname__ = f"RecordLayout.{function.__name__}"
+    return function

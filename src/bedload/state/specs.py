@@ -1,0 +1,213 @@
+"""Declarations of state, and the frozen specs that a class definition makes of them.
+
+Invariants: a spec is complete and valid once it exists; an error names class and variable and says
+what to write instead; a spec is picklable as far as its default and its classes are.
+
+Why two objects: at ``count: int = bl.value(0)`` the name and the annotation are not known yet. The
+declaration is what the user wrote, the spec what the runtime works from.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Final, Literal, get_args
+
+from bedload.core.errors import StateTypeError
+from bedload.state.arrow import encoder
+from bedload.state.opaque import check_codec, decode_opaque, encode_opaque
+from bedload.state.types import (
+    SCALARS,
+    Codec,
+    CounterNode,
+    DequeNode,
+    ListNode,
+    MapNode,
+    OpaqueNode,
+    OptionalNode,
+    ScalarNode,
+    SetNode,
+    TypeNode,
+    parse_type,
+)
+
+Kind = Literal["value", "list", "map", "set", "counter", "deque"]
+
+
+class _NoDefault:
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "NO_DEFAULT"
+
+
+NO_DEFAULT: Final = _NoDefault()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Declaration:
+    """What the user wrote, before it has a name."""
+
+    kind: Kind
+    default: Any = NO_DEFAULT
+    maxlen: int | None = None
+    codec: Codec | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StateSpec:
+    """One state variable of an operator."""
+
+    name: str
+    kind: Kind
+    type: TypeNode
+    default: Any = dataclasses.field(hash=False)
+    maxlen: int | None
+    codec: Codec | None
+
+    def fresh_default(self) -> Any:
+        """A plain value for a new key: its own where it could change in place."""
+        if self.kind != "value":
+            return _EMPTY[self.kind]()
+        if isinstance(self.type, OpaqueNode):
+            return decode_opaque(self.type, encode_opaque(self.type, self.default))
+        return self.default
+
+
+_EMPTY: dict[str, Any] = {
+    "list": list,
+    "map": dict,
+    "set": set,
+    "counter": collections.Counter,
+    "deque": collections.deque,
+}
+
+_NODES: dict[str, tuple[type[TypeNode], str]] = {
+    "list": (ListNode, "list[float]"),
+    "map": (MapNode, "dict[str, int]"),
+    "set": (SetNode, "set[str]"),
+    "counter": (CounterNode, "Counter[str]"),
+    "deque": (DequeNode, "deque[float]"),
+}
+
+_FACTORY_OF: tuple[tuple[type, str], ...] = (
+    (collections.Counter, "bl.counter()"),
+    (dict, "bl.map()"),
+    (list, "bl.list()"),
+    (set, "bl.set()"),
+    (collections.deque, "bl.deque()"),
+)
+
+
+def value(default: Any = NO_DEFAULT, *, codec: Codec | None = None) -> Any:
+    """A single value: a scalar, a tuple, a dataclass, or anything that a codec asked for by name takes.
+
+    A dataclass given as the default is copied for each key.
+    """
+    return Declaration("value", default=default, codec=codec)
+
+
+def list_(maxlen: int | None = None) -> Any:
+    """A list; with ``maxlen`` it keeps the last so many, dropping from the left."""
+    return Declaration("list", maxlen=maxlen)
+
+
+def map_() -> Any:
+    """A dict."""
+    return Declaration("map")
+
+
+def set_() -> Any:
+    """A set."""
+    return Declaration("set")
+
+
+def counter() -> Any:
+    """A ``collections.Counter``."""
+    return Declaration("counter")
+
+
+def deque(maxlen: int | None = None) -> Any:
+    """A ``collections.deque``."""
+    return Declaration("deque", maxlen=maxlen)
+
+
+def build_specs(
+    cls_name: str, annotations: Mapping[str, Any], declarations: Mapping[str, Declaration]
+) -> tuple[StateSpec, ...]:
+    """The specs of a class, from its resolved annotations and its declarations, in their order."""
+    return tuple(
+        _build(f"{cls_name}.{name}", name, annotations.get(name, NO_DEFAULT), declaration)
+        for name, declaration in declarations.items()
+    )
+
+
+def _build(where: str, name: str, annotation: Any, declared: Declaration) -> StateSpec:
+    if name.startswith(("__", "_bl_")):
+        raise StateTypeError(f"{where}: names that start with '__' or '_bl_' are reserved; rename it")
+    if declared.kind == "value":
+        node = _value_node(where, annotation, declared)
+        default = _value_default(where, node, declared)
+        return StateSpec(name, "value", node, default, None, declared.codec)
+    return StateSpec(name, declared.kind, _container_node(where, annotation, declared), None, declared.maxlen, None)
+
+
+def _container_node(where: str, annotation: Any, declared: Declaration) -> TypeNode:
+    expected, example = _NODES[declared.kind]
+    if annotation is NO_DEFAULT:
+        raise StateTypeError(
+            f"{where}: bl.{declared.kind}() needs an annotation that says what it holds; write "
+            f"{where.rpartition('.')[2]}: {example} = bl.{declared.kind}()"
+        )
+    maxlen = declared.maxlen
+    if maxlen is not None and (type(maxlen) is not int or maxlen < 1):
+        raise StateTypeError(f"{where}: maxlen is {maxlen!r}; give a positive int, or leave it out")
+    node = parse_type(annotation, where)
+    if not isinstance(node, expected):
+        raise StateTypeError(
+            f"{where}: bl.{declared.kind}() does not fit the annotation {node}; annotate it as in {example}"
+        )
+    if isinstance(node, ListNode):
+        return dataclasses.replace(node, maxlen=maxlen)
+    if isinstance(node, DequeNode):
+        return dataclasses.replace(node, maxlen=maxlen, declared=True)
+    return node
+
+
+def _value_node(where: str, annotation: Any, declared: Declaration) -> TypeNode:
+    if declared.codec is not None:
+        if declared.codec not in get_args(Codec):
+            raise StateTypeError(f"{where}: there is no codec {declared.codec!r}; use 'msgspec' or 'pickle'")
+        node = OpaqueNode(declared.codec, Any if annotation is NO_DEFAULT else annotation)
+        check_codec(node, where)
+        return node
+    factory = next((make for py, make in _FACTORY_OF if isinstance(declared.default, py)), None)
+    if factory is not None:
+        raise StateTypeError(
+            f"{where}: the default {declared.default!r} can change in place and would be shared; use {factory}"
+        )
+    if annotation is NO_DEFAULT:
+        if type(declared.default) in SCALARS:
+            return ScalarNode(type(declared.default))
+        raise StateTypeError(f"{where}: no type can be inferred from the default; annotate the variable")
+    parsed = parse_type(annotation, where)
+    for kind, (container, _) in _NODES.items():
+        if isinstance(parsed, container):
+            raise StateTypeError(f"{where}: bl.value() does not fit {parsed}; use bl.{kind}()")
+    return parsed
+
+
+def _value_default(where: str, node: TypeNode, declared: Declaration) -> Any:
+    default = declared.default
+    if default is NO_DEFAULT:
+        if isinstance(node, OptionalNode):
+            return None
+        raise StateTypeError(f"{where}: bl.value() needs the value of a new key, as in bl.value(0)")
+    if isinstance(node, OpaqueNode):
+        return default
+    try:
+        encoder(node)(default)
+    except StateTypeError as bad:
+        raise StateTypeError(f"{where}: the default does not fit: {bad.message}") from None
+    return default

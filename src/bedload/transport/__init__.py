@@ -1,0 +1,35 @@
+"""Frames over TCP between driver, workers and feeders.
+
+An :class:`Endpoint` serves many peers on one thread; a :class:`Channel` is a blocking connection to
+one. Both ends prove that they know the cluster's secret before a frame is read. What a frame says is
+the protocol layer's business: here a header is bytes and a body is memory.
+"""
+
+from bedload.transport.auth import PROTOCOL_VERSION, ClientHandshake, NonceSource, ServerHandshake
+from bedload.transport.channel import Channel, wait
+from bedload.transport.endpoint import Endpoint, Handler, Timer
+from bedload.transport.frames import MAX_BODY, MAX_HEADER, Frame, FrameReader, SendQueue, encode_frame
+from bedload.transport.peer import Peer, Phase
+from bedload.transport.sockets import format_address, parse_address
+
+__all__ = [
+    "MAX_BODY",
+    "MAX_HEADER",
+    "PROTOCOL_VERSION",
+    "Channel",
+    "ClientHandshake",
+    "Endpoint",
+    "Frame",
+    "FrameReader",
+    "Handler",
+    "NonceSource",
+    "Peer",
+    "Phase",
+    "SendQueue",
+    "ServerHandshake",
+    "Timer",
+    "encode_frame",
+    "format_address",
+    "parse_address",
+    "wait",
+]

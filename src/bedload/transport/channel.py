@@ -1,0 +1,162 @@
+"""A blocking connection: how a feeder, or the driver's own thread, talks to an endpoint.
+
+Invariants:
+
+- One thread uses a channel at a time.
+- A frame is sent whole or the channel is closed: no half frame is ever followed by another.
+- Nothing is buffered here, so :meth:`Channel.poll` and :func:`wait` tell the truth.
+- An endpoint always reads (its own sends are queued), so a blocking send always comes to an end.
+"""
+
+from __future__ import annotations
+
+import secrets
+import selectors
+import socket
+from collections.abc import Iterable, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from bedload.core.clock import Clock, SystemClock
+from bedload.core.errors import ProtocolError, WorkerUnreachable
+from bedload.transport import sockets
+from bedload.transport.auth import PROTOCOL_VERSION, ClientHandshake, NonceSource
+from bedload.transport.frames import Frame, FrameReader, SendQueue, encode_frame
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+# Poll needs no descriptor of its own, unlike epoll, and no limit on their numbers, unlike select.
+_Selector: type[selectors.BaseSelector] = getattr(selectors, "PollSelector", selectors.SelectSelector)
+_WAIT_ALL: int = getattr(socket, "MSG_WAITALL", 0)
+
+
+class Channel:
+    """An authenticated connection to the endpoint at ``address``. Make one with :meth:`connect`."""
+
+    def __init__(self, sock: socket.socket, address: str, clock: Clock | None = None) -> None:
+        self.address = address
+        self._sock = sock
+        self._clock = clock or SystemClock()
+        self._reader = FrameReader()
+        self._timeout: float | None = None
+        self._closed = False
+
+    @classmethod
+    def connect(
+        cls,
+        address: str,
+        secret: bytes,
+        timeout: float = 10.0,
+        *,
+        version: str = PROTOCOL_VERSION,
+        nonces: NonceSource = secrets.token_bytes,
+        clock: Clock | None = None,
+    ) -> Self:
+        """Connect and shake hands, within ``timeout`` seconds."""
+        clock = clock or SystemClock()
+        sock = sockets.call(address, timeout, clock, ClientHandshake(secret, version, nonces))
+        return cls(sock, address, clock)
+
+    def send(self, header: ReadableBuffer, buffers: Iterable[ReadableBuffer] = ()) -> None:
+        """Send a frame; blocks while the other end is too busy to take it."""
+        queue = SendQueue()
+        queue.push(encode_frame(header, buffers))
+        self._check_open()
+        try:
+            self._set_timeout(None)
+            while queue.pending:
+                queue.sent(self._sock.sendmsg(queue.next_vectors()))
+        except OSError as error:
+            self.close()
+            raise sockets.closed(self.address, f"while sending ({error})") from error
+        except BaseException:
+            self.close()  # interrupted inside a frame
+            raise
+
+    def recv(self, timeout: float | None = None) -> Frame:
+        """The next frame, as (header, body).
+
+        If ``timeout`` seconds pass without it, ``WorkerUnreachable`` is raised with ``timed_out`` true; the
+        channel stays usable, and what has come of the frame is kept for the next call.
+        """
+        self._check_open()
+        deadline = None if timeout is None else self._clock.monotonic() + timeout
+        try:
+            while True:
+                self._set_timeout(None if deadline is None else max(0.0, deadline - self._clock.monotonic()))
+                size = self._sock.recv_into(self._reader.space(), 0, _WAIT_ALL)
+                if not size:
+                    where = "by the other end" if self._reader.between_frames else "in the middle of a frame"
+                    self.close()
+                    raise sockets.closed(self.address, where)
+                frame = self._reader.filled(size)
+                if frame is not None:
+                    return frame
+        except (TimeoutError, BlockingIOError) as error:
+            raise WorkerUnreachable(
+                f"no answer from {self.address} within {timeout:g} seconds; its process may be busy or "
+                "stuck: wait longer, or look at its log",
+                address=self.address,
+                timed_out=True,
+            ) from error
+        except OSError as error:
+            self.close()
+            raise sockets.closed(self.address, f"while receiving ({error})") from error
+        except ProtocolError as error:
+            self.close()
+            raise sockets.at_address(error, self.address) from error
+
+    def poll(self) -> bool:
+        """True if there is something to receive, be it the end of the connection."""
+        return bool(wait((self,), 0))
+
+    def fileno(self) -> int:
+        """The socket's descriptor, -1 once closed."""
+        return self._sock.fileno()
+
+    @property
+    def closed(self) -> bool:
+        """True once this end was closed, or has noticed that the connection ended."""
+        return self._closed
+
+    def close(self) -> None:
+        """Close the connection; what was sent before still arrives. Closing twice does no harm."""
+        self._closed = True
+        self._sock.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Channel to {self.address}{', closed' if self._closed else ''}>"
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise sockets.closed(self.address, "earlier at this end")
+
+    def _set_timeout(self, seconds: float | None) -> None:
+        # Setting it costs a system call; a conversation without time limits never pays it.
+        if seconds != self._timeout:
+            self._sock.settimeout(seconds)
+            self._timeout = seconds
+
+
+def wait(channels: Sequence[Channel], timeout: float | None = None) -> list[Channel]:
+    """The channels with something to receive, in the order given; empty if ``timeout`` seconds passed.
+
+    A channel whose connection ended counts as ready: its ``recv`` says so.
+    """
+    ready = {channel for channel in channels if channel.closed}
+    with _Selector() as selector:
+        for channel in channels:
+            if not channel.closed:
+                selector.register(channel, selectors.EVENT_READ, channel)
+        for key, _ in selector.select(0 if ready else timeout):
+            ready.add(key.data)
+    return [channel for channel in channels if channel in ready]

@@ -1,0 +1,176 @@
+"""How sockets are opened: addresses, options, listening, and a blocking authenticated call.
+
+Invariants:
+
+- An address is ``host:port``, with brackets around an IPv6 host (``[::1]:4000``).
+- Sockets have the same options at both ends, and none is inherited by a child process (Python's
+  default, which nothing here changes).
+- Whatever keeps a connection from coming up ends as ``WorkerUnreachable`` with the address in it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import socket
+
+from bedload.core.clock import Clock
+from bedload.core.errors import BedloadError, ClusterError, ProtocolError, WorkerUnreachable
+from bedload.transport.auth import ClientHandshake
+
+_BUFFER_BYTES = 4 * 1024 * 1024
+"""A few bulk batches: an end that computes for a while does not stall the one that feeds it."""
+
+# A host that vanished without a word is noticed after 10 + 4 * 5 = 30 seconds, not after two hours.
+_KEEPALIVE = (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4))
+
+
+def parse_address(address: str) -> tuple[str, int]:
+    """Host and port of ``host:port`` or ``[host]:port``."""
+    host, colon, port = address.rpartition(":")
+    bracketed = host.startswith("[") and host.endswith("]")
+    if bracketed:
+        host = host[1:-1]
+    if not (colon and host and port.isascii() and port.isdigit() and int(port) < 65536) or (
+        ":" in host and not bracketed
+    ):
+        raise ProtocolError(f"{address!r} is not an address: it must be host:port, or [host]:port for IPv6")
+    return host, int(port)
+
+
+def format_address(host: str, port: int) -> str:
+    """What :func:`parse_address` takes apart."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def tune(sock: socket.socket) -> None:
+    """Set the options of a connection."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, seconds in _KEEPALIVE:
+        if hasattr(socket, name):
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), seconds)
+    _widen(sock)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A non-blocking socket that accepts connections."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, proto, _, bound = found[0]
+        sock = socket.socket(family, kind, proto)
+        try:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            _widen(
+                sock
+            )  # inherited by what it accepts; the receive window is fixed when a connection is made
+            sock.bind(bound)
+            sock.listen(1024)
+            sock.setblocking(False)
+        except BaseException:
+            sock.close()
+            raise
+    except OSError as error:
+        raise ClusterError(
+            f"cannot listen at {format_address(host, port)}: {error}; use a host name or address of this "
+            "machine, and port 0 for any free port"
+        ) from error
+    return sock
+
+
+def start_connect(address: str) -> socket.socket:
+    """A non-blocking socket on its way to the address: when it is writable, ``SO_ERROR`` says how it went."""
+    host, port = parse_address(address)
+    try:
+        family, kind, proto, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        sock = socket.socket(family, kind, proto)
+        try:
+            tune(sock)
+            sock.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                sock.connect(target)
+        except BaseException:
+            sock.close()
+            raise
+    except OSError as error:
+        raise unreachable(address, error) from error
+    return sock
+
+
+def call(address: str, timeout: float, clock: Clock, handshake: ClientHandshake) -> socket.socket:
+    """Connect and shake hands; blocks at most ``timeout`` seconds. The socket is left in blocking mode."""
+    host, port = parse_address(address)
+    deadline = clock.monotonic() + timeout
+    try:
+        sock = socket.create_connection((host, port), timeout=timeout)
+    except OSError as error:
+        raise unreachable(address, error) from error
+    try:
+        tune(sock)
+        while True:
+            left = deadline - clock.monotonic()
+            if left <= 0:
+                raise TimeoutError(f"no handshake within {timeout:g} seconds")
+            sock.settimeout(left)
+            data = sock.recv(handshake.wanted)
+            if not data:
+                raise ConnectionResetError("it closed the connection during the handshake")
+            step = handshake.receive(data)
+            if step.reply:
+                sock.sendall(step.reply)
+            if step.error is not None:
+                raise at_address(step.error, address)
+            if step.done:
+                sock.settimeout(None)
+                return sock
+    except OSError as error:
+        sock.close()
+        raise unreachable(address, error) from error
+    except BaseException:
+        sock.close()
+        raise
+
+
+def unreachable(address: str, cause: BaseException | str, *, timed_out: bool = False) -> WorkerUnreachable:
+    """The error for a connection that did not come up."""
+    return WorkerUnreachable(
+        f"no connection to {address}: {cause}; check that its process runs and that the network lets this "
+        "host reach it",
+        address=address,
+        timed_out=timed_out or isinstance(cause, TimeoutError),
+    )
+
+
+def closed(address: str, how: str) -> WorkerUnreachable:
+    """The error for a connection that ended."""
+    return WorkerUnreachable(
+        f"connection to {address} closed {how}; look at the log of the process at that address",
+        address=address,
+        timed_out=False,
+    )
+
+
+def at_address(error: BedloadError, address: str) -> BedloadError:
+    """The same error, saying with whom it happened."""
+    return type(error)(f"{address}: {error.message}", **{**error.details, "address": address})
+
+
+def _widen(sock: socket.socket) -> None:
+    for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+        if _grants(option):
+            sock.setsockopt(socket.SOL_SOCKET, option, _BUFFER_BYTES)
+
+
+@functools.cache
+def _grants(option: int) -> bool:
+    """Whether the system allows buffers of our size.
+
+    SUBTLE: Linux cuts the size to its limit without a word, and a size once set is never tuned again:
+    where the limit is small, its own tuning reaches larger buffers than asking does.
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        try:
+            probe.setsockopt(socket.SOL_SOCKET, option, _BUFFER_BYTES)
+        except OSError:
+            return False
+        return probe.getsockopt(socket.SOL_SOCKET, option) >= _BUFFER_BYTES

@@ -1,0 +1,178 @@
+"""What users subclass: an operator, its rows and its context.
+
+An operator's state variables are declared on the class and become ``__slots__`` at the worker: one object per
+key holds them, so that reading or writing a scalar is a plain attribute access, with nothing in
+between. What was there before is copied once per key and epoch, by the store, not per write.
+
+Two consequences are deliberate. There is no ``__init__``: objects appear when a key is first seen;
+what all keys share (a model, a connection) is made in :meth:`Operator.setup`. And an attribute that is
+neither declared nor made there cannot be assigned, because it would be lost when the key moves.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import typing
+from collections.abc import Iterable
+from typing import Any, ClassVar
+
+from bedload.core.errors import DefinitionError, StateTypeError
+from bedload.core.ids import Epoch, WorkerId
+from bedload.state import Declaration, StateSpec, build_specs
+from bedload.worker.rows import Rows
+
+
+class Context:
+    """What an operator may know about the call that it is in."""
+
+    __slots__ = ("_forgotten", "epoch", "operator", "worker")
+
+    def __init__(self, operator: str, worker: WorkerId, epoch: Epoch) -> None:
+        self.operator = operator
+        self.worker = worker
+        self.epoch = epoch
+        self._forgotten = False
+
+    def forget(self) -> None:
+        """Remove all state of the current key when this call returns."""
+        self._forgotten = True
+
+    def __repr__(self) -> str:
+        return f"Context(operator={self.operator!r}, worker={self.worker}, epoch={self.epoch})"
+
+
+class _OperatorMeta(type):
+    """Collects declarations and validates them when the class is defined."""
+
+    __bedload_specs__: tuple[StateSpec, ...]
+
+    def __new__(mcls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **kwargs: Any) -> _OperatorMeta:
+        declared = {key: item for key, item in namespace.items() if isinstance(item, Declaration)}
+        for key in declared:
+            del namespace[key]
+        if bases and "__init__" in namespace:
+            raise DefinitionError(
+                f"operator {name} defines __init__, but one object is made per key, without a call: "
+                f"give state variables defaults (bl.value(0)) and make what keys share in setup()"
+            )
+        # SUBTLE: the slots for the state are on a subclass that the worker makes (make_shared): a class that is
+        # pickled by value, as those in __main__ are, comes back without the slots that it had.
+        namespace["__slots__"] = ()
+        cls = super().__new__(mcls, name, bases, namespace, **kwargs)
+        inherited = {s.name: s for base in bases for s in getattr(base, "__bedload_specs__", ())}
+        own: tuple[StateSpec, ...] = ()
+        if declared:
+            caller = sys._getframe(1)
+            hints = _hints(cls, caller.f_globals, caller.f_locals)
+            own = build_specs(name, {key: hints[key] for key in declared if key in hints}, declared)
+        cls.__bedload_specs__ = tuple({**inherited, **{s.name: s for s in own}}.values())
+        return cls
+
+
+def _hints(cls: type, module: dict[str, Any], local: dict[str, Any]) -> dict[str, Any]:
+    own = type("_", (), {"__annotations__": inspect.get_annotations(cls)})
+    try:
+        return typing.get_type_hints(own, module, local, include_extras=True)
+    except NameError as error:
+        raise StateTypeError(
+            f"operator {cls.__name__}: the annotation of a state variable names something that is not "
+            f"defined here: {error}. Define it before the operator"
+        ) from error
+
+
+class Operator(metaclass=_OperatorMeta):
+    """User logic over the state of one key.
+
+    ::
+
+        class Trip(bl.Operator):
+            count: int = bl.value(0)
+            recent: list[float] = bl.list(maxlen=20)
+
+            def process(self, key, rows, ctx):
+                for row in rows:
+                    self.count += 1
+                    self.recent.append(row.speed)
+                yield key, self.count
+
+    Define ``process``, and ``result`` if you want one output per changed key and epoch. Both may
+    return one row (a tuple), return or yield many, or nothing. Set ``grouped = True`` to have
+    ``process`` called once per key and epoch, with all of its rows.
+    """
+
+    __slots__ = ()
+
+    grouped: ClassVar[bool] = False
+
+    def process(self, key: Any, rows: Rows, ctx: Context) -> Iterable[Any] | None:
+        """Take the next rows of one key, in arrival order."""
+        raise NotImplementedError
+
+    def result(self, key: Any, ctx: Context) -> Iterable[Any] | None:
+        """Give the output for a key that changed in the epoch."""
+        raise NotImplementedError
+
+    def setup(self, ctx: Context) -> None:
+        """Make what all keys of a worker share; called once per worker, on an object without a key."""
+
+    def close(self) -> None:
+        """Release what :meth:`setup` made; called once, on the same object."""
+
+
+def state_of(operator: type[Operator]) -> tuple[StateSpec, ...]:
+    """The operator's state variables."""
+    return operator.__bedload_specs__
+
+
+def check_operator(operator: object) -> type[Operator]:
+    """The operator, if it is a class that can be applied; else a DefinitionError that says why not."""
+    if isinstance(operator, Operator):
+        operator = type(operator)
+    if not (inspect.isclass(operator) and issubclass(operator, Operator)):
+        raise DefinitionError(
+            f"operator={operator!r} is not a subclass of bedload.Operator; write "
+            f"`class MyOperator(bl.Operator)` and pass the class"
+        )
+    if operator.process is Operator.process:
+        raise DefinitionError(f"operator {operator.__name__} has no process(self, key, rows, ctx)")
+    if operator.grouped not in (True, False):
+        raise DefinitionError(f"operator {operator.__name__}: grouped must be True or False")
+    _check_signature(operator, "process", ("key", "rows", "ctx"))
+    _check_signature(operator, "result", ("key", "ctx"))
+    return operator
+
+
+def _check_signature(operator: type[Operator], method: str, names: tuple[str, ...]) -> None:
+    function = getattr(operator, method)
+    try:
+        inspect.signature(function).bind(None, *names)
+    except TypeError as error:
+        wanted = f"{method}(self, {', '.join(names)})"
+        raise DefinitionError(
+            f"operator {operator.__name__}: {method} must be callable as {wanted}: {error}"
+        ) from error
+
+
+def make_shared(operator: type[Operator]) -> tuple[Operator, type[Operator]]:
+    """The object for ``setup`` and ``close``, and the class of the per-key objects.
+
+    Attributes that ``setup`` sets on the first become visible, read-only, on all objects of the
+    second: they are put on its class by :func:`share`.
+    """
+    holder = _subclass(operator, ("__dict__",))
+    row = _subclass(operator, tuple(spec.name for spec in state_of(operator)))
+    return holder(), row
+
+
+def _subclass(operator: type[Operator], slots: tuple[str, ...]) -> type[Operator]:
+    namespace = {"__slots__": slots, "__module__": operator.__module__, "__qualname__": operator.__qualname__}
+    made = type.__new__(_OperatorMeta, operator.__name__, (operator,), namespace)
+    assert issubclass(made, Operator)
+    return made
+
+
+def share(holder: Operator, row: type[Operator]) -> None:
+    """Put what ``setup`` made on the class of the per-key objects."""
+    for name, item in holder.__dict__.items():
+        setattr(row, name, item)

@@ -1,0 +1,108 @@
+"""Output rows of operators, from Python tuples to an Arrow batch of the declared schema.
+
+The fast way converts column by column. Only if that fails are rows looked at one by one, to say which
+key, column and value did not fit.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import pyarrow as pa
+
+from bedload.core.errors import BedloadError, OutputError
+
+
+class OutputRows:
+    """Collects what operator code returns, and remembers for which key."""
+
+    __slots__ = ("_ends", "_keys", "_operator", "_schema", "rows")
+
+    def __init__(self, operator: str, schema: pa.Schema) -> None:
+        self._operator = operator
+        self._schema = schema
+        self.rows: list[Any] = []
+        self._keys: list[Any] = []
+        self._ends: list[int] = []
+
+    def add(self, key: Any, returned: Iterable[Any]) -> None:
+        """Take what a call returned: a tuple or mapping is one row, any other iterable many."""
+        if type(returned) is tuple or isinstance(returned, (tuple, Mapping)):
+            self.rows.append(returned)
+        elif isinstance(returned, (str, bytes)) or not isinstance(returned, Iterable):
+            raise OutputError(
+                f"operator {self._operator}, key {key!r}: returned {returned!r}; return or yield rows "
+                f"as tuples with the columns {', '.join(self._schema.names)}",
+                operator=self._operator,
+                key=key,
+            )
+        else:
+            self.rows.extend(returned)
+        self._keys.append(key)
+        self._ends.append(len(self.rows))
+
+    def batch(self) -> pa.RecordBatch | None:
+        """The rows as Arrow; None if there are none."""
+        if not self.rows:
+            return None
+        schema = self._schema
+        try:
+            if set(map(type, self.rows)) != {tuple}:
+                self.rows = [self._as_tuple(row) for row in self.rows]
+            columns = list(zip(*self.rows, strict=True))
+            if len(columns) != len(schema):
+                raise ValueError(f"{len(columns)} columns")
+            arrays = [pa.array(column, type=field.type) for column, field in zip(columns, schema, strict=True)]
+            if any(not field.nullable and a.null_count for field, a in zip(schema, arrays, strict=True)):
+                raise ValueError("null in a column that is declared NOT NULL")
+        except (pa.ArrowException, TypeError, ValueError, OverflowError, BedloadError) as error:
+            raise self._explain(error) from error
+        return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+    def _as_tuple(self, row: Any) -> tuple[Any, ...]:
+        if isinstance(row, Mapping):
+            extra = set(row) - set(self._schema.names)
+            if extra:
+                raise ValueError(f"unknown columns {sorted(map(str, extra))}")
+            return tuple(row.get(name) for name in self._schema.names)
+        if isinstance(row, (tuple, list)):
+            return tuple(row)
+        raise TypeError(f"a row must be a tuple, a list or a dict, not {type(row).__name__}")
+
+    def _explain(self, error: Exception) -> OutputError:
+        """Find the row that does not fit, and say all about it."""
+        schema = self._schema
+        for number, row in enumerate(self.rows):
+            key = self._keys[bisect_right(self._ends, number)]
+            where = f"operator {self._operator}, key {key!r}: the output row {row!r}"
+            details = {"operator": self._operator, "key": key}
+            try:
+                plain = self._as_tuple(row)
+            except (TypeError, ValueError) as problem:
+                return OutputError(f"{where} does not fit the schema: {problem}", **details)
+            if len(plain) != len(schema):
+                return OutputError(
+                    f"{where} has {len(plain)} columns, but the schema has {len(schema)}: {', '.join(schema.names)}",
+                    **details,
+                )
+            for value, field in zip(plain, schema, strict=True):
+                problem_text = _misfit(value, field)
+                if problem_text:
+                    return OutputError(
+                        f"{where} does not fit the schema in column {field.name!r}: {problem_text}",
+                        column=field.name,
+                        **details,
+                    )
+        return OutputError(f"operator {self._operator}: outputs do not fit the schema: {error}")
+
+
+def _misfit(value: Any, field: pa.Field) -> str | None:
+    if value is None:
+        return None if field.nullable else "it is null, but the column is declared NOT NULL"
+    try:
+        pa.array([value], type=field.type)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        return f"{value!r} ({type(value).__name__}) is not a {field.type}: {error}"
+    return None

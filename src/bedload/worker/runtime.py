@@ -1,0 +1,235 @@
+"""Running one operator on the key groups that a worker owns.
+
+The runtime turns sub-batches into calls of user code and collects the outputs. It knows nothing of
+feeders, turns or messages: :mod:`bedload.worker.machine` decides *whether* a sub-batch is applied.
+
+Every exception of user code becomes an :class:`~bedload.core.errors.OperatorFailed` with the user's
+own traceback, the key and the epoch.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from bedload.core.errors import BedloadError, OperatorFailed
+from bedload.core.ids import NO_EPOCH, Epoch, KeyGroup, OperatorName, WorkerId
+from bedload.state import RecordLayout
+from bedload.store import Changes, RowStore
+from bedload.worker.grouping import group_rows
+from bedload.worker.operator import Context, Operator, make_shared, share, state_of
+from bedload.worker.outputs import OutputRows
+from bedload.worker.rows import Rows, SortedBatch, row_type
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """An operator as it is shipped to the workers."""
+
+    name: OperatorName
+    operator: type[Operator]
+    key: tuple[int, ...]
+    """The key's columns, by position in the input."""
+    columns: tuple[str, ...]
+    """The input's columns, without the key group."""
+    output: pa.Schema
+
+
+class OperatorRuntime:
+    """One operator at one worker: its code, its key groups, its current epoch."""
+
+    def __init__(self, deployment: Deployment, worker: WorkerId) -> None:
+        self._worker = worker
+        self._stores: dict[KeyGroup, RowStore] = {}
+        self._context = Context(deployment.name, worker, NO_EPOCH)
+        self._waiting: list[pa.RecordBatch] = []
+        self.rows = 0
+        self._bind(deployment)
+
+    def _bind(self, deployment: Deployment) -> None:
+        self.deployment = deployment
+        operator = deployment.operator
+        self._row_type = row_type(deployment.columns)
+        self._layout = RecordLayout(state_of(operator))
+        self._holder, self._row = make_shared(operator)
+        self._call("setup", self._holder.setup, self._context)
+        share(self._holder, self._row)
+        self._grouped = operator.grouped
+        self._has_result = operator.result is not Operator.result
+
+    def redeploy(self, deployment: Deployment) -> None:
+        """New code for the same state, between epochs."""
+        self.close()
+        self._bind(deployment)
+        for store in self._stores.values():
+            store.rebind(self._row)
+
+    def close(self) -> None:
+        """Let the operator release what it made in ``setup``."""
+        self._call("close", self._holder.close)
+
+    # --- epochs ---
+
+    def begin(self, epoch: Epoch, groups: Iterable[KeyGroup]) -> None:
+        """An epoch begins, in which the worker owns these key groups."""
+        self._context.epoch = epoch
+        self._waiting = []
+        self.rows = 0
+        for group in groups:
+            if group not in self._stores:
+                self._stores[group] = RowStore(group, self._layout, self._row)
+        for store in self._stores.values():
+            store.begin()
+
+    def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch | None:
+        """Take a sub-batch; the outputs that leave at once, if there are any."""
+        self.rows += batch.num_rows
+        if self._grouped:
+            self._waiting.append(batch)
+            return None
+        return self._process(batch).batch()
+
+    def seal(self) -> pa.RecordBatch | None:
+        """All rows of the epoch are here: run what waits for that; the outputs that leave now."""
+        outputs = OutputRows(self.deployment.name, self.deployment.output)
+        if self._waiting:
+            whole = pa.Table.from_batches(self._waiting).combine_chunks().to_batches()
+            self._waiting = []
+            for batch in whole:
+                self._process(batch, outputs)
+        if self._has_result:
+            self._results(outputs)
+        return outputs.batch()
+
+    def changes(self) -> Iterator[Changes]:
+        """What the epoch changed, by key group; call it after :meth:`seal`."""
+        for store in self._stores.values():
+            if store.sizes().touched:
+                yield store.changes()
+
+    def commit(self) -> None:
+        """The epoch counts."""
+        for store in self._stores.values():
+            store.commit()
+
+    def abort(self) -> None:
+        """The epoch does not count."""
+        self._waiting = []
+        for store in self._stores.values():
+            store.abort()
+
+    # --- seeing it ---
+
+    def read(self, group: KeyGroup, key: Any) -> dict[str, Any] | None:
+        """The committed state of a key."""
+        store = self._stores.get(group)
+        return None if store is None else store.read(key)
+
+    def snapshot(self) -> Iterator[tuple[Any, dict[str, Any]]]:
+        """The committed state of every key."""
+        for store in self._stores.values():
+            yield from store.snapshot()
+
+    @property
+    def layout(self) -> RecordLayout:
+        """How the state of a key is made up."""
+        return self._layout
+
+    @property
+    def keys(self) -> int:
+        """The number of keys with state."""
+        return sum(store.sizes().keys for store in self._stores.values())
+
+    @property
+    def groups(self) -> int:
+        """The number of key groups with a store."""
+        return len(self._stores)
+
+    # --- calling user code ---
+
+    def _process(self, batch: pa.RecordBatch, outputs: OutputRows | None = None) -> OutputRows:
+        deployment = self.deployment
+        if outputs is None:
+            outputs = OutputRows(deployment.name, deployment.output)
+        group_column = batch.column(batch.num_columns - 1).to_numpy(zero_copy_only=False)
+        grouped = group_rows([batch.column(i) for i in deployment.key], group_column)
+        objects: list[Any] = []
+        for group, start, stop in grouped.groups:
+            objects += self._stores[group].touch(grouped.keys[start:stop])
+        view = SortedBatch(batch, deployment.columns, self._row_type, grouped.order)
+        context, process, add = self._context, self._row.process, outputs.add
+        key: Any = None
+        bounds = grouped.bounds
+        try:
+            for key, item, start, stop in zip(grouped.keys, objects, bounds, bounds[1:], strict=False):
+                returned = process(item, key, Rows(view, start, stop), context)
+                if returned is not None:
+                    add(key, returned)
+                if context._forgotten:
+                    self._forget(key, grouped.groups, grouped.keys)
+        except BedloadError:
+            raise
+        except Exception as error:
+            raise self._failed("process", error, key) from error
+        return outputs
+
+    def _results(self, outputs: OutputRows) -> None:
+        context, result, add = self._context, self._row.result, outputs.add
+        key: Any = None
+        try:
+            for store in self._stores.values():
+                for key, item in store.changed():
+                    returned = result(item, key, context)
+                    if returned is not None:
+                        add(key, returned)
+                    if context._forgotten:
+                        context._forgotten = False
+                        store.forget(key)
+        except BedloadError:
+            raise
+        except Exception as error:
+            raise self._failed("result", error, key) from error
+
+    def _forget(self, key: Any, groups: list[tuple[KeyGroup, int, int]], keys: list[Any]) -> None:
+        self._context._forgotten = False
+        for group, start, stop in groups:
+            if key in keys[start:stop]:
+                self._stores[group].forget(key)
+                return
+
+    def _call(self, name: str, function: Any, *arguments: Any) -> None:
+        try:
+            function(*arguments)
+        except Exception as error:
+            raise self._failed(name, error, None) from error
+
+    def _failed(self, method: str, error: Exception, key: Any) -> OperatorFailed:
+        # The frames of the runtime say nothing to the user: start at the operator's own.
+        trace = "".join(traceback.format_exception(type(error), error, _skip_own(error.__traceback__))).rstrip()
+        name, epoch = self.deployment.name, self._context.epoch
+        hint = ""
+        if isinstance(error, AttributeError) and ("read-only" in str(error) or "no attribute" in str(error)):
+            hint = (
+                "\nState variables are declared on the class (`n: int = bl.value(0)`); what all keys "
+                "share is set in setup(). Other attributes cannot be assigned."
+            )
+        where = f", key {key!r}, epoch {epoch}" if method in ("process", "result") else ""
+        return OperatorFailed(
+            f"{method} of operator {name}{where}, worker {self._worker} raised "
+            f"{type(error).__name__}: {error}{hint}\n{trace}",
+            operator=name,
+            key=key,
+            epoch=epoch,
+            worker=self._worker,
+            error=f"{type(error).__name__}: {error}",
+        )
+
+
+def _skip_own(trace: Any) -> Any:
+    while trace is not None and trace.tb_next is not None and trace.tb_frame.f_code.co_filename == __file__:
+        trace = trace.tb_next
+    return trace
