@@ -33,8 +33,12 @@ from bench.spark_run import CORES, SESSION, make_session, run_collecting, run_ti
 
 BASELINE = "spark-native-rocksdb"
 MANY_KEYS = 100_000
+# JVM starts and first batches alone would use up a quick run, so it leaves out what no other figure needs:
+# transformWithState counts by the better of its two forms, which was rows in every run.
+QUICK_NOT = ("spark-tws-pandas",)
 QUICK_MANY_KEYS = ("bedload-operator", BASELINE, "spark-stateless-arrow")
 RUN_SECONDS = 600.0
+BUSY_LIMIT = 0.3
 
 # name in the ratio -> the systems it stands for, the best of which counts
 PEERS = {
@@ -82,16 +86,17 @@ def _wanted(system: System, keys: int, options: argparse.Namespace) -> bool:
     if options.systems is not None:
         return system.name in options.systems
     if keys < MANY_KEYS:
-        return True
-    # JVM starts alone would use up the three minutes of a quick run.
+        return not (options.quick and system.name in QUICK_NOT)
     return system.name in QUICK_MANY_KEYS if options.quick else not system.slow
 
 
 def _plan(system: System, keys: int, options: argparse.Namespace) -> Run:
+    # SUBTLE: slow systems get fewer batches, never smaller ones. What they pay is per key and batch, so a
+    # tenth of the rows takes nearly as long, and their rows/s would look several times worse than they are.
+    rows = options.batch_rows
     if system.slow:
-        rows, settle, batches = options.slow_batch_rows, 1, 1 if options.quick else 3
+        settle, batches = (0, 1) if options.quick else (1, 3)
     else:
-        rows = 2_000_000 if options.large else options.batch_rows
         settle = 2 if options.quick else 4
         batches = 4 if options.quick else 10
         if options.large or keys >= MANY_KEYS:
@@ -102,9 +107,7 @@ def _plan(system: System, keys: int, options: argparse.Namespace) -> Run:
 # --- inside the isolated process
 
 
-def measure(
-    system: str, run: dict[str, Any], check: bool, conf: dict[str, str], workdir: str
-) -> dict[str, Any]:
+def measure(system: str, run: dict[str, Any], check: bool, conf: dict[str, str], workdir: str) -> dict[str, Any]:
     """Check, if asked, then time one system: the entry point of the isolated process."""
     it, plan, root = SYSTEMS[system], Run(**run), Path(workdir)
     it.require()
@@ -112,14 +115,14 @@ def measure(
     try:
         if check:
             _check(spark, it, root / "check")
-        with it.open(spark, root / "timed") as transform:
-            out = transform(keyed_rows(spark, plan.keys, plan.batch_rows))
+        with it.open(spark, root / "timed") as opened:
+            out = opened.transform(keyed_rows(spark, plan.keys, plan.batch_rows))
             rate = run_timed(out, root / "timed" / "spark", plan.warmup, plan.batches, RUN_SECONDS)
         expected = plan.batch_rows * plan.batches
         if rate.rows != expected:
             raise WrongAnswer(f"the measured batches held {rate.rows:,} rows instead of {expected:,}")
         jvm: Any = spark._jvm
-        return {**rate.as_json(), "java": jvm.java.lang.System.getProperty("java.version")}
+        return {**rate.as_json(), "note": opened.note, "java": jvm.java.lang.System.getProperty("java.version")}
     except NotImplementedError as error:
         raise NotAvailable(f"NotImplementedError: {error}") from error
     finally:
@@ -130,8 +133,8 @@ def _check(spark: SparkSession, system: System, root: Path) -> None:
     """Two smaller batches through the same code; the last count of every key must be the true one."""
     # Large enough for several Arrow batches in each task, except where that would take minutes.
     keys, batch_rows, batches = (500, 4_000, 2) if system.slow else (10_000, 300_000, 2)
-    with system.open(spark, root) as transform:
-        out = transform(keyed_rows(spark, keys, batch_rows))
+    with system.open(spark, root) as opened:
+        out = opened.transform(keyed_rows(spark, keys, batch_rows))
         got = run_collecting(out, root / "spark", batches, RUN_SECONDS)
     # Counts only grow, so the largest is the last, however many were emitted in a batch.
     column, last = ("n", "max") if system.counts else ("key", "count")
@@ -182,12 +185,8 @@ def run_round(
         # A system that answered wrong or is not there will be so at every size; one that failed may not.
         if result.status is not Status.FAILED:
             settled.setdefault(run.system, result)
-        shown = (
-            f"{result.figures['rows_per_s']:,.0f} rows/s"
-            if result.figures
-            else f"{result.status}: {result.note}"
-        )
-        console.print(f"{label}: {shown}", markup=False, highlight=False)
+        shown = f"{result.figures['rows_per_s']:,.0f} rows/s" if result.figures else f"{result.status}: {result.note}"
+        console.print(f"{label}: {shown} ({outcome.seconds:.0f} s)", markup=False, highlight=False)
         if result.status is Status.FAILED:
             _show_failure(outcome, console)
         else:
@@ -203,18 +202,9 @@ def _result_of(run: Run, outcome: Outcome) -> Result:
     names = ("rows_per_s", "wall_rows_per_s", "slowest_trigger_s")
     figures = {name: round(float(outcome.value[name]), 3) for name in names}
     figures["peak_rss_mb"] = round(outcome.peak_mb, 1)
-    return Result(run.system, run.params, Status.OK, figures, _note(run))
-
-
-def _note(run: Run) -> str:
-    system = SYSTEMS[run.system]
-    if system.slow:
-        return "smaller batches: it is slow"
-    if run.system.startswith("bedload"):
-        from bench.counter_bedload import takes_checkpoint
-
-        return "" if takes_checkpoint() else "state not durable"
-    return "" if system.counts else "no state, no counts: a bound"
+    figures["run_s"] = round(outcome.seconds, 1)
+    figures["busy_cores_before"] = round(outcome.busy_cores, 2)
+    return Result(run.system, run.params, Status.OK, figures, str(outcome.value["note"]))
 
 
 def _show_failure(outcome: Outcome, console: Console) -> None:
@@ -234,9 +224,7 @@ def make_report(rounds: Sequence[Sequence[Result]], options: argparse.Namespace,
     for result in merged:
         against = ratio(merged, result.system, (BASELINE,), "rows_per_s", keys=result.params["keys"])
         figures = (
-            dict(result.figures)
-            if against is None
-            else {**result.figures, "vs_native_rocksdb": round(against, 3)}
+            dict(result.figures) if against is None else {**result.figures, "vs_native_rocksdb": round(against, 3)}
         )
         results.append(replace(result, figures=figures))
     ratios = {}
@@ -257,7 +245,7 @@ def make_report(rounds: Sequence[Sequence[Result]], options: argparse.Namespace,
         "conf": dict(options.conf),
     }
     title = (
-        f"running count per key, local[{CORES}], {CORES} shuffle partitions (best for Spark here), "
+        f"running count per key, local[{CORES}], {CORES} shuffle partitions (one per core), "
         f"median of {len(rounds)} round(s)"
     ).replace("[", r"\[")
     return Report("counter", results, COLUMNS, ratios, settings, machine, title)
@@ -273,12 +261,11 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         "memory, each system in its own process tree, checked for right counts before it is timed.",
         epilog=f"systems:\n{systems}\n\n"
         f"With {MANY_KEYS:,} keys or more the transformWithState systems run only if named in --systems,\n"
-        f"and --quick runs only {', '.join(QUICK_MANY_KEYS)}.",
+        f"and --quick runs only {', '.join(QUICK_MANY_KEYS)}.\n"
+        f"With fewer keys --quick leaves out {', '.join(QUICK_NOT)}.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "--quick", action="store_true", help="fewer batches and one round: under three minutes"
-    )
+    parser.add_argument("--quick", action="store_true", help="fewer batches and one round: under three minutes")
     parser.add_argument("--large", action="store_true", help="batches of 2,000,000 rows")
     parser.add_argument(
         "--keys",
@@ -288,19 +275,8 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         help="numbers of keys (10000,1000000)",
     )
     parser.add_argument("--systems", type=_systems, metavar="A,B", help="only these, at every number of keys")
-    parser.add_argument(
-        "--rounds", type=_positive, metavar="N", help="rounds, median taken (3; 1 with --quick)"
-    )
-    parser.add_argument(
-        "--batch-rows", type=_positive, default=500_000, metavar="N", help="rows a batch (500000)"
-    )
-    parser.add_argument(
-        "--slow-batch-rows",
-        type=_positive,
-        default=50_000,
-        metavar="N",
-        help="rows a batch for transformWithState (50000)",
-    )
+    parser.add_argument("--rounds", type=_positive, metavar="N", help="rounds, median taken (3; 1 with --quick)")
+    parser.add_argument("--batch-rows", type=_positive, metavar="N", help="rows a batch, for all systems (500000)")
     parser.add_argument(
         "--conf",
         type=_setting,
@@ -311,6 +287,8 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results here as JSON too")
     options = parser.parse_args(arguments)
+    if options.batch_rows is None:
+        options.batch_rows = 2_000_000 if options.large else 500_000
     if options.rounds is None:
         options.rounds = 1 if options.quick else 3
     return options
@@ -360,6 +338,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console.print(report.table())
     if report.ratios:
         console.print(report.ratio_table())
+    busy = max((r.figures["busy_cores_before"] for r in report.results if r.figures), default=0.0)
+    if busy > BUSY_LIMIT:
+        console.print(f"careful: something else kept {busy:.1f} cores busy; these figures are noisy")
     if options.json is not None:
         report.write_json(options.json)
         console.print(f"wrote {options.json}", highlight=False)

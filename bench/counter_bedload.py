@@ -1,19 +1,18 @@
 """Bedload's side of the running count. Imported only where Bedload is measured: see `counter_systems`.
 
-The state is kept in a checkpoint where `attach` takes one: Spark's own state is durable, and a count
-that is not would be compared with more than it does.
+The state is kept in a checkpoint where `attach` accepts one, and the report says so where it does not:
+Spark's own state is durable, and a count that is not does less than what it is compared with.
 """
 
-import inspect
 from pathlib import Path
 from typing import Any
 
 from pyspark.sql import SparkSession
 
 import bedload as bl
+from bedload.core.errors import DefinitionError
 
 WORKERS = 2
-SCHEMA = "key long, n long"
 
 
 class Count(bl.Operator):
@@ -38,12 +37,9 @@ class CountNow(bl.Operator):
         return key, self.n
 
 
-def takes_checkpoint() -> bool:
-    """Whether this Bedload can keep the state durable."""
-    return "checkpoint" in inspect.signature(bl.attach).parameters
-
-
-def attach(spark: SparkSession, checkpoint: Path) -> Any:
-    """A cluster of `WORKERS` workers, one per core, durable where it can be."""
-    options = {"checkpoint": checkpoint.as_uri()} if takes_checkpoint() else {}
-    return bl.attach(spark, workers=WORKERS, **options)
+def attach(spark: SparkSession, checkpoint: Path) -> tuple["bl.Cluster", str]:
+    """A cluster with one worker per core, durable where this version can be; and what to say if not."""
+    try:
+        return bl.attach(spark, workers=WORKERS, checkpoint=checkpoint.as_uri()), ""
+    except DefinitionError:
+        return bl.attach(spark, workers=WORKERS), "state in memory only"

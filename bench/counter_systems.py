@@ -23,7 +23,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, Stateful
 from bench.isolate import NotAvailable
 
 Transform = Callable[[DataFrame], DataFrame]
-Opener = Callable[[SparkSession, Path], AbstractContextManager[Transform]]
+
 
 SCHEMA = "key long, n long"
 PROVIDER = "spark.sql.streaming.stateStore.providerClass"
@@ -32,13 +32,24 @@ ROCKSDB = {PROVIDER: STORES + "RocksDBStateStoreProvider"}
 DEFAULT_STORE = {PROVIDER: STORES + "HDFSBackedStateStoreProvider"}
 
 
+@dataclass(frozen=True)
+class Opened:
+    """A system that is ready to run: its transformation, and what the report has to say about it."""
+
+    transform: Transform
+    note: str = ""
+
+
+Opener = Callable[[SparkSession, Path], AbstractContextManager[Opened]]
+
+
 def _nothing() -> None:
     """For a system that needs no more than Spark."""
 
 
 @dataclass(frozen=True)
 class System:
-    """A system under test. `slow` ones get smaller batches, and few keys unless asked."""
+    """A system under test. `slow` ones get fewer batches, and few keys unless asked."""
 
     name: str
     about: str
@@ -49,10 +60,10 @@ class System:
     counts: bool = True
 
 
-def _plainly(transform: Transform) -> Opener:
+def _plainly(transform: Transform, note: str = "") -> Opener:
     @contextmanager
-    def opened(spark: SparkSession, workdir: Path) -> Iterator[Transform]:
-        yield transform
+    def opened(spark: SparkSession, workdir: Path) -> Iterator[Opened]:
+        yield Opened(transform, note)
 
     return opened
 
@@ -62,21 +73,25 @@ def _plainly(transform: Transform) -> Opener:
 
 def _need_bedload() -> None:
     try:
-        from bench import counter_bedload
+        import bedload
+        from bench import counter_bedload  # noqa: F401  the operators must be definable too
 
-        counter_bedload.takes_checkpoint()
+        bedload.attach  # noqa: B018  imported on first use
     except (ImportError, AttributeError) as error:
         raise NotAvailable(f"{type(error).__name__}: {error}") from error
 
 
 def _bedload(operator: str) -> Opener:
     @contextmanager
-    def opened(spark: SparkSession, workdir: Path) -> Iterator[Transform]:
+    def opened(spark: SparkSession, workdir: Path) -> Iterator[Opened]:
         from bench import counter_bedload
 
-        with counter_bedload.attach(spark, workdir / "bedload") as cluster:
-            yield lambda rows: cluster.apply(
-                rows, key="key", operator=getattr(counter_bedload, operator), schema=counter_bedload.SCHEMA
+        kind = getattr(counter_bedload, operator)
+        cluster, note = counter_bedload.attach(spark, workdir / "bedload")
+        with cluster:
+            yield Opened(
+                lambda rows: cluster.apply(rows, key="key", operator=kind, schema=SCHEMA),
+                note,
             )
 
     return opened
@@ -171,7 +186,7 @@ SYSTEMS: Mapping[str, System] = {
         System(
             "spark-tws-rows",
             "transformWithState, rows",
-            _plainly(_tws_rows),
+            _plainly(_tws_rows, "few batches measured"),
             ROCKSDB,
             require=_need_tws,
             slow=True,
@@ -179,7 +194,7 @@ SYSTEMS: Mapping[str, System] = {
         System(
             "spark-tws-pandas",
             "transformWithStateInPandas",
-            _plainly(_tws_pandas),
+            _plainly(_tws_pandas, "few batches measured"),
             ROCKSDB,
             require=_need_tws,
             slow=True,
@@ -187,7 +202,7 @@ SYSTEMS: Mapping[str, System] = {
         System(
             "spark-stateless-arrow",
             "mapInArrow that passes rows on: the limit for Python on Spark",
-            _plainly(_stateless),
+            _plainly(_stateless, "no state, no counts: a bound"),
             counts=False,
         ),
     )

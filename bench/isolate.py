@@ -30,6 +30,7 @@ import psutil  # type: ignore[import-untyped]
 ROOT = Path(__file__).resolve().parent.parent
 SAMPLE_SECONDS = 0.25
 GRACE_SECONDS = 10.0
+BUSY_SECONDS = 0.3
 
 
 class NotAvailable(Exception):
@@ -48,6 +49,9 @@ class Outcome:
     error_kind: str
     error: str
     peak_mb: float
+    busy_cores: float
+    """How many cores others kept busy just before the run: what makes its figures doubtful."""
+    seconds: float
     log: Path
 
     def log_tail(self, lines: int = 15) -> list[str]:
@@ -70,6 +74,8 @@ def run_isolated(target: str, args: Mapping[str, Any], workdir: Path, timeout: f
         "SPARK_LOCAL_IP": "127.0.0.1",
     }
     timed_out = False
+    busy = psutil.cpu_percent(interval=BUSY_SECONDS) / 100 * (os.cpu_count() or 1)
+    began = time.monotonic()
     with log.open("wb") as out:
         child = subprocess.Popen(
             [sys.executable, "-m", "bench.isolate", target, json.dumps(dict(args)), str(answer)],
@@ -88,12 +94,15 @@ def run_isolated(target: str, args: Mapping[str, Any], workdir: Path, timeout: f
                     timed_out = True
         finally:
             _end_session(child)
+    seconds = time.monotonic() - began
     if timed_out:
-        return Outcome(None, "Timeout", f"no answer after {timeout:.0f} s", memory.peak_mb, log)
+        return Outcome(None, "Timeout", f"no answer after {timeout:.0f} s", memory.peak_mb, busy, seconds, log)
     if not answer.exists():
-        return Outcome(None, "Crash", f"the process ended with code {child.returncode}", memory.peak_mb, log)
+        return Outcome(
+            None, "Crash", f"the process ended with code {child.returncode}", memory.peak_mb, busy, seconds, log
+        )
     said = json.loads(answer.read_text(encoding="utf-8"))
-    return Outcome(said.get("value"), said.get("kind", ""), said.get("error", ""), memory.peak_mb, log)
+    return Outcome(said.get("value"), said.get("kind", ""), said.get("error", ""), memory.peak_mb, busy, seconds, log)
 
 
 class _PeakMemory:

@@ -71,9 +71,7 @@ def median_of_rounds(rounds: Sequence[Result]) -> Result:
     return Result(first.system, first.params, Status.OK, figures, first.note)
 
 
-def ratio(
-    results: Sequence[Result], system: str, peers: Sequence[str], figure: str, **params: Any
-) -> float | None:
+def ratio(results: Sequence[Result], system: str, peers: Sequence[str], figure: str, **params: Any) -> float | None:
     """`figure` of `system` over that of the best of `peers`, or None where either was not measured.
 
     The best peer, since beating the slower one of two proves nothing. Higher is better.
@@ -83,9 +81,7 @@ def ratio(
         return [
             r.figures[figure]
             for r in results
-            if r.system == name
-            and figure in r.figures
-            and all(r.params.get(k) == v for k, v in params.items())
+            if r.system == name and figure in r.figures and all(r.params.get(k) == v for k, v in params.items())
         ]
 
     own = find(system)
@@ -137,9 +133,7 @@ class Report:
             note = result.note
             if result.status is not Status.OK:
                 note = f"{result.status}: {note}" if note else str(result.status)
-            table.add_row(
-                result.system, *cells, _plain(note), style=None if result.status is Status.OK else "dim"
-            )
+            table.add_row(result.system, *cells, _plain(note), style=None if result.status is Status.OK else "dim")
         return table
 
     def ratio_table(self) -> Table:

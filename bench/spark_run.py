@@ -30,7 +30,8 @@ SESSION: Mapping[str, str] = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.ui.enabled": "false",
-    # One state partition per core: the fastest setting for Spark's own stateful operators here.
+    # One state partition per core. With 200, Spark's default, its own stateful operators would mostly
+    # pay for tiny files.
     "spark.sql.shuffle.partitions": str(CORES),
     "spark.sql.execution.arrow.maxRecordsPerBatch": "65536",
     "spark.sql.streaming.numRecentProgressUpdates": "10000",
@@ -68,12 +69,7 @@ def make_session(name: str, conf: Mapping[str, str], workdir: Path) -> SparkSess
 
 def run_timed(out: DataFrame, checkpoint: Path, warmup: int, batches: int, timeout: float) -> Rate:
     """Run `warmup + batches` triggers into the `noop` sink and rate the last `batches`."""
-    query = (
-        out.writeStream.format("noop")
-        .outputMode("update")
-        .option("checkpointLocation", str(checkpoint))
-        .start()
-    )
+    query = out.writeStream.format("noop").outputMode("update").option("checkpointLocation", str(checkpoint)).start()
     try:
         _wait_for_batch(query, warmup + batches - 1, timeout)
         events = [_as_dict(event) for event in query.recentProgress]
@@ -109,10 +105,7 @@ def run_collecting(out: DataFrame, checkpoint: Path, batches: int, timeout: floa
         kept[batch_id] = rows.toArrow()
 
     query = (
-        out.writeStream.foreachBatch(keep)
-        .outputMode("update")
-        .option("checkpointLocation", str(checkpoint))
-        .start()
+        out.writeStream.foreachBatch(keep).outputMode("update").option("checkpointLocation", str(checkpoint)).start()
     )
     try:
         _wait_for_batch(query, batches - 1, timeout)

@@ -142,11 +142,13 @@ class Coordinator:
 
     def stage_unknown(self, operator: OperatorName, turn: Turn, error: BedloadError) -> list[Instruction]:
         """:class:`InspectStage` could not be answered."""
-        return self._operators[operator].failed(turn, error)
+        return self._operators[operator].stage_unknown(turn, error)
 
-    def query_inspected(self, operator: OperatorName, query: QueryId, facts: QueryFacts) -> list[Instruction]:
+    def query_inspected(
+        self, operator: OperatorName, query: QueryId, turn: Turn, facts: QueryFacts
+    ) -> list[Instruction]:
         """Answers :class:`InspectQuery`."""
-        return self._operators[operator].query_inspected(query, facts)
+        return self._operators[operator].query_inspected(query, turn, facts)
 
     def progress(self, query: QueryId, run: RunId, epoch: Epoch) -> list[Instruction]:
         """Spark committed an epoch."""

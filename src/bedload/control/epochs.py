@@ -62,6 +62,10 @@ class QueryFacts:
     """Recent epochs in which a source had no new data, so that an operator may have had no partition."""
 
 
+Found = tuple[QueryId, QueryFacts]
+"""What was found out, and about whom."""
+
+
 @dataclass
 class _Seal:
     rows: int = 0
@@ -98,14 +102,14 @@ class OperatorEpochs:
 
     # --- events ---
 
-    def open(self, token: Token, ask: m.Open) -> list[Instruction]:
-        """A feeder wants to take part."""
+    def open(self, token: Token, ask: m.Open, found: Found | None = None) -> list[Instruction]:
+        """A feeder wants to take part; ``found`` is what was found out about a query because of it."""
         if self.run == ask.run and self.epoch == ask.epoch and self.phase is not Phase.IDLE:
             return self._join(token, ask)
-        if ask.run in self._past_runs or (self.run == ask.run and ask.epoch <= self.epoch and not self.fresh):
+        if self._is_stale(ask):
             return [_refuse(token, self._stale(ask))]
         if self.query is not None and ask.query != self.query and not self._query_ended:
-            return self._park(token, ask, [InspectQuery(self.name, self.query)])
+            return self._take_over(token, ask, self.query, found)
         match self.phase:
             case Phase.OPEN if ask.query == self.query and ask.epoch > self.epoch:
                 return self._park(token, ask, self._probe())
@@ -113,13 +117,15 @@ class OperatorEpochs:
                 replay = EpochAborted(
                     f"operator {self.name}: epoch {self.epoch} was rolled back because Spark replays it"
                 )
-                return [*self._abort(replay), *self._start(token, ask)]
-            case Phase.SEALED if ask.query == self.query:
-                return [*self._commit(), *self._start(token, ask)]
+                return [*self._abort(replay), *self._start(token, ask, found)]
+            case Phase.SEALED if ask.query == self.query and ask.epoch > self.epoch:
+                return [*self._commit(), *self._start(token, ask, found)]
+            case Phase.OPEN | Phase.SEALED:
+                return [_refuse(token, self._behind(ask, self.epoch))]
             case Phase.ABORTED if ask.query == self.query and ask.epoch != self.epoch:
                 return [_refuse(token, self._incomplete(self._error))]
             case _:
-                return self._start(token, ask)
+                return self._start(token, ask, found)
 
     def stage_inspected(self, turn: Turn, stage: int, feeders: int, shape: int) -> list[Instruction]:
         """The operator has this many feeders; the stage's own RDD has ``shape`` partitions."""
@@ -131,22 +137,23 @@ class OperatorEpochs:
             out += self._tell(m.Expect(self.name, turn, feeders))
         return out + self._unpark()
 
-    def query_inspected(self, query: QueryId, facts: QueryFacts) -> list[Instruction]:
-        """What was found out about a query that stands in the way of an open, or about its own gap."""
+    def stage_unknown(self, turn: Turn, error: BedloadError) -> list[Instruction]:
+        """A stage could not be inspected: the turn cannot be sealed, or a second action not be matched."""
+        if turn != self.turn:
+            return []
+        if self.phase is Phase.OPEN:
+            return self.failed(turn, error)
         parked, self._parked = self._parked, []
         out: list[Instruction] = []
         for token, ask in parked:
-            pending = query == self.query and self.phase in (Phase.OPEN, Phase.SEALED)
-            if ask.query == query and not pending:
-                out += self._after_gap(token, ask, facts)
-            elif query == self.query and facts.active:
-                out.append(_refuse(token, self._busy(ask)))
-            elif query == self.query and not self._query_ended:
-                out += self._release(facts)
-                out += self.open(token, ask)
-            else:
-                out += self.open(token, ask)
+            second = self.phase is Phase.SEALED and (ask.run, ask.epoch) == (self.run, self.epoch)
+            out += [_refuse(token, error)] if second else self.open(token, ask)
         return out
+
+    def query_inspected(self, query: QueryId, turn: Turn, facts: QueryFacts) -> list[Instruction]:
+        """What was found out about a query that stands in the way of an open, or about its own gap."""
+        # SUBTLE: the query may have started again since somebody looked. Then it has begun another turn.
+        return self._unpark((query, facts) if turn == self.turn else None)
 
     def sealed(self, message: m.Sealed) -> list[Instruction]:
         """A worker has sealed the current turn."""
@@ -175,10 +182,7 @@ class OperatorEpochs:
         self._probing.discard(message.worker)
         if self._probing:
             return []
-        self._probing = None
-        parked, self._parked = self._parked, []
-        error = self._incomplete(None)
-        return [_refuse(token, error) for token, _ in parked]
+        return [*self._abort(self._incomplete(None)), *self._unpark()]
 
     def progress(self, query: QueryId, run: RunId, epoch: Epoch) -> list[Instruction]:
         """Spark has committed an epoch."""
@@ -199,8 +203,10 @@ class OperatorEpochs:
             out = self._abort(EpochAborted(f"operator {self.name}: its state was given up (fresh=True)"))
         self.phase, self._error, self.fresh = Phase.IDLE, None, True
         self.committed = {}
-        self.query, self._query_ended = None, False
-        return [*out, *self._tell(m.Reset(self.name))]
+        if self.run is not None:
+            self._past_runs.add(self.run)
+        self.query, self.run, self._query_ended = None, None, False
+        return [*out, *self._tell(m.Reset(self.name)), *self._unpark()]
 
     def lost(self, error: BedloadError) -> list[Instruction]:
         """A worker is gone, and state with it."""
@@ -232,14 +238,36 @@ class OperatorEpochs:
         self._opened[ask.nonce] = opened
         return [Reply(token, opened)]
 
-    def _start(self, token: Token, ask: m.Open) -> list[Instruction]:
+    def _start(self, token: Token, ask: m.Open, found: Found | None) -> list[Instruction]:
         """Open a new turn for the epoch, if it follows the state."""
         last = self.committed.get(ask.query, Epoch(-1))
         if ask.epoch <= last:
             return [_refuse(token, self._behind(ask, last))]
         if ask.epoch > last + 1 and not self.fresh:
-            return self._park(token, ask, [InspectQuery(self.name, ask.query)])
+            if found is None or found[0] != ask.query:
+                return self._park(token, ask, [InspectQuery(self.name, ask.query, self.turn)])
+            return self._after_gap(token, ask, found[1])
         return self._begin(token, ask)
+
+    def _is_stale(self, ask: m.Open) -> bool:
+        """Whether the task is of a former run, or of a former epoch of this run."""
+        if self.run == ask.run:
+            return ask.epoch <= self.epoch
+        # SUBTLE: a zombie of a run that never got to open anything is not among the past runs. Spark numbers
+        # stages in ascending order, so one before the current run's tells that it is not a later run.
+        return ask.run in self._past_runs or (ask.query == self.query and ask.stage < self._first_stage)
+
+    def _take_over(self, token: Token, ask: m.Open, owner: QueryId, found: Found | None) -> list[Instruction]:
+        """Another query wants the state: it gets it if the one that has it is over."""
+        if found is None or found[0] != owner:
+            return self._park(token, ask, [InspectQuery(self.name, owner, self.turn)])
+        facts = found[1]
+        if facts.active:
+            return [_refuse(token, self._busy(ask))]
+        if self.phase is Phase.OPEN and facts.committed is not None and facts.committed >= self.epoch:
+            # Spark committed it: either word of the last seal is on its way, or the epoch was never whole.
+            return self._park(token, ask, self._probe())
+        return [*self._release(facts), *self.open(token, ask, found)]
 
     def _begin(self, token: Token, ask: m.Open) -> list[Instruction]:
         if self.run is not None and self.run != ask.run:
@@ -303,12 +331,12 @@ class OperatorEpochs:
         self._parked.append((token, ask))
         return first
 
-    def _unpark(self) -> list[Instruction]:
+    def _unpark(self, found: Found | None = None) -> list[Instruction]:
         parked, self._parked = self._parked, []
-        return [step for token, ask in parked for step in self.open(token, ask)]
+        return [step for token, ask in parked for step in self.open(token, ask, found)]
 
     def _after_gap(self, token: Token, ask: m.Open, facts: QueryFacts) -> list[Instruction]:
-        """The epochs between the state's and the asked one were not opened: was there anything in them?"""
+        """Begin, if there was nothing in the epochs between the state's and the asked one."""
         last = self.committed.get(ask.query, Epoch(-1))
         missing = [epoch for epoch in range(last + 1, ask.epoch) if Epoch(epoch) not in facts.without_data]
         if not missing:
@@ -364,6 +392,8 @@ class OperatorEpochs:
         )
 
     def _incomplete(self, cause: BedloadError | None) -> BedloadError:
+        if isinstance(cause, EpochIncomplete):
+            return cause
         why = f" It had failed with: {cause.message}" if cause is not None else ""
         return EpochIncomplete(
             f"operator {self.name}: epoch {self.epoch} was never whole, yet Spark committed it, so its rows are "

@@ -54,6 +54,8 @@ class InspectQuery:
 
     operator: OperatorName
     query: QueryId
+    turn: Turn
+    """The operator's turn when the question came up: report it with the answer."""
 
 
 @dataclass(frozen=True)

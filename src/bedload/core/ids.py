@@ -34,5 +34,11 @@ epoch, run or query: a message whose turn is not the current one is from another
 RoutingVersion = NewType("RoutingVersion", int)
 """Counts the changes of one operator's routing table."""
 
+NO_TURN = Turn(-1)
+"""Before the first turn."""
+
+NO_QUERY = QueryId("")
+"""The query of state that no query has committed to yet."""
+
 NO_EPOCH = Epoch(-1)
 """The epoch of state that no query has committed to yet."""

@@ -1,4 +1,4 @@
-"""The end of the demo: is what came out what had to come out?
+"""The end of the demo: what came out, beside what had to come out.
 
 Invariants: the state of a sample of cars equals the oracle's, variable by variable; the sink holds for every
 car that reported one row that is its last and equals the oracle's; and *every* row of the sink is right:
@@ -8,6 +8,7 @@ applied twice, at any time of the run, shows in the last two.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -27,9 +28,7 @@ def sample(cars: Sequence[int], size: int) -> list[int]:
     return [cars[i * len(cars) // size] for i in range(size)]
 
 
-def check_state(
-    oracle: Oracle, cars: Sequence[int], read: Callable[[str], Mapping[str, Any] | None]
-) -> list[str]:
+def check_state(oracle: Oracle, cars: Sequence[int], read: Callable[[str], Mapping[str, Any] | None]) -> list[str]:
     """How the state of these cars differs from the oracle's; ``read`` gives a car's state."""
     differences = []
     for car in cars:
@@ -83,6 +82,4 @@ def _plain(item: Any) -> Any:
     """A container of state as the builtin that the oracle uses for it."""
     if isinstance(item, Mapping):
         return dict(item)
-    if isinstance(item, str | bytes) or not isinstance(item, Sequence) and not hasattr(item, "appendleft"):
-        return item
-    return list(item)
+    return list(item) if isinstance(item, list | deque) else item

@@ -38,13 +38,17 @@ class Oracle:
     def __init__(self, traffic: Traffic) -> None:
         self.traffic = traffic
         # Partitions hold ranges of cars in order, so a stable sort of each of them sorts all by car.
-        sorted_parts = []
-        for partition in range(traffic.partitions):
-            rows = traffic.draw(partition, 0, traffic.local(traffic.total, partition))
-            order = np.argsort(rows.car, kind="stable")
-            sorted_parts.append(Reports(*(column[order] for column in rows)))
-        columns = zip(*sorted_parts, strict=True)
-        self._rows = Reports(*(np.concatenate(column) for column in columns))
+        parts = [
+            traffic.draw(partition, 0, traffic.local(traffic.total, partition))
+            for partition in range(traffic.partitions)
+        ]
+        parts = [part.pick(np.argsort(part.car, kind="stable")) for part in parts]
+        self._rows = Reports(
+            np.concatenate([part.car for part in parts]),
+            np.concatenate([part.segment for part in parts]),
+            np.concatenate([part.speed for part in parts]),
+            np.concatenate([part.ts for part in parts]),
+        )
         self._bounds = np.searchsorted(self._rows.car, np.arange(traffic.cars + 1))
         self._sums = np.concatenate(([0.0], np.cumsum(self._rows.speed)))
 
@@ -97,5 +101,4 @@ class Oracle:
         return Output(car_name(car), n, float(np.sum(rows.speed)) / n, float(rows.speed.max()), segment, visited)
 
     def _of(self, car: int) -> Reports:
-        rows = slice(int(self._bounds[car]), int(self._bounds[car + 1]))
-        return Reports(*(column[rows] for column in self._rows))
+        return self._rows.pick(slice(int(self._bounds[car]), int(self._bounds[car + 1])))

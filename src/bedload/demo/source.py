@@ -25,6 +25,9 @@ from bedload.demo.traffic import SCHEMA, Traffic
 BATCH_SECONDS = 2
 """A batch holds at most this many seconds of traffic, however far behind the query is."""
 
+FIRST_FRACTION = 4
+"""The first batch holds a second's traffic divided by this, and the second one as much when it can start."""
+
 ARROW_ROWS = 65_536
 """Rows per Arrow batch."""
 
@@ -67,6 +70,10 @@ class TrafficReader(DataSourceStreamReader):
     def __init__(self, traffic: Traffic, clock: Clock) -> None:
         self._traffic = traffic
         self._clock = clock
+        self._slice = traffic.rate // FIRST_FRACTION + 1
+        # SUBTLE: both are of this run: a restarted query counts from where it is, or it would owe all the
+        # time in between.
+        self._first: int | None = None
         self._began: tuple[float, int] | None = None
 
     def initialOffset(self) -> Offset:  # type: ignore[override]  # noqa: N802 - Spark's name
@@ -79,12 +86,18 @@ class TrafficReader(DataSourceStreamReader):
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # type: ignore[override]  # noqa: N802
         """Where the next batch ends: what is due by the clock, within the limit and the total."""
-        now = self._clock.monotonic()
-        if self._began is None:
-            # SUBTLE: a restarted query counts from where it is, or it would owe all the time in between.
-            self._began = (now, start["rows"])
-        since, rows = self._began
-        due = min(rows + int((now - since) * self._traffic.rate), self._traffic.total)
+        if self._first is None:
+            # Spark's first batch takes seconds, for it starts Python and compiles the plan. Traffic that
+            # went on meanwhile would only show a query that catches up, so the clock starts after it.
+            self._first = start["rows"]
+            due = self._first + self._slice
+        else:
+            now = self._clock.monotonic()
+            if self._began is None:
+                self._began = (now, start["rows"] + self._slice)
+            since, rows = self._began
+            due = rows + int((now - since) * self._traffic.rate)
+        due = min(due, self._traffic.total)
         if isinstance(limit, ReadMaxRows):
             due = min(due, start["rows"] + limit.max_rows)
         return {"rows": max(due, start["rows"])}
@@ -95,8 +108,7 @@ class TrafficReader(DataSourceStreamReader):
             return []
         local = self._traffic.local
         return [
-            TrafficPartition(p, local(start["rows"], p), local(end["rows"], p))
-            for p in range(self._traffic.partitions)
+            TrafficPartition(p, local(start["rows"], p), local(end["rows"], p)) for p in range(self._traffic.partitions)
         ]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

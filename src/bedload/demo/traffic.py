@@ -53,6 +53,10 @@ class Reports(NamedTuple):
     ts: Integers
     """Microseconds since 1970."""
 
+    def pick(self, rows: Integers | slice) -> Reports:
+        """Some of the rows, or all of them in another order."""
+        return Reports(self.car[rows], self.segment[rows], self.speed[rows], self.ts[rows])
+
 
 @dataclass(frozen=True)
 class Traffic:
@@ -136,8 +140,9 @@ class Traffic:
     def _segment(self, row: Unsigned, nature: Unsigned) -> Integers:
         step = (row // np.uint64(self.cars * REPORTS_PER_SEGMENT)).astype(np.int64)
         home = (nature % np.uint64(self.segments)).astype(np.int64)
-        direction = np.where(nature >> np.uint64(63), 1, -1)
-        return (home + direction * step) % self.segments
+        direction: Integers = np.where(nature >> np.uint64(63), 1, -1).astype(np.int64)
+        place: Integers = (home + direction * step) % self.segments
+        return place
 
 
 def car_name(car: int) -> str:

@@ -24,10 +24,8 @@ import pyarrow as pa
 
 from bedload.core.errors import ProtocolError
 from bedload.core.ids import OperatorName, WorkerId
-from bedload.protocol.messages import Applied, Apply, Done, Finished, Join, Message, Opened, Refused
+from bedload.protocol.messages import Applied, Apply, Body, Done, Finished, Join, Message, Opened, Refused
 from bedload.protocol.split import pack, split
-
-Body = memoryview | bytes | pa.Buffer | None
 
 
 class Send(NamedTuple):

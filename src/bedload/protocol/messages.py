@@ -10,12 +10,15 @@ tells a message of a former run, of a former attempt or of a zombie task from on
 
 from __future__ import annotations
 
-from typing import Any, Union
+from typing import Any, TypeAlias, Union
 
 import msgspec
 
 from bedload.core.errors import BedloadError, ProtocolError, from_wire, to_wire
 from bedload.core.ids import DeploymentId, Epoch, KeyGroup, OperatorName, QueryId, RunId, Turn, WorkerId
+
+Body: TypeAlias = Any
+"""What travels beside a message: anything with the buffer protocol (Arrow has no types to say so), or None."""
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -266,7 +269,7 @@ class ReadAnswer(Message, frozen=True):
 
 
 class Inspect(Message, frozen=True):
-    """How much state is there?"""
+    """Asks how much state there is."""
 
     operator: OperatorName
 
@@ -283,7 +286,9 @@ def _leaves(root: type[Message]) -> list[type[Message]]:
 
 
 _ENCODER = msgspec.msgpack.Encoder()
-_DECODER: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Union[tuple(_leaves(Message))])
+_DECODER: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(
+    Union[tuple(_leaves(Message))]  # noqa: UP007 - the alternatives are known only at run time
+)
 
 
 def encode(message: Message) -> bytes:

@@ -68,7 +68,7 @@ def attach(
             f"checkpoint={checkpoint!r}: this version keeps state in memory only; leave checkpoint out"
         )
     context = spark.sparkContext
-    local = context.master.startswith("local")
+    local = str(context.master).startswith("local")
     kind = host or ("process" if local else "task")
     if kind not in ("process", "task"):
         raise DefinitionError(f"host={host!r}: use 'process', 'task', or leave it out")

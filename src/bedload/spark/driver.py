@@ -151,10 +151,8 @@ class Driver(Handler):
         del self._peers[worker]
         if self.coordinator is not None and self.coordinator.error is None:
             how = f"process {self.pids.get(worker)} ended: {peer.reason}"
-            steps = self.coordinator.worker_lost(worker, how)
-            if self.coordinator.error is not None:
-                _log.error("%s", self.coordinator.error)
-            self._carry_out(steps)
+            self._carry_out(self.coordinator.worker_lost(worker, how))
+            _log.error("%s", self.coordinator.error)
 
     def on_error(self, peer: Peer | None, error: BaseException) -> None:
         """A caller without the secret, or a bug."""
@@ -212,7 +210,7 @@ class Driver(Handler):
 
     def _inspect_query(self, step: InspectQuery) -> None:
         facts = self._plans.facts(step.query)
-        self._soon(lambda c: c.query_inspected(step.operator, step.query, facts))
+        self._soon(lambda c: c.query_inspected(step.operator, step.query, step.turn, facts))
 
     def _soon(self, event: Callable[[Coordinator], list[Instruction]]) -> None:
         def run() -> None:

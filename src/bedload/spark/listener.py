@@ -6,12 +6,12 @@ next epoch's open, so that live reads of a quiet stream see its last epoch.
 
 from __future__ import annotations
 
-from pyspark.sql.streaming import StreamingQueryListener
 from pyspark.sql.streaming.listener import (
     QueryIdleEvent,
     QueryProgressEvent,
     QueryStartedEvent,
     QueryTerminatedEvent,
+    StreamingQueryListener,
 )
 
 from bedload.core.ids import Epoch, QueryId, RunId

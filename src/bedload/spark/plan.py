@@ -102,7 +102,7 @@ class Plans:
 
 
 def _is_feeder(node: Any, name: str) -> bool:
-    return node.nodeName() == "MapInArrow" and node.func().name() == name
+    return bool(node.nodeName() == "MapInArrow" and node.func().name() == name)
 
 
 def _walk(node: Any) -> Iterator[Any]:

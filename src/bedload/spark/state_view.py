@@ -80,7 +80,7 @@ class OperatorState:
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, batch.schema) as writer:
             writer.write_batch(batch)
-        address = addresses[routing.owner(group)]
+        address = addresses[routing.owner_of(group)]
         answer, body = self._ask(address, m.Read(self.name, group), sink.getvalue())
         assert isinstance(answer, m.ReadAnswer)
         if not answer.found or body is None:

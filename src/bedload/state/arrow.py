@@ -170,7 +170,7 @@ def _exact(node: ScalarNode, py: type) -> Convert:
 
 def _encode_int(value: Any) -> int:
     try:
-        number = operator.index(value)
+        number = int(operator.index(value))  # int: a bool indexes as itself
     except TypeError:
         raise mismatch(ScalarNode(int), value) from None
     if not INT64_MIN <= number <= INT64_MAX:
@@ -257,7 +257,7 @@ def _tuple_encoder(node: TupleNode) -> Convert:
     return encode
 
 
-def _map_encoder(node: TypeNode, py: type, key: TypeNode, value: TypeNode) -> Convert:
+def _map_encoder(node: TypeNode, py: Any, key: TypeNode, value: TypeNode) -> Convert:
     as_list = isinstance(key, OptionalNode)
 
     def encode(entries: Any) -> list[Any]:
@@ -303,7 +303,7 @@ def decoder(node: TypeNode) -> Convert | None:
     """Turns what Arrow gives into the plain value; None if it is that already."""
     match node:
         case ScalarNode(py):
-            return {dt.datetime: _decode_datetime, Decimal: Decimal}.get(py)
+            return _SCALAR_DECODERS.get(py)
         case OptionalNode(item):
             decode = decoder(item)
             return None if decode is None else lambda value: None if value is None else decode(value)
@@ -356,6 +356,9 @@ def _zone(name: str | None) -> dt.tzinfo | None:
     return zoneinfo.ZoneInfo(name)
 
 
+_SCALAR_DECODERS: dict[type, Convert] = {dt.datetime: _decode_datetime, Decimal: Decimal}
+
+
 def _map_decoder(key: TypeNode, value: TypeNode) -> Convert:
     as_list = isinstance(key, OptionalNode)
 
@@ -371,7 +374,7 @@ def _struct_decoder(node: StructNode) -> Convert:
     decoders = [(name, decoder(field)) for name, field in node.fields]
 
     def decode(value: dict[str, Any]) -> Any:
-        built = object.__new__(node.cls)
+        built: Any = object.__new__(node.cls)
         for name, dec in decoders:
             object.__setattr__(built, name, value[name] if dec is None else dec(value[name]))
         return built

@@ -74,6 +74,14 @@ def never(_value: Any) -> bool:
     return False
 
 
+def same(old: Sequence[Any], new: Sequence[Any], differs: Callable[[Any], bool]) -> bool:
+    """Whether two sequences of children are the same objects, and none of them changed.
+
+    Not by equality: a child in ``old`` is live, and may have become equal to what replaced it.
+    """
+    return len(old) == len(new) and all(a is b and not differs(b) for a, b in zip(old, new, strict=True))
+
+
 def diff_map(
     old: dict[Any, Any],
     new: dict[Any, Any],

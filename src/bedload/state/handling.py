@@ -117,6 +117,12 @@ def _tuple(node: TupleNode) -> Handling:
     )
 
 
+def named(base: type[Any], *classes: type[Any]) -> None:
+    """Let the classes of a family show as what users know."""
+    for cls in classes:
+        cls.__name__, cls.__qualname__ = base.__name__, base.__qualname__
+
+
 def touching(*names: str) -> Callable[[type[Any]], type[Any]]:
     """Give a clean class its mutators: open the log, which swaps the class, and call the new class's."""
 
@@ -145,6 +151,8 @@ def rewriting(*names: str) -> Callable[[type[Any]], type[Any]]:
 def _with_methods(methods: dict[str, Any]) -> Callable[[type[Any]], type[Any]]:
     def decorate(cls: type[Any]) -> type[Any]:
         for name, method in methods.items():
+            if name in cls.__dict__:
+                continue  # written out, because it is hot
             method.__name__ = name
             method.__qualname__ = f"{cls.__qualname__}.{name}"
             setattr(cls, name, method)

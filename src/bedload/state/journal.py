@@ -22,6 +22,7 @@ Commit and abort put the clean class back.
 
 from __future__ import annotations
 
+import copy
 from typing import Any, ClassVar, Final
 
 SMALL: Final = 64
@@ -60,7 +61,7 @@ class Tracked:
     """Under which key the owner has it (maps, structs), or the place in its record."""
     _bl_log: Any
 
-    def _bl_attach(self, journal: Journal, owner: Tracked | None, key: Any) -> None:
+    def _bl_attach(self: Any, journal: Journal, owner: Tracked | None, key: Any) -> None:
         self._bl_journal = journal
         self._bl_owner = owner
         self._bl_key = key
@@ -117,8 +118,9 @@ class Tracked:
         return self._bl_shallow()
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        # Pickle and deepcopy: the plain copy's own way, with the children reduced by theirs.
-        return self._bl_shallow().__reduce_ex__(protocol)
+        # Pickle and deepcopy: as the plain copy, in which the children are reduced in the same way.
+        # copy.copy gives it back, so that whoever unpickles it needs nothing of ours.
+        return copy.copy, (self._bl_shallow(),)
 
 
 class Journal:

@@ -70,8 +70,8 @@ class _Variable:
         if self.live is not None:
             return value is not before or self.live.differs(value)
         if self.encode is not None:
-            return self.encode(value) != before
-        return value is not before and value != before
+            return bool(self.encode(value) != before)
+        return bool(value is not before and value != before)
 
     def committed(self, before: Any) -> Any:
         """The plain committed value, from the before-image."""
@@ -196,7 +196,10 @@ class RecordLayout:
         items = [
             f"obj.{v.name}" if v.encode is None else f"encode{i}(obj.{v.name})" for i, v in enumerate(self._variables)
         ]
-        return _function("image(obj)", [f"return ({''.join(item + ', ' for item in items)})"], scope)
+        made: Callable[[Any], tuple[Any, ...]] = _function(
+            "image(obj)", [f"return ({''.join(item + ', ' for item in items)})"], scope
+        )
+        return made
 
     def _restore_lines(self) -> list[str]:
         return [

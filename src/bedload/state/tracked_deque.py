@@ -13,8 +13,8 @@ from collections import deque
 from functools import cache
 from typing import Any
 
-from bedload.state.changes import SequenceChanges, as_is, changed_at, diff_sequence, never
-from bedload.state.handling import Adopt, handling, mismatch, rewriting, touching, tracks
+from bedload.state.changes import SequenceChanges, as_is, changed_at, diff_sequence, never, same
+from bedload.state.handling import Adopt, handling, mismatch, named, rewriting, touching, tracks
 from bedload.state.journal import SLOTS, SMALL, Journal, Tracked
 from bedload.state.types import DequeNode
 from bedload.state.window import WindowLog
@@ -79,10 +79,10 @@ def deque_family(node: DequeNode) -> Adopt:
             size = len(self)
             if size <= SMALL:
                 self._bl_log = list(self)
-                self.__class__ = Raw  # type: ignore[assignment]
+                self.__class__ = Raw
             else:
                 self._bl_log = WindowLog(size)
-                self.__class__ = Logged  # type: ignore[assignment]
+                self.__class__ = Logged
 
         def _bl_before(self) -> Any:
             return self._bl_log
@@ -108,13 +108,19 @@ def deque_family(node: DequeNode) -> Adopt:
             return self._bl_plain() if found is None else found
 
         def _bl_differs(self) -> bool:
-            return list(self) != self._bl_log or (item is not None and any(map(item.differs, self)))
+            if item is None:
+                return bool(list(self) != self._bl_log)
+            return not same(self._bl_log, list(self), item.differs)
 
     @touching(*_MUTATORS)
     class Clean(Growing):
         """Nothing changed in this epoch."""
 
         __slots__ = ()
+
+        def append(self, value: Any, /) -> None:
+            self._bl_touch()
+            self.append(value)
 
     Growing._bl_clean = Clean
 
@@ -142,7 +148,7 @@ def deque_family(node: DequeNode) -> Adopt:
                 deque.insert(self, index, _put(self, value))
 
             def __setitem__(self, index: Any, value: Any, /) -> None:
-                if deque.__getitem__(self, index) is not value:
+                if not (-len(self) <= index < len(self) and deque.__getitem__(self, index) is value):
                     deque.__setitem__(self, index, _put(self, value))
 
             def __iadd__(self, values: Any, /) -> Any:
@@ -178,20 +184,27 @@ def deque_family(node: DequeNode) -> Adopt:
             self._bl_log.children = True
 
         def _bl_differs(self) -> bool:
-            return self._bl_log.differs(self, item.differs if item else never)
+            return bool(self._bl_log.differs(self, item and item.differs))
 
         def _bl_changes(self) -> Any:
             log, current = self._bl_log, list(self)
             return log.changes(current, plain, changed_at(current, dirty) if log.children else ())
 
         def append(self, value: Any, /) -> None:
-            value = _put(self, value)
+            if item is not None:
+                value = _put(self, value)
             if len(self) == self.maxlen:
                 if not self.maxlen:
                     return
                 log = self._bl_log
-                log.note(self, 0)
-                log.base += 1
+                at = log.base  # log.note(self, 0), written out
+                if at >= log.size:
+                    # Nothing committed is left in it, so there is nothing more to log.
+                    deque.append(self._bl_full(), value)
+                    return
+                if at >= 0 and at not in log:
+                    log[at] = self[0]
+                log.base = at + 1
             deque.append(self, value)
 
         def appendleft(self, value: Any, /) -> None:
@@ -216,7 +229,7 @@ def deque_family(node: DequeNode) -> Adopt:
             self.extend(values)
             return self
 
-        def pop(self) -> Any:
+        def pop(self) -> Any:  # type: ignore[override]
             if self:
                 self._bl_log.note(self, len(self) - 1)
             return deque.pop(self)
@@ -240,6 +253,8 @@ def deque_family(node: DequeNode) -> Adopt:
             value = _put(self, value)
             self._bl_log.note(self, index)
             deque.__setitem__(self, index, value)
+
+    named(TrackedDeque, Growing, Clean, Raw, Logged)
 
     def _put(self: Any, value: Any) -> Any:
         return value if item is None else item.adopt(value, self._bl_journal, self, None)

@@ -13,8 +13,8 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from bedload.state.changes import SequenceChanges, as_is, changed_at, diff_sequence, never
-from bedload.state.handling import Adopt, handling, mismatch, rewriting, touching, tracks
+from bedload.state.changes import SequenceChanges, as_is, changed_at, diff_sequence, never, same
+from bedload.state.handling import Adopt, handling, mismatch, named, rewriting, touching, tracks
 from bedload.state.journal import SLOTS, SMALL, Journal, Tracked
 from bedload.state.types import ListNode
 from bedload.state.window import WindowLog
@@ -59,9 +59,9 @@ def list_family(node: ListNode) -> Adopt:
         if item is not None or maxlen is not None:
 
             def append(self, value: Any, /) -> None:
-                list.append(self, _put(self, value))
+                list.append(self, value if item is None else _put(self, value))
                 if maxlen is not None and len(self) > maxlen:
-                    _trim(self)
+                    del self[0]
 
             def extend(self, values: Any, /) -> None:
                 if values is self:
@@ -77,10 +77,10 @@ def list_family(node: ListNode) -> Adopt:
             size = len(self)
             if size <= SMALL:
                 self._bl_log = self[:]
-                self.__class__ = Raw  # type: ignore[assignment]
+                self.__class__ = Raw
             else:
                 self._bl_log = WindowLog(size)
-                self.__class__ = Logged  # type: ignore[assignment]
+                self.__class__ = Logged
 
         def _bl_before(self) -> Any:
             return self._bl_log
@@ -104,13 +104,19 @@ def list_family(node: ListNode) -> Adopt:
             return self._bl_plain() if found is None else found
 
         def _bl_differs(self) -> bool:
-            return list.__ne__(self, self._bl_log) or (item is not None and any(map(item.differs, self)))
+            if item is None:
+                return list.__ne__(self, self._bl_log)
+            return not same(self._bl_log, self, item.differs)
 
     @touching(*_MUTATORS)
     class Clean(Growing):
         """Nothing changed in this epoch."""
 
         __slots__ = ()
+
+        def append(self, value: Any, /) -> None:
+            self._bl_touch()
+            self.append(value)
 
     Growing._bl_clean = Clean
 
@@ -128,10 +134,10 @@ def list_family(node: ListNode) -> Adopt:
                 if isinstance(index, slice):
                     list.__setitem__(self, index, _put_slice(self, index, value))
                     _trim(self)
-                elif list.__getitem__(self, index) is not value:
-                    list.__setitem__(self, index, _put(self, value))
+                else:
+                    list.__setitem__(self, index, value if _is_at(self, index, value) else _put(self, value))
 
-            def __imul__(self, times: Any, /) -> Any:
+            def __imul__(self, times: Any, /) -> Any:  # type: ignore[misc]
                 more = list.__mul__(self, times)
                 size = len(self)
                 if len(more) < size:
@@ -160,7 +166,7 @@ def list_family(node: ListNode) -> Adopt:
             self._bl_log.children = True
 
         def _bl_differs(self) -> bool:
-            return self._bl_log.differs(self, item.differs if item else never)
+            return bool(self._bl_log.differs(self, item and item.differs))
 
         def _bl_changes(self) -> Any:
             log = self._bl_log
@@ -206,6 +212,8 @@ def list_family(node: ListNode) -> Adopt:
             else:
                 self._bl_full().insert(index, value)
 
+    named(TrackedList, Growing, Clean, Raw, Logged)
+
     def _put(self: Any, value: Any) -> Any:
         return value if item is None else item.adopt(value, self._bl_journal, self, None)
 
@@ -237,6 +245,13 @@ def list_family(node: ListNode) -> Adopt:
         return self
 
     return adopt
+
+
+def _is_at(self: list[Any], index: Any, value: Any) -> bool:
+    try:
+        return list.__getitem__(self, index) is value
+    except IndexError:
+        return False  # the write says so in its own words
 
 
 def _ends(index: Any, size: int) -> tuple[int, int]:

@@ -14,8 +14,8 @@ from collections import Counter
 from functools import cache
 from typing import Any
 
-from bedload.state.changes import MapChanges, as_is, diff_map, never
-from bedload.state.handling import Adopt, Handling, handling, mismatch, rewriting, touching, tracks
+from bedload.state.changes import MapChanges, as_is, diff_map, never, same
+from bedload.state.handling import Adopt, Handling, handling, mismatch, named, rewriting, touching, tracks
 from bedload.state.journal import MISSING, SLOTS, SMALL, Journal, Tracked
 from bedload.state.types import CounterNode, MapNode, TypeNode
 
@@ -116,13 +116,16 @@ class MapLog(dict[Any, Any]):
             dict.clear(current)
             dict.update(current, old)
 
-    def differs(self, current: Any, differs: Any) -> bool:
+    def differs(self, current: Any, child_differs: Any) -> bool:
         """Whether the current dict is other than the committed one, or in another order."""
         if self.deleted:
             return True
         for key, old in self.items():
             now = dict.get(current, key, MISSING)
-            if (now is not old and now != old) or (now is not MISSING and differs(now)):
+            if now is old:
+                if child_differs is not None and now is not MISSING and child_differs(now):
+                    return True
+            elif child_differs is not None or now != old:
                 return True
         return False
 
@@ -176,12 +179,13 @@ def _classes(base: Any, builtin: Any, item: Handling | None, *more: str) -> type
         __slots__ = ()
 
         def _bl_begin(self) -> None:
-            if len(self) <= SMALL:
-                self._bl_log = dict.copy(self)
-                self.__class__ = Raw
+            live: Any = self  # mypy does not see the slots of a base that is a variable
+            if len(live) <= SMALL:
+                live._bl_log = dict.copy(live)
+                live.__class__ = Raw
             else:
-                self._bl_log = MapLog()
-                self.__class__ = Logged
+                live._bl_log = MapLog()
+                live.__class__ = Logged
 
         def _bl_before(self) -> Any:
             return self._bl_log
@@ -205,17 +209,21 @@ def _classes(base: Any, builtin: Any, item: Handling | None, *more: str) -> type
         def _bl_differs(self) -> bool:
             # Equal dicts may differ in order, which is state too: code can pop the oldest entry.
             old = self._bl_log
-            return (
-                dict.__ne__(self, old)
-                or any(a is not b and a != b for a, b in zip(self, old, strict=True))
-                or (item is not None and any(map(item.differs, self.values())))
-            )
+            if len(self) != len(old) or any(a is not b and a != b for a, b in zip(self, old, strict=True)):
+                return True
+            if item is None:
+                return dict.__ne__(self, old)
+            return not same(list(old.values()), list(self.values()), item.differs)
 
     @touching(*_MUTATORS, *more)
     class Clean(Shared):
         """Nothing changed in this epoch."""
 
         __slots__ = ()
+
+        def __setitem__(self, key: Any, value: Any, /) -> None:
+            self._bl_touch()
+            self[key] = value
 
         def pop(self, key: Any, *default: Any) -> Any:
             # Popping what is not there is common, and no change.
@@ -259,9 +267,10 @@ def _classes(base: Any, builtin: Any, item: Handling | None, *more: str) -> type
         __slots__ = ()
 
         def _bl_full(self) -> Any:
-            self._bl_log = self._bl_log.committed(self)
-            self.__class__ = Raw
-            return self
+            live: Any = self
+            live._bl_log = self._bl_log.committed(self)
+            live.__class__ = Raw
+            return live
 
         def _bl_before(self) -> Any:
             return self._bl_log.committed(self)
@@ -275,7 +284,7 @@ def _classes(base: Any, builtin: Any, item: Handling | None, *more: str) -> type
                 log[key] = dict.__getitem__(self, key)
 
         def _bl_differs(self) -> bool:
-            return self._bl_log.differs(self, item.differs if item else never)
+            return bool(self._bl_log.differs(self, item and item.differs))
 
         def _bl_changes(self) -> Any:
             return self._bl_log.changes(self, plain)
@@ -290,7 +299,9 @@ def _classes(base: Any, builtin: Any, item: Handling | None, *more: str) -> type
 
         else:
 
-            def __setitem__(self, key: Any, value: Any, /) -> None:
+            def __setitem__(  # type: ignore[misc]
+                self, key: Any, value: Any, /
+            ) -> None:
                 old = dict.get(self, key, MISSING)
                 if old is not value:
                     value = item.adopt(value, self._bl_journal, self, key)
@@ -333,4 +344,5 @@ def _classes(base: Any, builtin: Any, item: Handling | None, *more: str) -> type
                 # SUBTLE: an empty Counter takes a mapping by dict.update, past __setitem__.
                 Counter.update(self if self else self._bl_full(), *args, **kwargs)
 
+    named(base, Shared, Clean, Raw, Logged)
     return Clean

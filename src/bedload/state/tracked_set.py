@@ -13,7 +13,7 @@ from functools import cache
 from typing import Any
 
 from bedload.state.changes import SetChanges
-from bedload.state.handling import Adopt, mismatch, rewriting, touching, tracks
+from bedload.state.handling import Adopt, mismatch, named, rewriting, touching, tracks
 from bedload.state.journal import SLOTS, SMALL, Journal, Tracked
 from bedload.state.types import SetNode
 
@@ -56,7 +56,8 @@ class TrackedSet(Tracked, set[Any]):
         return set(self)
 
     def __repr__(self) -> str:
-        return repr(set(self))
+        # Not that of a copy: copying a set can change the order.
+        return f"{{{', '.join(map(repr, self))}}}" if self else "set()"
 
     def _bl_shallow(self) -> set[Any]:
         return set(self)
@@ -67,10 +68,10 @@ class TrackedSet(Tracked, set[Any]):
     def _bl_begin(self) -> None:
         if len(self) <= SMALL:
             self._bl_log = set(self)
-            self.__class__ = RawSet  # type: ignore[assignment]
+            self.__class__ = RawSet
         else:
             self._bl_log = {}
-            self.__class__ = LoggedSet  # type: ignore[assignment]
+            self.__class__ = LoggedSet
 
     def _bl_before(self) -> set[Any]:
         before: set[Any] = self._bl_log
@@ -206,11 +207,14 @@ class LoggedSet(TrackedSet):
         self.update(other)
         return self
 
-    def __isub__(self, other: Any) -> Any:
+    def __isub__(self, other: Any) -> Any:  # type: ignore[misc]
         if not isinstance(other, set | frozenset):
             return NotImplemented
         self.difference_update(other)
         return self
+
+
+named(TrackedSet, CleanSet, RawSet, LoggedSet)
 
 
 @tracks(SetNode)

@@ -101,9 +101,10 @@ def struct_family(node: StructNode) -> Adopt:
         def _bl_differs(self) -> bool:
             for name in names:
                 old, now = self._bl_log.get(name, MISSING), getattr(self, name, MISSING)
-                if now is not old and now != old:
-                    return True
-                if now is not MISSING and name in nested and nested[name].differs(now):
+                if now is old:
+                    if now is not MISSING and name in nested and nested[name].differs(now):
+                        return True
+                elif name in nested or now != old:
                     return True
             return False
 
@@ -136,7 +137,7 @@ def struct_family(node: StructNode) -> Adopt:
 
     for name in _COMPARISONS if plain_class.__eq__ is not object.__eq__ else _COMPARISONS[2:]:
         setattr(Struct, name, _comparing(getattr(plain_class, name)))
-    Struct.__hash__ = plain_class.__hash__
+    setattr(Struct, "__hash__", plain_class.__hash__)  # noqa: B010 - defining __eq__ took it away
     for cls in (Struct, Clean, Raw):
         cls.__name__, cls.__qualname__ = plain_class.__name__, plain_class.__qualname__
         cls.__module__, cls.__doc__ = plain_class.__module__, plain_class.__doc__

@@ -45,15 +45,15 @@ class WindowLog(dict[int, Any]):
             old[at] = value
         return old
 
-    def differs(self, current: Any, differs: Callable[[Any], bool]) -> bool:
+    def differs(self, current: Any, child_differs: Callable[[Any], bool] | None) -> bool:
         """Whether the current sequence is other than the committed one."""
         if self.base or len(current) != self.size:
             return True
         for at, old in self.items():
             now = current[at]
-            if now is not old and now != old:
+            if now is not old and (child_differs is not None or now != old):
                 return True
-        return self.children and any(map(differs, current))
+        return child_differs is not None and self.children and any(map(child_differs, current))
 
     def changes(self, current: Sequence[Any], plain: Callable[[Any], Any], dirty_at: Sequence[int]) -> SequenceChanges:
         """What changed; ``dirty_at`` are the current positions of entries that changed in place."""

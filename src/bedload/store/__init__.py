@@ -1,6 +1,6 @@
 """Key-group stores: one holds the state of one key group and hides how it is laid out."""
 
 from bedload.store.base import Changes, KeyGroupStore, Sizes
-from bedload.store.rows import RowStore
+from bedload.store.rows import ROW_SLOTS, RowStore
 
-__all__ = ["Changes", "KeyGroupStore", "RowStore", "Sizes"]
+__all__ = ["ROW_SLOTS", "Changes", "KeyGroupStore", "RowStore", "Sizes"]

@@ -4,7 +4,9 @@ The before-image of a key is taken when it is first touched in an epoch: a shall
 attributes. Containers log their own entries (see :mod:`bedload.state`); all containers of the store
 share one journal, which aborts or commits them together.
 
-``touch`` is the hot path: it runs once per key and sub-batch.
+The image is kept on the object itself, beside its state, and the objects touched in the epoch are a plain
+list: with millions of keys every look into a dict is a cache miss, so ``touch`` makes one and the seal,
+the commit and the abort make none. ``touch`` runs once per key and sub-batch.
 """
 
 from __future__ import annotations
@@ -22,111 +24,119 @@ from bedload.store.base import Changes, Sizes
 _ABSENT: Any = object()
 """The before-image of a key that had no state."""
 
+ROW_SLOTS = ("_bedload_key", "_bedload_image")
+"""What the class of the per-key objects has besides its state: the key, and the before-image or None."""
+
 
 class RowStore:
     """One key group; ``row`` is the class of the per-key objects, ``layout`` knows their attributes."""
 
-    __slots__ = ("_before", "_gone", "_journal", "_layout", "_row", "_rows", "group")
+    __slots__ = ("_forgotten", "_gone", "_journal", "_layout", "_row", "_rows", "_touched", "group")
 
     def __init__(self, group: KeyGroup, layout: RecordLayout, row: type) -> None:
         self.group = group
         self._layout = layout
-        self._row = row
+        self._row: Any = row
         self._journal = Journal()
         self._rows: dict[Any, Any] = {}
-        self._before: dict[Any, Any] = {}
+        self._touched: list[Any] = []
         self._gone: dict[Any, Any] = {}
+        """Objects with committed state that the epoch removed."""
+        self._forgotten: set[int] = set()
+        """Identities of the touched objects that the epoch removed."""
 
     # --- what operator code runs on ---
 
     def touch(self, keys: Iterable[Any]) -> list[Any]:
         """The live objects of these keys, made if need be, with their before-images taken."""
-        rows, before, image, row_type = self._rows, self._before, self._layout.image, self._row
-        found = []
+        get, image = self._rows.get, self._layout.image
+        touched = self._touched.append
+        found: list[Any] = []
         add = found.append
         for key in keys:
-            row = rows.get(key)
+            row = get(key)
             if row is None:
-                row = rows[key] = row_type.__new__(row_type)
-                self._layout.fill(row, self._journal)
-                if key not in before:
-                    before[key] = _ABSENT
-            elif key not in before:
-                before[key] = image(row)
+                row = self._make(key)
+                row._bedload_image = _ABSENT
+                touched(row)
+            elif row._bedload_image is None:
+                row._bedload_image = image(row)
+                touched(row)
             add(row)
         return found
 
     def forget(self, key: Any) -> None:
         """Remove a touched key's state in this epoch."""
         row = self._rows.pop(key)
-        if self._before[key] is not _ABSENT:
-            self._gone.setdefault(key, row)
+        self._forgotten.add(id(row))
+        if row._bedload_image is not _ABSENT:
+            self._gone[key] = row
 
-    def changed(self) -> list[tuple[Any, Any]]:
-        """Keys that exist and whose state differs from the committed one, with their live objects.
+    def changed(self) -> list[Any]:
+        """The live objects whose state differs from the committed one; ``row._bedload_key`` is the key.
 
         Call it after the epoch's operator code ran: it also adopts plain containers that the code
         assigned.
         """
-        layout, rows, gone = self._layout, self._rows, self._gone
+        layout, journal = self._layout, self._journal
         adopt, differs = layout.adopt, layout.changed
         found = []
-        for key, image in self._before.items():
-            row = rows.get(key)
-            if row is None:
+        for row in self._touched:
+            if self._forgotten and id(row) in self._forgotten:
                 continue
-            adopt(row)
-            if image is _ABSENT or key in gone or differs(row, image):
-                found.append((key, row))
+            adopt(row, journal)
+            image = row._bedload_image
+            if image is _ABSENT or differs(row, image):
+                found.append(row)
         return found
 
     def rebind(self, row: type) -> None:
-        """New code for the same state: the live objects change their class."""
+        """New code for the same state, between epochs: the live objects change their class."""
+        self.begin()
         self._row = row
-        for item in (*self._rows.values(), *self._gone.values()):
+        for item in self._rows.values():
             item.__class__ = row
 
     # --- KeyGroupStore ---
 
     def begin(self) -> None:
         """Check that the last epoch was ended."""
-        if self._before:
+        if self._touched:
             raise ProtocolError(f"key group {self.group}: an epoch began before the last one ended")
 
     def commit(self) -> None:
         """Drop the before-images."""
         self._journal.commit()
-        self._before = {}
-        self._gone = {}
+        for row in self._touched:
+            row._bedload_image = None
+        self._end()
 
     def abort(self) -> None:
         """Put the before-images back."""
         rows, restore = self._rows, self._layout.restore
-        for key, image in self._before.items():
-            if image is _ABSENT:
-                rows.pop(key, None)
-            else:
-                row = self._gone.get(key)
-                if row is None:
-                    row = rows[key]
-                else:
-                    rows[key] = row
+        for row in self._touched:
+            image, key = row._bedload_image, row._bedload_key
+            if image is not _ABSENT:
                 restore(row, image)
+                row._bedload_image = None
+            elif rows.get(key) is row:
+                del rows[key]
+        rows.update(self._gone)
         self._journal.abort()
-        self._before = {}
-        self._gone = {}
+        self._end()
 
     def changes(self) -> Changes:
         """The changed entries, for the backup."""
-        layout, before = self._layout, self._before
+        layout, gone = self._layout, self._gone
         entries: dict[Any, dict[str, Any]] = {}
         created = set()
-        for key, row in self.changed():
-            fresh = before[key] is _ABSENT or key in self._gone
-            entries[key] = layout.changes(row, None if fresh else before[key])
+        for row in self.changed():
+            key, image = row._bedload_key, row._bedload_image
+            fresh = image is _ABSENT
+            entries[key] = layout.changes(row, None if fresh else image)
             if fresh:
                 created.add(key)
-        removed = tuple(key for key, image in before.items() if image is not _ABSENT and key not in self._rows)
+        removed = tuple(key for key in gone if key not in self._rows)
         return Changes(self.group, entries, frozenset(created), removed)
 
     def replay(self, changes: Changes) -> None:
@@ -144,13 +154,12 @@ class RowStore:
 
     def read(self, key: Any) -> dict[str, Any] | None:
         """The committed state of a key."""
-        image = self._before.get(key)
-        if image is _ABSENT:
-            return None
         row = self._gone.get(key)
         if row is None:
             row = self._rows.get(key)
-        return None if row is None else self._layout.snapshot(row, image)
+        if row is None or row._bedload_image is _ABSENT:
+            return None
+        return self._layout.snapshot(row, row._bedload_image)
 
     def snapshot(self) -> Iterator[tuple[Any, dict[str, Any]]]:
         """The committed state of every key."""
@@ -182,12 +191,23 @@ class RowStore:
 
     def sizes(self) -> Sizes:
         """How much is there."""
-        return Sizes(len(self._rows), len(self._before))
+        return Sizes(len(self._rows), len(self._touched))
 
     def _committed_keys(self) -> list[Any]:
         return [*self._rows, *(key for key in self._gone if key not in self._rows)]
 
     def _load(self, key: Any, state: dict[str, Any]) -> None:
-        row = self._row.__new__(self._row)
+        row = self._make(key)
+        row._bedload_image = None
         self._layout.load(row, state, self._journal)
-        self._rows[key] = row
+
+    def _make(self, key: Any) -> Any:
+        row = self._rows[key] = self._row.__new__(self._row)
+        self._layout.fill(row, self._journal)
+        row._bedload_key = key
+        return row
+
+    def _end(self) -> None:
+        self._touched = []
+        self._gone = {}
+        self._forgotten = set()

@@ -7,6 +7,7 @@ a key group are one slice too.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -49,7 +50,7 @@ def group_rows(keys: list[pa.Array], groups: np.ndarray) -> Grouped:
         freeze_keys([column.take(ordered) for column in distinct]),
         bounds.tolist(),
         order,
-        [(KeyGroup(int(sorted_groups[a])), a, b) for a, b in zip(cuts, cuts[1:], strict=False)],
+        [(KeyGroup(int(sorted_groups[a])), a, b) for a, b in pairwise(cuts)],
     )
 
 

@@ -35,9 +35,20 @@ from bedload.core.errors import (
     StaleAttempt,
     UnknownOperator,
 )
-from bedload.core.ids import NO_EPOCH, DeploymentId, Epoch, OperatorName, QueryId, Turn, WorkerId
+from bedload.core.ids import (
+    NO_EPOCH,
+    NO_QUERY,
+    NO_TURN,
+    DeploymentId,
+    Epoch,
+    OperatorName,
+    QueryId,
+    Turn,
+    WorkerId,
+)
 from bedload.keys import freeze_keys
 from bedload.protocol import messages as m
+from bedload.protocol.messages import Body
 from bedload.protocol.split import unpack
 from bedload.state import codec
 from bedload.worker.durability import Durability, InMemoryOnly
@@ -49,7 +60,6 @@ Peer = Hashable
 COORDINATOR: Peer = "coordinator"
 """The peer for messages to and from the coordinator."""
 
-Body = memoryview | bytes | pa.Buffer | None
 Out = tuple[Peer, m.Message, Body]
 TurnMessage = m.Join | m.Apply | m.Done
 
@@ -82,6 +92,8 @@ class _Feeder:
     """It was answered before the seal."""
     share: Body = None
     waiting: list[Peer] = field(default_factory=list)
+    peers: set[Peer] = field(default_factory=set)
+    """Its attempts that are connected: while there is one, it has its Spark task slot."""
 
 
 @dataclass
@@ -93,11 +105,11 @@ class _Hosted:
     active: DeploymentId | None = None
     runtime: OperatorRuntime | None = None
     phase: Phase = Phase.IDLE
-    turn: Turn = Turn(-1)
+    turn: Turn = NO_TURN
     epoch: Epoch = NO_EPOCH
-    query: QueryId = QueryId("")
+    query: QueryId = NO_QUERY
     committed: Epoch = NO_EPOCH
-    committed_query: QueryId = QueryId("")
+    committed_query: QueryId = NO_QUERY
     expected: int | None = None
     feeders: dict[m.FeederId, _Feeder] = field(default_factory=dict)
     error: BedloadError | None = None
@@ -148,13 +160,17 @@ class WorkerMachine:
                 error = ProtocolError(f"worker {self.worker} does not take {type(message).__name__}")
                 return [(peer, m.Refused(m.WireError.of(error)), None)]
 
-    def gone(self, peer: Peer) -> None:
-        """A connection closed: nobody waits there for an answer any more."""
+    def gone(self, peer: Peer) -> list[Out]:
+        """A connection closed: nobody waits there for an answer, and a retry may need a Spark task slot."""
+        out: list[Out] = []
         for hosted in self._hosted.values():
             hosted.early = [item for item in hosted.early if item[0] != peer]
             for feeder in hosted.feeders.values():
-                if peer in feeder.waiting:
-                    feeder.waiting.remove(peer)
+                feeder.peers.discard(peer)
+                feeder.waiting = [waiting for waiting in feeder.waiting if waiting != peer]
+            if hosted.phase is Phase.OPEN:
+                out += self._settle(hosted)
+        return out
 
     def close(self) -> None:
         """The worker ends: let operators release what they hold."""
@@ -212,6 +228,7 @@ class WorkerMachine:
         shipped = hosted.deployments.get(deployment)
         if shipped is None:
             raise ProtocolError(f"operator {hosted.name}: deployment {deployment} was never shipped")
+        hosted.active = None
         if hosted.runtime is None:
             hosted.runtime = OperatorRuntime(shipped, self.worker)
         else:
@@ -246,7 +263,7 @@ class WorkerMachine:
         if hosted is not None and hosted.runtime is not None:
             hosted.runtime.close()
             hosted.runtime, hosted.active = None, None
-            hosted.committed, hosted.committed_query = NO_EPOCH, QueryId("")
+            hosted.committed, hosted.committed_query = NO_EPOCH, NO_QUERY
         return []
 
     def _roll_back(self, hosted: _Hosted, error: BedloadError) -> list[Out]:
@@ -283,13 +300,13 @@ class WorkerMachine:
         try:
             match message:
                 case m.Join():
-                    return self._join(hosted, message, body)
+                    return self._join(hosted, peer, message, body)
                 case m.Apply():
                     return self._apply(hosted, peer, message, body)
                 case m.Done():
                     return self._done(hosted, peer, message)
-        except Exception as error:
-            problem = error if isinstance(error, BedloadError) else _bug(error)
+        except Exception as raised:
+            problem = raised if isinstance(raised, BedloadError) else _bug(raised)
             refusal: list[Out] = [(peer, m.Refused(m.WireError.of(problem)), None)]
             # SUBTLE: a sealed epoch may be committed by Spark at any moment, so a zombie task must not be
             # able to roll it back. Refusing is enough: if the query fails over it, the replay rolls back.
@@ -297,18 +314,27 @@ class WorkerMachine:
         finally:
             hosted.busy += self._clock.monotonic() - started
 
-    def _join(self, hosted: _Hosted, message: m.Join, body: Body) -> list[Out]:
+    def _join(self, hosted: _Hosted, peer: Peer, message: m.Join, body: Body) -> list[Out]:
         feeder = hosted.feeders.get(message.feeder)
         if feeder is None:
             if hosted.phase is Phase.SEALED:
                 raise _different(hosted, f"feeder {message.feeder} came after all {hosted.expected} were done")
             feeder = hosted.feeders[message.feeder] = _Feeder()
-        if feeder.schema is None:
+        feeder.peers.add(peer)
+        if not feeder.applied:
+            # The latest: an attempt without rows has no columns either, and the next one may have some.
             feeder.schema = pa.ipc.read_schema(pa.py_buffer(body or b""))
         return []
 
+    def _joined(self, hosted: _Hosted, feeder: m.FeederId) -> _Feeder:
+        found = hosted.feeders.get(feeder)
+        if found is None:
+            # Its Join was refused, and this was under way already.
+            raise _different(hosted, f"feeder {feeder} is not one of the {hosted.expected} that were done")
+        return found
+
     def _apply(self, hosted: _Hosted, peer: Peer, message: m.Apply, body: Body) -> list[Out]:
-        feeder = hosted.feeders[message.feeder]
+        feeder = self._joined(hosted, message.feeder)
         known = feeder.applied.get(message.number)
         if known is None:
             known = self._apply_first(hosted, feeder, message, body)
@@ -328,7 +354,7 @@ class WorkerMachine:
         return applied
 
     def _done(self, hosted: _Hosted, peer: Peer, message: m.Done) -> list[Out]:
-        feeder = hosted.feeders[message.feeder]
+        feeder = self._joined(hosted, message.feeder)
         if feeder.batches is None:
             if len(feeder.applied) != message.batches:
                 raise _different(
@@ -357,7 +383,9 @@ class WorkerMachine:
                 return self._seal(hosted)
             except Exception as error:
                 return self._fail(hosted, error if isinstance(error, BedloadError) else _bug(error))
-        if len(feeders) == hosted.expected:
+        # SUBTLE: a feeder that came and whose task crashed has lost its slot to whichever task was next.
+        placed = all(feeder.peers or feeder.batches is not None for feeder in feeders.values())
+        if len(feeders) == hosted.expected and placed:
             return []  # all have their slot: waiting takes it from nobody
         out: list[Out] = []
         for feeder in done:

@@ -20,6 +20,7 @@ from typing import Any, ClassVar
 from bedload.core.errors import DefinitionError, StateTypeError
 from bedload.core.ids import Epoch, WorkerId
 from bedload.state import Declaration, StateSpec, build_specs
+from bedload.store import ROW_SLOTS
 from bedload.worker.rows import Rows
 
 
@@ -161,7 +162,7 @@ def make_shared(operator: type[Operator]) -> tuple[Operator, type[Operator]]:
     second: they are put on its class by :func:`share`.
     """
     holder = _subclass(operator, ("__dict__",))
-    row = _subclass(operator, tuple(spec.name for spec in state_of(operator)))
+    row = _subclass(operator, (*(spec.name for spec in state_of(operator)), *ROW_SLOTS))
     return holder(), row
 
 

@@ -6,8 +6,8 @@ key, column and value did not fit.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Iterable, Mapping
+from itertools import repeat
 from typing import Any
 
 import pyarrow as pa
@@ -18,18 +18,19 @@ from bedload.core.errors import BedloadError, OutputError
 class OutputRows:
     """Collects what operator code returns, and remembers for which key."""
 
-    __slots__ = ("_ends", "_keys", "_operator", "_schema", "rows")
+    __slots__ = ("_operator", "_schema", "keys", "rows")
 
     def __init__(self, operator: str, schema: pa.Schema) -> None:
         self._operator = operator
         self._schema = schema
         self.rows: list[Any] = []
-        self._keys: list[Any] = []
-        self._ends: list[int] = []
+        self.keys: list[Any] = []
+        """The key of each row. The hot loops append single rows to both lists themselves."""
 
     def add(self, key: Any, returned: Iterable[Any]) -> None:
         """Take what a call returned: a tuple or mapping is one row, any other iterable many."""
-        if type(returned) is tuple or isinstance(returned, (tuple, Mapping)):
+        before = len(self.rows)
+        if isinstance(returned, (tuple, Mapping)):
             self.rows.append(returned)
         elif isinstance(returned, (str, bytes)) or not isinstance(returned, Iterable):
             raise OutputError(
@@ -40,8 +41,7 @@ class OutputRows:
             )
         else:
             self.rows.extend(returned)
-        self._keys.append(key)
-        self._ends.append(len(self.rows))
+        self.keys.extend(repeat(key, len(self.rows) - before))
 
     def batch(self) -> pa.RecordBatch | None:
         """The rows as Arrow; None if there are none."""
@@ -74,8 +74,7 @@ class OutputRows:
     def _explain(self, error: Exception) -> OutputError:
         """Find the row that does not fit, and say all about it."""
         schema = self._schema
-        for number, row in enumerate(self.rows):
-            key = self._keys[bisect_right(self._ends, number)]
+        for key, row in zip(self.keys, self.rows, strict=True):
             where = f"operator {self._operator}, key {key!r}: the output row {row!r}"
             details = {"operator": self._operator, "key": key}
             try:

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections import namedtuple
 from collections.abc import Iterator, Sequence
-from typing import Any, overload
+from functools import partial
+from itertools import repeat
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -27,11 +29,11 @@ class _Named:
                 item = self._columns.index(item)
             except ValueError:
                 raise KeyError(f"no column {item!r}; there are: {', '.join(self._columns)}") from None
-        return tuple.__getitem__(self, item)  # type: ignore[type-var]
+        return super().__getitem__(item)  # type: ignore[misc]
 
     def asDict(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
         """The row as a dict, as of a Spark row."""
-        return dict(zip(self._columns, tuple(self), strict=True))  # type: ignore[arg-type]
+        return {name: self[i] for i, name in enumerate(self._columns)}
 
 
 def row_type(columns: Sequence[str]) -> Any:
@@ -84,32 +86,52 @@ class SortedBatch:
         return found
 
 
-class Rows(Sequence[Any]):
-    """The rows of one key in one call of ``process``, in arrival order."""
+class _Span(NamedTuple):
+    batch: SortedBatch
+    start: int
+    stop: int
 
-    __slots__ = ("_batch", "_start", "_stop")
 
-    def __init__(self, batch: SortedBatch, start: int, stop: int) -> None:
-        self._batch = batch
-        self._start = start
-        self._stop = stop
+class Rows(_Span):
+    """The rows of one key in one call of ``process``, in arrival order.
+
+    SUBTLE: it is a tuple underneath only because tuples are made without a Python-level call, and one of
+    these is made per key and sub-batch. Its length and items are those of the rows.
+    """
+
+    __slots__ = ()
 
     def __len__(self) -> int:
-        return self._stop - self._start
+        return self.stop - self.start
+
+    def __bool__(self) -> bool:
+        return self.stop > self.start
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(self._batch.rows()[self._start : self._stop])
+        return iter(self.batch.rows()[self.start : self.stop])
 
-    @overload
-    def __getitem__(self, index: int) -> Any: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Any]: ...
-    def __getitem__(self, index: int | slice) -> Any:
-        return self._batch.rows()[self._start : self._stop][index]
+    def __reversed__(self) -> Iterator[Any]:
+        return iter(self.batch.rows()[self.start : self.stop][::-1])
+
+    def __contains__(self, row: object) -> bool:
+        return row in self.batch.rows()[self.start : self.stop]
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.batch.rows()[self.start : self.stop][index]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]
 
     def column(self, name: str) -> pa.Array:
         """One column of these rows as an Arrow array: no Python object per row."""
-        return self._batch.column(name).slice(self._start, self._stop - self._start)
+        return self.batch.column(name).slice(self.start, self.stop - self.start)
 
     def __repr__(self) -> str:
         return f"Rows({list(self)!r})"
+
+
+def rows_of(batch: SortedBatch, bounds: list[int]) -> Iterator[Rows]:
+    """The rows of each key, given where they begin and end."""
+    return map(partial(tuple.__new__, Rows), zip(repeat(batch), bounds, bounds[1:], strict=False))

@@ -23,7 +23,7 @@ from bedload.store import Changes, RowStore
 from bedload.worker.grouping import group_rows
 from bedload.worker.operator import Context, Operator, make_shared, share, state_of
 from bedload.worker.outputs import OutputRows
-from bedload.worker.rows import Rows, SortedBatch, row_type
+from bedload.worker.rows import SortedBatch, row_type, rows_of
 
 
 @dataclass(frozen=True)
@@ -161,14 +161,18 @@ class OperatorRuntime:
         for group, start, stop in grouped.groups:
             objects += self._stores[group].touch(grouped.keys[start:stop])
         view = SortedBatch(batch, deployment.columns, self._row_type, grouped.order)
-        context, process, add = self._context, self._row.process, outputs.add
+        context, process = self._context, self._row.process
+        add_row, add_key = outputs.rows.append, outputs.keys.append
         key: Any = None
-        bounds = grouped.bounds
         try:
-            for key, item, start, stop in zip(grouped.keys, objects, bounds, bounds[1:], strict=False):
-                returned = process(item, key, Rows(view, start, stop), context)
+            for key, item, rows in zip(grouped.keys, objects, rows_of(view, grouped.bounds), strict=True):
+                returned = process(item, key, rows, context)
                 if returned is not None:
-                    add(key, returned)
+                    if type(returned) is tuple:
+                        add_row(returned)
+                        add_key(key)
+                    else:
+                        outputs.add(key, returned)
                 if context._forgotten:
                     self._forget(key, grouped.groups, grouped.keys)
         except BedloadError:
@@ -178,14 +182,19 @@ class OperatorRuntime:
         return outputs
 
     def _results(self, outputs: OutputRows) -> None:
-        context, result, add = self._context, self._row.result, outputs.add
+        context, result = self._context, self._row.result
+        add_row, add_key = outputs.rows.append, outputs.keys.append
         key: Any = None
         try:
             for store in self._stores.values():
-                for key, item in store.changed():
+                for item in store.changed():
+                    key = item._bedload_key
                     returned = result(item, key, context)
-                    if returned is not None:
-                        add(key, returned)
+                    if type(returned) is tuple:
+                        add_row(returned)
+                        add_key(key)
+                    elif returned is not None:
+                        outputs.add(key, returned)
                     if context._forgotten:
                         context._forgotten = False
                         store.forget(key)

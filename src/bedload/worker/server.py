@@ -17,8 +17,9 @@ from bedload.core.clock import SystemClock
 from bedload.core.errors import BedloadError, OperatorNotShippable
 from bedload.core.ids import WorkerId
 from bedload.protocol import messages as m
+from bedload.protocol.messages import Body
 from bedload.transport import Endpoint, Handler, Peer
-from bedload.worker.machine import COORDINATOR, Body, Out, WorkerMachine
+from bedload.worker.machine import COORDINATOR, Out, WorkerMachine
 from bedload.worker.runtime import Deployment
 
 
@@ -72,7 +73,7 @@ class WorkerServer(Handler):
         if peer is self._coordinator:
             self._endpoint.stop()
         else:
-            self._machine.gone(peer)
+            self._send(self._machine.gone(peer))
 
     def _send(self, out: list[Out]) -> None:
         for to, message, body in out:

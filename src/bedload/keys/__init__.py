@@ -1,0 +1,29 @@
+"""Keys: their hash, their key group, and the worker that owns it. Pure: no I/O, no clock, no Spark.
+
+::
+
+    key columns ──hash_columns──▶ hashes ──key_groups──▶ key groups ──RoutingTable.owners_of──▶ workers
+    one key ──────hash_key──────▶ hash ────key_group───▶ key group ───RoutingTable.owner_of───▶ worker
+"""
+
+from bedload.keys.canonical import NAN, canonical_key, freeze_keys
+from bedload.keys.groups import DEFAULT_KEY_GROUPS, MAX_KEY_GROUPS, check_key_groups, key_group, key_groups
+from bedload.keys.hashing import hash_columns, hash_key
+from bedload.keys.kinds import check_key_type
+from bedload.keys.routing import Move, RoutingTable
+
+__all__ = [
+    "DEFAULT_KEY_GROUPS",
+    "MAX_KEY_GROUPS",
+    "NAN",
+    "Move",
+    "RoutingTable",
+    "canonical_key",
+    "check_key_groups",
+    "check_key_type",
+    "freeze_keys",
+    "hash_columns",
+    "hash_key",
+    "key_group",
+    "key_groups",
+]

@@ -1,0 +1,178 @@
+"""Which worker owns which key group: the routing table, its successors, and what differs between two.
+
+Invariants (:meth:`RoutingTable.check`, run at construction):
+
+- every key group has exactly one owner, and every owner is one of the table's workers;
+- a table never changes; :meth:`RoutingTable.reassign` makes the next version;
+- ``initial`` and ``reassign`` spread key groups evenly (the shares differ by at most one), and ``reassign``
+  moves as few as that allows;
+- the same arguments give the same table, in every process.
+
+Why members are kept apart from owners: with more workers than key groups some own nothing, but they are
+still part of the cluster, and the next ``reassign`` counts on them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from bedload.core.errors import DefinitionError, KeyGroupsChanged, ProtocolError
+from bedload.core.ids import KeyGroup, RoutingVersion, WorkerId
+from bedload.keys.groups import check_key_groups
+
+FIRST_VERSION = RoutingVersion(0)
+
+
+@dataclass(frozen=True, order=True)
+class Move:
+    """Key groups that pass from one worker to another."""
+
+    source: WorkerId
+    target: WorkerId
+    key_groups: tuple[KeyGroup, ...]
+
+
+@dataclass(frozen=True)
+class RoutingTable:
+    """The owner of each key group, at one version."""
+
+    version: RoutingVersion
+    owners: tuple[WorkerId, ...]
+    """The owner of each key group, by its number."""
+    workers: tuple[WorkerId, ...]
+    """The workers among which key groups are spread, in ascending order; some may own nothing."""
+
+    def __post_init__(self) -> None:
+        self.check()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Built again, so that the invariants hold on the other side too, and caches stay here.
+        return (RoutingTable, (self.version, self.owners, self.workers))
+
+    @classmethod
+    def initial(cls, key_groups: int, workers: Iterable[WorkerId]) -> RoutingTable:
+        """The first table: contiguous runs of key groups, one for each worker in ascending order."""
+        check_key_groups(key_groups)
+        members = _members(workers)
+        share, larger = divmod(key_groups, len(members))
+        owners: list[WorkerId] = []
+        for i, worker in enumerate(members):
+            owners += [worker] * (share + (i < larger))
+        return cls(FIRST_VERSION, tuple(owners), members)
+
+    @property
+    def key_groups(self) -> int:
+        """How many key groups there are."""
+        return len(self.owners)
+
+    def owner_of(self, key_group: KeyGroup) -> WorkerId:
+        """The owner of one key group."""
+        if not 0 <= key_group < len(self.owners):
+            raise DefinitionError(f"there is no key group {key_group}: they are 0 to {len(self.owners) - 1}")
+        return self.owners[key_group]
+
+    def owners_of(self, key_groups: npt.NDArray[np.integer]) -> npt.NDArray[np.int32]:
+        """The owner of each of the key groups, which must come from ``bedload.keys.key_groups``."""
+        owners: npt.NDArray[np.int32] = self._owner_array[key_groups]
+        return owners
+
+    def groups_of(self, worker: WorkerId) -> tuple[KeyGroup, ...]:
+        """The key groups of one worker, in ascending order; none for a worker that is not in the table."""
+        return self._groups.get(worker, ())
+
+    def reassign(self, workers: Iterable[WorkerId]) -> RoutingTable:
+        """The next version, spread evenly over these workers, with as few moves as possible."""
+        members = _members(workers)
+        share, larger = divmod(self.key_groups, len(members))
+        # SUBTLE: whoever has more than an even share gets the larger ones: any other choice moves more.
+        by_size = sorted(members, key=lambda worker: (-len(self.groups_of(worker)), worker))
+        quota = {worker: share + (i < larger) for i, worker in enumerate(by_size)}
+        owners = list(self.owners)
+        spare = [kg for kg, owner in enumerate(owners) if owner not in quota]
+        for worker in members:
+            spare += self.groups_of(worker)[quota[worker] :]
+        spare.sort(reverse=True)
+        for worker in members:
+            for _ in range(quota[worker] - len(self.groups_of(worker))):
+                owners[spare.pop()] = worker
+        return RoutingTable(RoutingVersion(self.version + 1), tuple(owners), members)
+
+    def diff(self, other: RoutingTable) -> tuple[Move, ...]:
+        """What moves when this table gives way to the other, by source and target, in ascending order."""
+        if self.key_groups != other.key_groups:
+            raise KeyGroupsChanged(
+                f"routing table {other.version} has {other.key_groups} key groups and table {self.version} has "
+                f"{self.key_groups}: their number is fixed when the state is created"
+            )
+        moved: dict[tuple[WorkerId, WorkerId], list[KeyGroup]] = {}
+        for kg, (source, target) in enumerate(zip(self.owners, other.owners, strict=True)):
+            if source != target:
+                moved.setdefault((source, target), []).append(KeyGroup(kg))
+        return tuple(Move(source, target, tuple(kgs)) for (source, target), kgs in sorted(moved.items()))
+
+    def check(self) -> None:
+        """Raise :class:`DefinitionError` unless the table keeps its invariants."""
+        check_key_groups(len(self.owners))
+        if self.workers != _members(self.workers):
+            raise DefinitionError(f"the workers of a routing table must be in ascending order: {self.workers}")
+        strangers = set(self.owners) - set(self.workers)
+        if strangers:
+            raise DefinitionError(
+                f"routing table {self.version} gives key groups to workers {sorted(strangers)}, which are not "
+                f"among its workers {list(self.workers)}"
+            )
+
+    def to_wire(self) -> dict[str, Any]:
+        """The table as plain data: integers, and lists of them."""
+        return {"version": int(self.version), "owners": list(self.owners), "workers": list(self.workers)}
+
+    @classmethod
+    def from_wire(cls, data: Mapping[str, Any]) -> RoutingTable:
+        """What :meth:`to_wire` took apart. Raises :class:`ProtocolError` if it is damaged."""
+        try:
+            version = RoutingVersion(_integer(data["version"]))
+            owners = tuple(WorkerId(_integer(worker)) for worker in data["owners"])
+            workers = tuple(WorkerId(_integer(worker)) for worker in data["workers"])
+            return cls(version, owners, workers)
+        except (KeyError, TypeError, DefinitionError) as error:
+            raise ProtocolError(
+                f"a message holds a damaged routing table ({error}): check that both ends run the same version"
+            ) from error
+
+    @cached_property
+    def _owner_array(self) -> npt.NDArray[np.int32]:
+        array = np.array(self.owners, np.int32)
+        array.setflags(write=False)
+        return array
+
+    @cached_property
+    def _groups(self) -> dict[WorkerId, tuple[KeyGroup, ...]]:
+        groups: dict[WorkerId, list[KeyGroup]] = {}
+        for kg, owner in enumerate(self.owners):
+            groups.setdefault(owner, []).append(KeyGroup(kg))
+        return {worker: tuple(kgs) for worker, kgs in groups.items()}
+
+
+def _members(workers: Iterable[WorkerId]) -> tuple[WorkerId, ...]:
+    members = tuple(sorted(workers))
+    if not members:
+        raise DefinitionError("a routing table needs at least one worker")
+    twice = [worker for worker, count in Counter(members).items() if count > 1]
+    if twice:
+        raise DefinitionError(f"workers {twice} are listed twice in one routing table")
+    if not 0 <= members[0] <= members[-1] < 2**31:
+        raise DefinitionError(f"worker numbers must be from 0 to {2**31 - 1}: {list(members)}")
+    return members
+
+
+def _integer(value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f"{value!r} is not an integer")
+    return value

@@ -1,0 +1,297 @@
+"""A whole cluster in one process, without Spark and without a network.
+
+A :class:`~bedload.control.coordinator.Coordinator`, :class:`~bedload.worker.machine.WorkerMachine` and
+:class:`~bedload.protocol.feeder.FeederSession` wired by direct calls: the code of a real cluster with the
+sockets left out. Use it to test an operator over several workers and partitions, and what retries, second
+actions, restarts and a lost worker do to its state and outputs.
+
+Invariant: every message is carried to its end before the next is made, so a test has no interleavings.
+:func:`~bedload.testing.simulator.simulate` is for those.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from bedload.control.coordinator import Coordinator, QueryFacts
+from bedload.control.instructions import (
+    DeployResult,
+    EpochEnded,
+    InspectQuery,
+    InspectStage,
+    Instruction,
+    Reply,
+    ToWorker,
+)
+from bedload.core.clock import Clock, SystemClock
+from bedload.core.errors import BedloadError, DataError, WorkerLost
+from bedload.core.ids import DeploymentId, Epoch, OperatorName, QueryId, RunId, WorkerId
+from bedload.keys import DEFAULT_KEY_GROUPS, canonical_key, check_key_groups
+from bedload.protocol import messages as m
+from bedload.protocol.feeder import FeederSession, Send
+from bedload.protocol.split import unpack
+from bedload.testing.harness import Output, as_rows
+from bedload.testing.input import InputFormat, Rows, as_schema
+from bedload.worker.machine import COORDINATOR, Out, WorkerMachine
+from bedload.worker.operator import Operator, check_operator
+from bedload.worker.runtime import Deployment
+
+_ADDRESS = "in-process"
+
+
+class InProcessCluster:
+    """Workers and a coordinator in this process, running one operator for one query.
+
+    ``schema``, ``key``, ``input`` and ``key_groups`` as for :class:`~bedload.testing.harness.OperatorHarness`.
+    ``run_epoch`` takes one list of rows per source partition and gives all outputs; the epoch is committed
+    as Spark does it, when the next one opens or when its progress event comes (``progress=True``).
+    """
+
+    def __init__(
+        self,
+        operator: type[Operator],
+        *,
+        schema: pa.Schema | Mapping[str, pa.DataType],
+        key: str | Sequence[str],
+        input: pa.Schema | Mapping[str, pa.DataType],  # noqa: A002 - the user's word for it
+        workers: int = 2,
+        key_groups: int = DEFAULT_KEY_GROUPS,
+        clock: Clock | None = None,
+    ) -> None:
+        check_key_groups(key_groups)
+        operator = check_operator(operator)
+        self._format = InputFormat(as_schema(input, "input"), key, key_groups)
+        self._output = as_schema(schema, "schema")
+        self.name = OperatorName(operator.__name__)
+        deployment = Deployment(self.name, operator, self._format.key, self._format.columns, self._output)
+        ids = [WorkerId(number) for number in range(workers)]
+        self.workers = {worker: WorkerMachine(worker, lambda _: deployment, clock or SystemClock()) for worker in ids}
+        self.coordinator = Coordinator(dict.fromkeys(ids, _ADDRESS))
+        self.query = QueryId("query")
+        self.run = RunId("run-0")
+        self.epoch = Epoch(0)
+        self.ended: list[EpochEnded] = []
+        self._batches: list[list[pa.RecordBatch]] = []
+        self._runs = 0
+        self._attempts = 0
+        self._stage = 0
+        self._answers: dict[int, deque[tuple[WorkerId, m.Message, Any]]] = {}
+        self._replies: dict[int, m.Message] = {}
+        self._deployed: BedloadError | None = None
+        self._deployment = self._deploy(key_groups)
+
+    # --- what Spark does ---
+
+    def run_epoch(self, partitions: Sequence[Rows | list[Rows]], *, progress: bool = True) -> list[Output]:
+        """Run the next epoch: one list of rows (or of batches of rows) per source partition."""
+        self._batches = [self._as_batches(rows) for rows in partitions]
+        outputs = self.action()
+        self.commit(progress=progress)
+        return outputs
+
+    def begin_epoch(self, partitions: Sequence[Rows | list[Rows]]) -> None:
+        """Have the next epoch's rows ready for :meth:`action` and :meth:`attempt`."""
+        self._batches = [self._as_batches(rows) for rows in partitions]
+        self._stage += 1
+
+    def action(self) -> list[Output]:
+        """One action on the epoch's batch: every partition once. Call it again for a second action."""
+        self._stage += 1
+        feeders = [_Feeder(self, index, batches) for index, batches in enumerate(self._batches)]
+        for feeder in feeders:
+            feeder.open()
+        for feeder in feeders:
+            feeder.send()
+        for feeder in feeders:
+            feeder.finish()
+        return [row for feeder in feeders for row in feeder.outputs()]
+
+    def attempt(self, partition: int, *, batches: int | None = None) -> list[Output]:
+        """One task attempt at a partition of the epoch; with ``batches`` it crashes after so many."""
+        feeder = _Feeder(self, partition, self._batches[partition])
+        feeder.open()
+        feeder.send(batches)
+        if batches is None:
+            feeder.finish()
+            return feeder.outputs()
+        feeder.crash()
+        return []
+
+    def commit(self, *, progress: bool = True) -> None:
+        """Spark commits the epoch; the workers hear of it now, or (``progress=False``) at the next open."""
+        committed = self.epoch
+        self.epoch = Epoch(self.epoch + 1)
+        if progress:
+            self._carry_out(self.coordinator.progress(self.query, self.run, committed))
+
+    def restart(self) -> None:
+        """The query fails and starts again: a new run, which replays the epoch that is not committed."""
+        self._carry_out(self.coordinator.query_ended(self.query, self.run))
+        self._runs += 1
+        self.run = RunId(f"run-{self._runs}")
+
+    def kill(self, worker: int) -> None:
+        """A worker dies, and its state with it."""
+        del self.workers[WorkerId(worker)]
+        self._carry_out(self.coordinator.worker_lost(WorkerId(worker), "killed by the test"))
+
+    # --- seeing it ---
+
+    def state(self, key: Any) -> dict[str, Any] | None:
+        """The committed state of a key; None if it has none. A composite key is a tuple."""
+        group = self._format.group(key)
+        owner = self.coordinator.operator(self.name).routing.owner_of(group)
+        if owner not in self.workers:
+            raise WorkerLost(f"worker {owner}, which had the state of key {key!r}, was lost", worker=owner)
+        runtime = self.workers[owner].runtime(self.name)
+        return None if runtime is None else runtime.read(group, canonical_key(key))
+
+    def snapshot(self) -> dict[Any, dict[str, Any]]:
+        """The committed state of every key of the workers that are there."""
+        runtimes = [machine.runtime(self.name) for machine in self.workers.values()]
+        return {key: state for runtime in runtimes if runtime is not None for key, state in runtime.snapshot()}
+
+    # --- wiring ---
+
+    def _as_batches(self, rows: Rows | list[Rows]) -> list[pa.RecordBatch]:
+        several = isinstance(rows, list) and rows and not isinstance(rows[0], Mapping)
+        return [self._format.batch(part) for part in (rows if several else [rows])]
+
+    def _deploy(self, key_groups: int) -> DeploymentId:
+        deployment, steps = self.coordinator.deploy("deploy", self.name, key_groups, b"")
+        self._carry_out(steps)
+        if self._deployed is not None:
+            raise self._deployed
+        return deployment
+
+    def _carry_out(self, steps: list[Instruction]) -> None:
+        waiting = deque(steps)
+        while waiting:
+            step = waiting.popleft()
+            match step:
+                case ToWorker(worker=worker, message=message, body=body):
+                    if worker in self.workers:
+                        waiting += self._route(worker, self.workers[worker].handle(COORDINATOR, message, body))
+                case Reply(to=to, message=message):
+                    assert isinstance(to, int)
+                    self._replies[to] = message
+                case InspectStage(operator=operator, turn=turn, stage=stage):
+                    count = len(self._batches)
+                    waiting += self.coordinator.stage_inspected(operator, turn, stage, count, count)
+                case InspectQuery(operator=operator, query=query, turn=turn):
+                    facts = QueryFacts(True, Epoch(self.epoch - 1), frozenset())
+                    waiting += self.coordinator.query_inspected(operator, query, turn, facts)
+                case DeployResult(error=error):
+                    self._deployed = error
+                case EpochEnded():
+                    self.ended.append(step)
+
+    def _route(self, worker: WorkerId, out: list[Out]) -> list[Instruction]:
+        steps: list[Instruction] = []
+        for to, message, body in out:
+            if to == COORDINATOR:
+                steps += self.coordinator.from_worker(message)
+            else:
+                assert isinstance(to, int)
+                self._answers.setdefault(to, deque()).append((worker, message, body))
+        return steps
+
+    def ask_open(self, attempt: int, partition: int) -> m.Opened:
+        """Open the current epoch for a task attempt."""
+        ask = m.Open(
+            self.name,
+            self._deployment,
+            self.query,
+            self.run,
+            self.epoch,
+            self._stage,
+            partition,
+            attempt,
+            f"attempt-{attempt}",
+        )
+        self._carry_out(self.coordinator.open(attempt, ask))
+        answer = self._replies.pop(attempt)
+        if isinstance(answer, m.Refused):
+            raise answer.error.error()
+        assert isinstance(answer, m.Opened)
+        return answer
+
+    def send(self, attempt: int, sends: list[Send]) -> None:
+        """Carry a feeder's messages to the workers."""
+        for worker, message, body in sends:
+            self._carry_out(self._route(worker, self.workers[worker].handle(attempt, message, body)))
+
+    def disconnect(self, attempt: int) -> None:
+        """Close a task attempt's connections."""
+        for worker, machine in self.workers.items():
+            self._carry_out(self._route(worker, machine.gone(attempt)))
+
+    def answers(self, attempt: int) -> deque[tuple[WorkerId, m.Message, Any]]:
+        """What the workers have answered to a task attempt."""
+        return self._answers.setdefault(attempt, deque())
+
+    def next_attempt(self) -> int:
+        """The id of a new task attempt."""
+        self._attempts += 1
+        return self._attempts
+
+    def feeder_failed(self, session: FeederSession, error: BedloadError) -> None:
+        """A feeder gives up on bad data."""
+        failed = m.FeederFailed(self.name, session.turn, m.WireError.of(error))
+        self._carry_out(self.coordinator.feeder_failed(failed))
+
+    def output_rows(self, body: Any) -> list[Output]:
+        """An answer's body as rows."""
+        return as_rows(unpack(body, self._output))
+
+
+class _Feeder:
+    """One task attempt."""
+
+    def __init__(self, cluster: InProcessCluster, partition: int, batches: list[pa.RecordBatch]) -> None:
+        self._cluster = cluster
+        self._partition = partition
+        self._batches = batches
+        self._id = cluster.next_attempt()
+        self._rows: list[Output] = []
+
+    def open(self) -> None:
+        """Open the epoch and join at the workers."""
+        opened = self._cluster.ask_open(self._id, self._partition)
+        self._session = FeederSession(self._cluster.name, opened)
+        self._cluster.send(self._id, self._session.join(self._batches[0].schema))
+
+    def send(self, count: int | None = None) -> None:
+        """Send all batches, or the first few."""
+        for batch in self._batches[:count]:
+            self._cluster.send(self._id, self._session.submit(batch))
+            self._receive()
+
+    def finish(self) -> None:
+        """Say that this is the end."""
+        self._cluster.send(self._id, self._session.finish())
+
+    def outputs(self) -> list[Output]:
+        """All outputs; raises what the workers say against it."""
+        self._receive()
+        assert self._session.complete, f"partition {self._partition} waits for partitions that did not run"
+        return self._rows
+
+    def crash(self) -> None:
+        """The task dies: its connections close."""
+        self._cluster.disconnect(self._id)
+
+    def _receive(self) -> None:
+        answers = self._cluster.answers(self._id)
+        try:
+            while answers:
+                self._session.receive(*answers.popleft())
+        except DataError as error:
+            self._cluster.feeder_failed(self._session, error)
+            raise
+        for body in self._session.outputs():
+            self._rows += self._cluster.output_rows(body)

@@ -1,0 +1,227 @@
+"""A simulated streaming query: runs, epochs, sink, offset and commit log, and the supervisor that restarts it.
+
+Invariants, all Spark's own: an epoch that is in the offset log and not in the commit log is run again by the
+next run, with the same input; epoch N+1 starts only when N is in the commit log; the sink is written before
+the commit log and ignores an epoch that it has already. Progress and end events come late or never.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from bedload.core.ids import DeploymentId, Epoch, QueryId, RunId
+from bedload.testing.faults import FINAL
+from bedload.testing.input import InputFormat
+from bedload.testing.simulated_spark import Job, JobSpec, SparkContext
+from bedload.testing.workload import EpochPlan, QueryPlan
+
+
+class QueryFailed(Exception):
+    """The driver's side of a query failed by itself."""
+
+
+@dataclass
+class Sink:
+    """What a query has written, by epoch, and what the epoch was based on."""
+
+    outputs: dict[Epoch, list[dict[str, Any]]] = field(default_factory=dict)
+    turns: dict[Epoch, int] = field(default_factory=dict)
+    partial: set[Epoch] = field(default_factory=set)
+
+
+class SimulatedQuery:
+    """One query over all of its runs."""
+
+    def __init__(
+        self,
+        spark: SparkContext,
+        plan: QueryPlan,
+        form: InputFormat,
+        deployment: DeploymentId,
+        ended: Callable[[SimulatedQuery], None],
+    ) -> None:
+        self.query: QueryId = plan.query
+        self.plan = plan
+        self.sink = Sink()
+        self.committed = 0
+        """The commit log has the epochs below this."""
+        self.quiet: set[Epoch] = set()
+        self.lossy: set[Epoch] = set()
+        """Epochs that Spark committed although a consumer did not read them whole."""
+        self.run: RunId | None = None
+        self.over = False
+        self.gave_up: Exception | None = None
+        self._spark = spark
+        self._form = form
+        self._deployment = deployment
+        self._ended = ended
+        self._runs = 0
+        self._job: Job | None = None
+        self._job_outputs: list[dict[str, Any]] | None = None
+        self._job_turns: set[int] = set()
+
+    @property
+    def active(self) -> bool:
+        """Whether a run is under way."""
+        return self.run is not None
+
+    @property
+    def epoch(self) -> Epoch:
+        """The epoch that is running, or the next one."""
+        return Epoch(self.committed)
+
+    # --- runs ---
+
+    def start(self) -> None:
+        """A new run: by the user, or by the supervisor."""
+        if self.over or self.active:
+            return
+        self._runs += 1
+        self.run = RunId(f"{self.query}-run{self._runs}")
+        self._spark.network.note(f"{self.run} starts at epoch {self.epoch}")
+        self._plan_failure(self.run)
+        self._later(self._begin_epoch, self.run)
+
+    def _plan_failure(self, run: RunId) -> None:
+        if self._spark.faults.strikes("query failure", 3):
+            when = self._spark.network.chance.delay(30)
+            self._spark.network.time.after(when, lambda: self._fail(run, QueryFailed("by the simulation")))
+
+    def _fail(self, run: RunId, error: Exception) -> None:
+        if self.run != run:
+            return
+        self._spark.network.note(f"{run} fails: {type(error).__name__}: {error}"[:300])
+        if not isinstance(error, QueryFailed):
+            self._spark.faults.explain(error)
+        self._stop(run)
+        if type(error).__name__ in FINAL:
+            self.over, self.gave_up = True, error
+            self._ended(self)
+        else:
+            self._spark.network.time.after(self._spark.network.chance.delay(6), self.start)
+
+    def _stop(self, run: RunId) -> None:
+        self.run = None
+        if self._job is not None:
+            self._job.cancel()
+            self._job = None
+        if not self._spark.faults.strikes("dropped end", 2):
+            network, driver = self._spark.network, self._spark.driver
+            event = functools.partial(driver.coordinator.query_ended, self.query, run)
+            network.time.after(network.chance.delay(5), lambda: driver.carry_out(event()))
+
+    def _later(self, action: Callable[[RunId], None], run: RunId) -> None:
+        """Go on with a run, unless it is over by then."""
+
+        def go_on() -> None:
+            if self.run == run:
+                action(run)
+
+        self._spark.network.time.after(self._spark.network.delay(), go_on)
+
+    # --- epochs ---
+
+    def _begin_epoch(self, run: RunId) -> None:
+        if self.epoch == len(self.plan.epochs):
+            self._spark.network.note(f"{run} is finished")
+            self._stop(run)
+            self.over = True
+            self._ended(self)
+            return
+        plan = self.plan.epochs[self.epoch]
+        last = self.epoch == len(self.plan.epochs) - 1
+        faults = self._spark.faults
+        self._job_outputs, self._job_turns = None, set()
+        if not plan.partitions:
+            self.quiet.add(self.epoch)
+            self._later(self._commit, run)
+        elif not last and self._next_has_rows() and faults.strikes("no action", 0.5):
+            self.lossy.add(self.epoch)
+            self._later(self._commit, run)
+        elif not last and self._next_has_rows() and faults.strikes("stop early"):
+            self.lossy.add(self.epoch)
+            self._act(run, [self._peek(plan, run)])
+        else:
+            self.lossy.discard(self.epoch)
+            first = [self._peek(plan, run)] if faults.strikes("peek") else []
+            second = [self._full(plan, run)] if faults.strikes("second action") else []
+            if second and faults.strikes("other shape", 3) and len(plan.tasks) > 1:
+                whole = tuple(partition for task in plan.tasks for partition in task)
+                second = [JobSpec(**{**vars(second[0]), "tasks": (whole,)})]
+            self._act(run, [*first, self._full(plan, run), *second])
+
+    def _next_has_rows(self) -> bool:
+        return bool(self.plan.epochs[self.epoch + 1].partitions)
+
+    def _full(self, plan: EpochPlan, run: RunId) -> JobSpec:
+        epoch, noisy = self.epoch, self._spark.faults.on("noise")
+
+        def batches(partition: int, attempt: int) -> list[pa.RecordBatch]:
+            if noisy:
+                self._spark.faults.happened["noise"] += 1
+            return self.plan.batches(epoch, partition, self._form, attempt if noisy else 0)
+
+        tasks = tuple(map(tuple, plan.tasks))
+        return JobSpec(self._deployment, self.query, run, epoch, tasks, batches)
+
+    def _peek(self, plan: EpochPlan, run: RunId) -> JobSpec:
+        full = self._full(plan, run)
+        return JobSpec(**{**vars(full), "stop_after": self._spark.network.chance.number(0, 2)})
+
+    def _act(self, run: RunId, actions: list[JobSpec]) -> None:
+        """Run the actions one after another, then commit."""
+
+        def ended(job: Job, error: Exception | None) -> None:
+            if self.run != run:
+                return
+            self._job = None
+            if error is not None:
+                self._fail(run, error)
+                return
+            if job.spec.stop_after is None or len(actions) == 1:
+                self._took(job)
+            if len(actions) > 1:
+                self._later(lambda run: self._act(run, actions[1:]), run)
+            else:
+                self._later(self._commit, run)
+
+        self._job = Job(self._spark, actions[0], ended)
+
+    def _took(self, job: Job) -> None:
+        """A whole action's outputs are one and the same for every action of the epoch."""
+        assert len(job.turns) == 1, f"an action of {self.query}, epoch {self.epoch} saw the turns {job.turns}"
+        if self._job_outputs is not None:
+            assert self._job_outputs == job.outputs, "a second action got other outputs than the first"
+        self._job_outputs, self._job_turns = job.outputs, job.turns
+
+    def _commit(self, run: RunId) -> None:
+        """The sink, the commit log, the progress event: a crash may come between any two."""
+        epoch, faults = self.epoch, self._spark.faults
+        if epoch not in self.sink.outputs and self._job_outputs is not None:
+            self.sink.outputs[epoch] = self._job_outputs
+            (self.sink.turns[epoch],) = self._job_turns
+            if epoch in self.lossy:
+                self.sink.partial.add(epoch)
+        if epoch not in self.lossy and faults.strikes("lost commit log"):
+            self._fail(run, QueryFailed("between sink and commit log"))
+            return
+        self._later(self._log_commit, run)
+
+    def _log_commit(self, run: RunId) -> None:
+        epoch = self.epoch
+        self.committed += 1
+        self._spark.network.note(f"{run} commits epoch {epoch}")
+        if not self._spark.faults.strikes("dropped progress", 2):
+            self.report_progress(run, epoch, self._spark.network.chance.delay(10))
+        self._later(self._begin_epoch, run)
+
+    def report_progress(self, run: RunId, epoch: Epoch, delay: float) -> None:
+        """Tell the coordinator that an epoch is committed, after a while."""
+        driver = self._spark.driver
+        event = functools.partial(driver.coordinator.progress, self.query, run, epoch)
+        self._spark.network.time.after(delay, lambda: driver.carry_out(event()))

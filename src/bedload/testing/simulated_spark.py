@@ -1,0 +1,205 @@
+"""Spark as the protocol sees it: slots, jobs, task retries, speculation.
+
+Invariants, all Spark's own: a task is tried up to four times, then its job fails; the first attempt of a task
+to finish counts and the others are killed; a speculative attempt takes only a slot that nobody waits for;
+stage and attempt ids count up over the whole application.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from bedload.core.ids import DeploymentId, Epoch, QueryId, RunId
+from bedload.testing.faults import Faults
+from bedload.testing.network import Network
+from bedload.testing.simulated_cluster import SimulatedDriver
+from bedload.testing.simulated_feeder import Ending, Fate, TaskAttempt, TaskCrashed, TaskSpec
+
+MAX_FAILURES = 4
+"""``spark.task.maxFailures``."""
+
+
+class Slots:
+    """Task slots of the application."""
+
+    def __init__(self, count: int) -> None:
+        self.free = self.total = count
+        self._waiting: deque[Callable[[], bool]] = deque()
+
+    def request(self, launch: Callable[[], bool]) -> None:
+        """Launch when there is a slot; ``launch`` says whether it took it."""
+        self._waiting.append(launch)
+        self._serve()
+
+    def spare(self) -> bool:
+        """Whether a slot is free that nobody waits for."""
+        return self.free > 0 and not self._waiting
+
+    def give_back(self) -> None:
+        """A task left its slot."""
+        self.free += 1
+        self._serve()
+
+    def _serve(self) -> None:
+        while self.free and self._waiting:
+            self.free -= 1
+            if not self._waiting.popleft()():
+                self.free += 1
+
+
+class SparkContext:
+    """What all queries of the application share."""
+
+    def __init__(self, network: Network, driver: SimulatedDriver, faults: Faults, slots: int) -> None:
+        self.network = network
+        self.driver = driver
+        self.faults = faults
+        self.slots = Slots(slots)
+        self.stages = 0
+        self.attempts = 0
+        self.shapes: dict[int, int] = {}
+
+    def next_stage(self, shape: int) -> int:
+        """The id of a new stage whose RDD has so many partitions."""
+        self.stages += 1
+        self.shapes[self.stages] = shape
+        return self.stages
+
+    def next_attempt(self) -> int:
+        """The id of a new task attempt."""
+        self.attempts += 1
+        return self.attempts
+
+
+@dataclass(frozen=True)
+class JobSpec:
+    """An action on the batch of an epoch."""
+
+    deployment: DeploymentId
+    query: QueryId
+    run: RunId
+    epoch: Epoch
+    tasks: tuple[tuple[int, ...], ...]
+    """The operator's partitions that each task runs."""
+    batches: Callable[[int, int], list[pa.RecordBatch]]
+    """The input of a partition in an attempt: another attempt may see other bytes."""
+    stop_after: int | None = None
+    """The consumer has enough after so many outputs of the first task (``take``, ``isEmpty``)."""
+
+
+class Job:
+    """One running action."""
+
+    def __init__(self, spark: SparkContext, spec: JobSpec, ended: Callable[[Job, Exception | None], None]) -> None:
+        self.spec = spec
+        self.stage = spark.next_stage(len(spec.tasks))
+        self.over = False
+        self.turns: set[int] = set()
+        self._spark = spark
+        self._ended = ended
+        wanted = range(1 if spec.stop_after is not None else len(spec.tasks))
+        self._failures = dict.fromkeys(wanted, 0)
+        self._running: dict[int, list[TaskAttempt]] = {task: [] for task in wanted}
+        self._results: dict[int, list[dict[str, Any]]] = {}
+        for task in wanted:
+            self._request(task)
+
+    @property
+    def outputs(self) -> list[dict[str, Any]]:
+        """The outputs of all tasks."""
+        return [row for task in sorted(self._results) for row in self._results[task]]
+
+    def cancel(self) -> None:
+        """The query is over: kill the attempts, all but those that do not notice."""
+        self.over = True
+        for attempts in self._running.values():
+            for attempt in list(attempts):
+                self._drop(attempt)
+
+    # --- steps ---
+
+    def _request(self, task: int) -> None:
+        self._spark.slots.request(lambda: self._launch(task))
+
+    def _launch(self, task: int) -> bool:
+        if self.over or task in self._results:
+            return False
+        spark, spec = self._spark, self.spec
+        number = spark.next_attempt()
+        inputs = tuple(tuple(spec.batches(partition, number)) for partition in spec.tasks[task])
+        described = TaskSpec(spec.deployment, spec.query, spec.run, spec.epoch, self.stage, task, number, inputs)
+        attempt = TaskAttempt(spark.network, spark.driver, described, self._fate(), self._attempt_ended)
+        self._running[task].append(attempt)
+        if spark.faults.strikes("speculate", 0.7):
+            spark.network.time.after(spark.network.chance.delay(8), lambda: self._speculate(task))
+        return True
+
+    def _speculate(self, task: int) -> None:
+        if not self.over and self._running[task] and self._spark.slots.spare():
+            self._request(task)
+
+    def _fate(self) -> Fate:
+        chance, faults = self._spark.network.chance, self._spark.faults
+        fate = Fate(window=chance.number(0, 3), copies=chance.pick([0.0, 0.0, 0.15]))
+        if faults.strikes("crash"):
+            fate.crash_after = chance.number(1, 12)
+        if faults.strikes("bad data"):
+            fate.bad_data = True
+        fate.stop_after = self.spec.stop_after
+        return fate
+
+    def _attempt_ended(self, attempt: TaskAttempt) -> None:
+        task = attempt.spec.partition
+        if attempt.zombie:
+            return  # its slot was given back when Spark lost sight of it
+        self._running[task].remove(attempt)
+        # Spark hears of it later; only then is the slot free.
+        self._spark.network.time.after(self._spark.network.delay(), lambda: self._heard(attempt))
+
+    def _heard(self, attempt: TaskAttempt) -> None:
+        task = attempt.spec.partition
+        if self.over or task in self._results or attempt.ending is Ending.KILLED:
+            pass
+        elif attempt.ending is Ending.FAILED:
+            self._failed(task, attempt)
+        else:
+            self._finished(task, attempt)
+        if isinstance(attempt.error, TaskCrashed) and self._spark.slots.total > 1:
+            if self._spark.faults.strikes("lost slot"):
+                self._spark.slots.total -= 1  # its executor died with it
+                return
+        self._spark.slots.give_back()
+
+    def _failed(self, task: int, attempt: TaskAttempt) -> None:
+        assert attempt.error is not None
+        if not isinstance(attempt.error, TaskCrashed):
+            self._spark.faults.explain(attempt.error)
+        self._failures[task] += 1
+        if self._failures[task] < MAX_FAILURES:
+            self._request(task)
+            return
+        self.cancel()
+        self._ended(self, attempt.error)
+
+    def _finished(self, task: int, attempt: TaskAttempt) -> None:
+        self.turns |= attempt.turns
+        self._results[task] = attempt.outputs
+        for other in list(self._running[task]):
+            self._drop(other)
+        if len(self._results) == len(self._running):
+            self.over = True
+            self._ended(self, None)
+
+    def _drop(self, attempt: TaskAttempt) -> None:
+        if self._spark.faults.strikes("zombie", 3):
+            self._spark.network.note(f"{attempt.name} goes on as a zombie")
+            attempt.zombie = True
+            self._running[attempt.spec.partition].remove(attempt)
+            self._spark.slots.give_back()
+        else:
+            attempt.kill()

@@ -1,0 +1,202 @@
+"""What a simulation runs: operators, and the rows of every epoch.
+
+Rows carry (key, source, seq): ``seq`` counts the rows of a source, so that a lost, repeated or reordered row
+shows in the state by name. There is an operator for each way in which outputs leave. All keep the same
+state, of several types, so that the before-images of each are put back by every rolled-back epoch.
+"""
+
+from __future__ import annotations
+
+import collections
+import enum
+import types
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, NamedTuple
+
+import pyarrow as pa
+
+from bedload import state as bl
+from bedload.core.ids import Epoch, OperatorName, QueryId
+from bedload.testing.chance import Chance
+from bedload.testing.input import InputFormat
+from bedload.worker.operator import Context, Operator
+from bedload.worker.rows import Rows
+from bedload.worker.runtime import Deployment
+
+NAME = OperatorName("Simulated")
+KEYS = tuple("abcdefgh")
+KEY_GROUPS = 8
+RECENT = 3
+FORGET_AT = 7
+"""A key of a ``RESULT`` or ``GROUPED`` operator with so many rows is forgotten at the end of the epoch."""
+
+OUTPUT = pa.schema([("key", pa.string()), ("source", pa.int64()), ("seq", pa.int64()), ("count", pa.int64())])
+INPUT = pa.schema([("key", pa.string()), ("source", pa.int64()), ("seq", pa.int64()), ("noise", pa.int64())])
+
+
+class Kind(enum.Enum):
+    """When an operator's outputs leave."""
+
+    PROCESS = "as they are made"
+    RESULT = "at the seal, one per changed key"
+    GROUPED = "at the seal, process called once per key"
+
+
+class Row(NamedTuple):
+    """One input row."""
+
+    key: str
+    source: int
+    seq: int
+
+
+class SimulatedFailure(Exception):
+    """What the simulated user code raises."""
+
+
+class Poison:
+    """Rows that the operator fails on, and how many more times."""
+
+    def __init__(self) -> None:
+        self.rows: dict[tuple[int, int], int] = {}
+        self.bites = 0
+
+    def touch(self, source: int, seq: int) -> None:
+        """Raise if the row is poisoned."""
+        left = self.rows.get((source, seq), 0)
+        if left:
+            self.rows[source, seq] = left - 1
+            self.bites += 1
+            raise SimulatedFailure(f"row {seq} of source {source} is poisoned")
+
+
+class _Simulated(Operator):
+    poison: ClassVar[Poison] = Poison()
+
+    count: int = bl.value(0)
+    seen: dict[int, list[int]] = bl.map()
+    tally: Counter[int] = bl.counter()
+    recent: collections.deque[int] = bl.deque(maxlen=RECENT)
+
+    def take(self, row: Any) -> None:
+        self.count += 1
+        self.seen.setdefault(row.source, []).append(row.seq)
+        self.tally[row.source] += 1
+        self.recent.append(row.source * 1000 + row.seq)
+        # After the changes, so that a failure leaves some behind to be rolled back.
+        self.poison.touch(row.source, row.seq)
+
+
+class _Process(_Simulated):
+    def process(self, key: Any, rows: Rows, ctx: Context) -> Iterable[Any]:
+        for row in rows:
+            self.take(row)
+            yield key, row.source, row.seq, self.count
+
+
+class _Result(_Simulated):
+    def process(self, key: Any, rows: Rows, ctx: Context) -> None:
+        for row in rows:
+            self.take(row)
+
+    def result(self, key: Any, ctx: Context) -> Iterable[Any]:
+        if self.count >= FORGET_AT:
+            ctx.forget()
+        return key, len(self.seen), self.tally.total(), self.count
+
+
+class _Grouped(_Simulated):
+    grouped = True
+
+    def process(self, key: Any, rows: Rows, ctx: Context) -> Iterable[Any]:
+        # Containers that are assigned instead of changed in place are tracked, too.
+        self.seen = {source: list(seqs) for source, seqs in self.seen.items()}
+        for row in rows:
+            self.take(row)
+        yield key, len(rows), self.tally.total(), self.count
+        if self.count >= FORGET_AT:
+            ctx.forget()
+
+
+_OPERATORS: dict[Kind, type[_Simulated]] = {
+    Kind.PROCESS: _Process,
+    Kind.RESULT: _Result,
+    Kind.GROUPED: _Grouped,
+}
+
+
+def make_deployment(kind: Kind, poison: Poison) -> Deployment:
+    """The operator of a simulation, with its own poison."""
+    base = _OPERATORS[kind]
+    operator = types.new_class(base.__name__, (base,), exec_body=lambda body: body.update(poison=poison))
+    assert issubclass(operator, Operator)
+    return Deployment(NAME, operator, (0,), tuple(INPUT.names), OUTPUT)
+
+
+@dataclass
+class EpochPlan:
+    """The input of one epoch: batches of rows for each source partition."""
+
+    partitions: list[list[list[Row]]]
+    tasks: list[list[int]]
+    """Which partitions a task runs in turn; more than one after a downstream ``coalesce``."""
+
+    @property
+    def rows(self) -> list[Row]:
+        """All rows, each source's in order."""
+        return [row for batches in self.partitions for batch in batches for row in batch]
+
+
+@dataclass
+class QueryPlan:
+    """The input of a query, the same for every run of it."""
+
+    query: QueryId
+    epochs: list[EpochPlan]
+    _cache: dict[tuple[Epoch, int, int], list[pa.RecordBatch]] = field(default_factory=dict)
+
+    def batches(self, epoch: Epoch, partition: int, form: InputFormat, noise: int) -> list[pa.RecordBatch]:
+        """The Arrow batches of a partition; another ``noise`` gives the same rows with other bytes or cuts."""
+        known = self._cache.get((epoch, partition, noise))
+        if known is None:
+            parts = self.epochs[epoch].partitions[partition]
+            if noise % 2:
+                rows = [row for batch in parts for row in batch]
+                parts = [rows] if rows else []
+            known = [form.batch([{**row._asdict(), "noise": noise} for row in batch]) for batch in parts]
+            self._cache[epoch, partition, noise] = known
+        return known
+
+
+def plan_query(chance: Chance, query: QueryId, number: int, epochs: int) -> QueryPlan:
+    """Make up the input of a query."""
+    sources = chance.number(1, 4)
+    names = [number * 10 + source for source in range(sources)]
+    next_seq = dict.fromkeys(names, 0)
+    hot = chance.pick(KEYS)
+    plans = []
+    for index in range(epochs):
+        # An epoch without partitions: Spark runs it, but no task of the operator does.
+        empty = 0 < index < epochs - 1 and chance.happens(0.08)
+        partitions = []
+        for source in [] if empty else names:
+            batches = []
+            for _ in range(chance.number(0, 3)):
+                rows = []
+                for _ in range(chance.number(1, 3)):
+                    key = hot if chance.happens(0.4) else chance.pick(KEYS)
+                    rows.append(Row(key, source, next_seq[source]))
+                    next_seq[source] += 1
+                batches.append(rows)
+            partitions.append(batches)
+        plans.append(EpochPlan(partitions, _tasks(chance, len(partitions))))
+    return QueryPlan(query, plans)
+
+
+def _tasks(chance: Chance, partitions: int) -> list[list[int]]:
+    if partitions > 1 and chance.happens(0.25):
+        count = chance.number(1, partitions - 1)
+        return [list(range(task, partitions, count)) for task in range(count)]
+    return [[partition] for partition in range(partitions)]

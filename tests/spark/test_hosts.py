@@ -1,0 +1,413 @@
+"""Workers as child processes of the driver: how they start and end, who may call them, and their loss."""
+
+from __future__ import annotations
+
+import base64
+import os
+import signal
+import stat
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+
+import bedload as bl
+from bedload.core.errors import (
+    ClusterStopped,
+    SecretRefused,
+    TooFewSlots,
+    WorkerLost,
+    WorkerStartFailed,
+    WorkerUnreachable,
+)
+from bedload.core.ids import OperatorName, WorkerId
+from bedload.keys import RoutingTable, hash_key, key_group
+from bedload.protocol import messages as m
+from bedload.spark import hosts
+from bedload.transport import Channel, parse_address
+from tests.spark.apps import alive, eventually, running
+from tests.spark.conftest import Sink, numbers, run, start
+
+pytestmark = pytest.mark.spark
+
+
+class Count(bl.Operator):
+    n: int = bl.value(0)
+
+    def process(self, key: Any, rows: bl.Rows, ctx: bl.Context) -> None:
+        self.n += len(rows)
+
+    def result(self, key: Any, ctx: bl.Context) -> Any:
+        return key, self.n
+
+
+@pytest.fixture
+def two(spark: SparkSession) -> Iterator[bl.Cluster]:
+    """Two workers for one test, which may kill them."""
+    with bl.attach(spark, workers=2) as cluster:
+        yield cluster
+
+
+def leftovers() -> tuple[set[int], set[str], set[str]]:
+    """What an attachment makes: child processes, folders of logs, threads."""
+    children = {child.pid for child in psutil.Process().children()}
+    folders = {path.name for path in Path(tempfile.gettempdir()).glob("bedload-workers-*")}
+    threads = {thread.name for thread in threading.enumerate() if thread.name.startswith("bedload")}
+    return children, folders, threads
+
+
+def addresses(cluster: bl.Cluster) -> dict[WorkerId, str]:
+    return cluster._driver.call(lambda c: c.workers)
+
+
+def count_of_counts(spark: SparkSession, cluster: bl.Cluster, checkpoint: Path) -> None:
+    """The cluster works: two epochs come out right."""
+    stream = numbers(spark, 60, 2).selectExpr("value % 6 as key", "value")
+    sink = Sink()
+    run(cluster.apply(stream, key="key", operator=Count, schema="key long, n long"), sink, checkpoint, 2)
+    assert {epoch: sorted(rows) for epoch, rows in sink.epochs.items()} == {
+        0: [(key, 10) for key in range(6)],
+        1: [(key, 20) for key in range(6)],
+    }
+
+
+# --- start and end ---
+
+
+def test_workers_are_child_processes_and_end_with_the_cluster(spark: SparkSession) -> None:
+    before = leftovers()
+    cluster = bl.attach(spark, workers=2)
+    assert sorted(cluster.workers) == [0, 1]
+    pids = set(cluster.workers.values())
+    assert leftovers()[0] - before[0] == pids
+    assert all(alive(pid) for pid in pids)
+    assert repr(cluster) == "<bedload cluster of 2 workers, operators: none>"
+
+    cluster.stop()
+    assert not any(alive(pid) for pid in pids)
+    assert cluster.workers == {}
+    assert leftovers() == before
+    assert "stopped" in repr(cluster)
+
+
+def test_a_cluster_can_be_stopped_twice_and_takes_no_work_after(spark: SparkSession) -> None:
+    cluster = bl.attach(spark, workers=1)
+    cluster.stop()
+    cluster.stop()
+    with pytest.raises(ClusterStopped, match="attach again"):
+        cluster.apply(numbers(spark), key="value", operator=Count, schema="key long, n long")
+    with pytest.raises(ClusterStopped, match="attach again"):
+        cluster.state("Count")
+
+
+def test_the_context_manager_ends_the_workers_when_its_body_fails(spark: SparkSession) -> None:
+    with pytest.raises(ZeroDivisionError), bl.attach(spark, workers=1) as cluster:
+        (pid,) = cluster.workers.values()
+        _ = 1 // 0
+    assert not alive(pid)
+
+
+def test_a_session_can_be_attached_to_again_and_starts_empty(spark: SparkSession, tmp_path: Path) -> None:
+    with bl.attach(spark, workers=2) as first:
+        count_of_counts(spark, first, tmp_path / "first")
+        pids = set(first.workers.values())
+    with bl.attach(spark, workers=3) as second:
+        assert not pids & set(second.workers.values())
+        count_of_counts(spark, second, tmp_path / "second")
+
+
+def test_two_clusters_on_one_session_do_not_meet(spark: SparkSession, tmp_path: Path) -> None:
+    with bl.attach(spark, workers=1) as one, bl.attach(spark, workers=2) as other:
+        count_of_counts(spark, one, tmp_path / "one")
+        count_of_counts(spark, other, tmp_path / "other")
+        one.stop()
+        assert all(alive(pid) for pid in other.workers.values())
+
+
+def test_a_stop_does_not_wait_for_operator_code_and_its_query_fails(spark: SparkSession, tmp_path: Path) -> None:
+    started = str(tmp_path / "started")
+
+    class Stuck(bl.Operator):
+        n: int = bl.value(0)
+
+        def process(self, key: Any, rows: bl.Rows, ctx: bl.Context) -> None:
+            Path(started).touch()
+            time.sleep(600)
+
+    cluster = bl.attach(spark, workers=2)
+    pids = cluster.workers.values()
+    out = cluster.apply(numbers(spark, 10, 1), key="value", operator=Stuck, schema="key long")
+    query = start(out, Sink(), tmp_path / "checkpoint")
+    eventually(Path(started).exists, "the operator runs")
+    cluster.stop()
+    assert not any(alive(pid) for pid in pids)
+    eventually(lambda: not query.isActive, "the query ended")
+    assert query.exception() is not None
+
+
+def test_workers_end_when_the_driver_is_killed_even_in_the_middle_of_a_call(tmp_path: Path) -> None:
+    with running("sleeping", tmp_path) as app:
+        said = app.expect("sleeping")
+        workers = set(said["workers"].values())
+        assert len(workers) == 2
+        assert said["busy"] in workers
+        assert all(alive(pid) for pid in workers)
+        app.kill()
+        eventually(lambda: not any(alive(pid) for pid in workers), "the workers ended by themselves", 20)
+
+
+# --- a worker that does not start ---
+
+
+@pytest.fixture
+def python_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """Replaces the Python that workers are started with by a shell script."""
+
+    def replace(script: str) -> None:
+        path = tmp_path / "python"
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(path.stat().st_mode | stat.S_IXUSR)
+        monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)  # Spark's own workers keep theirs
+        monkeypatch.setattr(sys, "executable", str(path))
+
+    return replace
+
+
+def test_a_worker_that_dies_at_start_is_reported_with_the_end_of_its_log(spark: SparkSession, python_is: Any) -> None:
+    python_is("echo 'no such module: frobnicate' >&2; exit 3")
+    before = leftovers()
+    with pytest.raises(WorkerStartFailed, match=r"worker 0 ended with code 3 .*\n.*no such module: frobnicate"):
+        bl.attach(spark, workers=2)
+    assert leftovers() == before
+
+
+def test_the_workers_that_did_start_are_ended_when_another_did_not(
+    spark: SparkSession, python_is: Any, tmp_path: Path
+) -> None:
+    pids = tmp_path / "pids"
+    python_is(
+        f'if mkdir {tmp_path}/first 2>/dev/null; then echo $$ >> {pids}; exec {sys.executable} "$@"; fi\n'
+        f"while ! test -s {pids}; do sleep 0.05; done; echo 'no room' >&2; exit 4"
+    )
+    before = leftovers()
+    with pytest.raises(WorkerStartFailed, match=r"ended with code 4 .*\nno room"):
+        bl.attach(spark, workers=2)
+    assert leftovers() == before
+    assert not alive(int(pids.read_text()))
+
+
+def test_a_python_that_is_not_there_is_a_worker_that_did_not_start(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "nothing"))
+    before = leftovers()
+    with pytest.raises(WorkerStartFailed, match=r"worker 0 .*nothing"):
+        bl.attach(spark, workers=2)
+    assert leftovers() == before
+
+
+def test_workers_that_never_come_are_given_up_and_ended(
+    spark: SparkSession, python_is: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    python_is(f"echo $$ >> {tmp_path}/pids; exec sleep 600")
+    monkeypatch.setattr(hosts, "_STOP_SECONDS", 0.2)
+    before = leftovers()
+    with pytest.raises(WorkerStartFailed, match="0 of 2 workers joined within 1 seconds"):
+        bl.attach(spark, workers=2, start_seconds=1)
+    assert leftovers() == before
+    assert not any(alive(int(pid)) for pid in (tmp_path / "pids").read_text().split())
+
+
+# --- who may call ---
+
+
+def test_a_caller_with_another_secret_is_refused_everywhere(two: bl.Cluster) -> None:
+    for address in (two._driver.address, *addresses(two).values()):
+        with pytest.raises(SecretRefused):
+            Channel.connect(address, b"x" * 32)
+        Channel.connect(address, two._secret).close()
+
+
+def test_a_refused_caller_changes_nothing(spark: SparkSession, two: bl.Cluster, tmp_path: Path) -> None:
+    for address in (two._driver.address, *addresses(two).values()):
+        with pytest.raises(SecretRefused):
+            Channel.connect(address, b"x" * 32)
+    count_of_counts(spark, two, tmp_path)
+
+
+def test_each_attachment_has_a_secret_of_its_own(spark: SparkSession, two: bl.Cluster) -> None:
+    with bl.attach(spark, workers=1) as other, pytest.raises(SecretRefused):
+        Channel.connect(two._driver.address, other._secret)
+
+
+def test_in_local_mode_all_sockets_listen_on_loopback_only(two: bl.Cluster) -> None:
+    expected = {parse_address(address)[1] for address in (two._driver.address, *addresses(two).values())}
+    found = set()
+    for pid in (os.getpid(), *two.workers.values()):
+        for connection in psutil.Process(pid).net_connections("inet"):
+            if connection.status == psutil.CONN_LISTEN:
+                assert connection.laddr.ip in ("127.0.0.1", "::1", "::ffff:127.0.0.1")
+                found.add(connection.laddr.port)
+    assert expected <= found
+
+
+def test_the_secret_is_in_no_argument_list_and_no_environment(two: bl.Cluster) -> None:
+    forms = (two._secret.hex(), base64.b64encode(two._secret).decode())
+    for pid in two.workers.values():
+        process = psutil.Process(pid)
+        visible = " ".join([*process.cmdline(), *process.environ().values()])
+        assert not any(form in visible for form in forms)
+
+
+# --- a lost worker ---
+
+
+def test_a_worker_killed_in_an_epoch_fails_the_query_and_the_others_roll_back(
+    spark: SparkSession, two: bl.Cluster, tmp_path: Path
+) -> None:
+    folder = str(tmp_path)
+
+    class Waits(bl.Operator):
+        n: int = bl.value(0)
+
+        def process(self, key: Any, rows: bl.Rows, ctx: bl.Context) -> None:
+            self.n += len(rows)
+            if ctx.epoch == 1:
+                Path(folder, f"in-epoch-{ctx.worker}").touch()
+                eventually(Path(folder, "go").exists, "told to go on")
+
+    out = two.apply(numbers(spark, 100, 2), key="value", operator=Waits, schema="key long", key_groups=64)
+    routing = two._driver.call(lambda c: c.operator(OperatorName("Waits")).routing)
+    where = addresses(two)
+    sink = Sink()
+    query = start(out, sink, tmp_path / "checkpoint")
+    eventually(lambda: all((tmp_path / f"in-epoch-{w}").exists() for w in (0, 1)), "both workers are in epoch 1")
+    lost, kept = (two.workers[worker] for worker in (0, 1))
+
+    os.kill(lost, signal.SIGKILL)
+    eventually(lambda: not query.isActive, "the query ended")
+    text = str(query.exception())
+    assert "WorkerLost" in text
+    assert f"worker 0 was lost (process {lost} ended" in text
+    assert "32 key groups of Waits" in text
+    assert "in memory only" in text
+    assert "give attach() a checkpoint" in text
+    assert list(sink.epochs) == [0]
+
+    (tmp_path / "go").touch()
+    expected = sum(_owner(value, routing) == 1 for value in range(100))
+    assert 0 < expected < 100
+    with Channel.connect(where[WorkerId(1)], two._secret) as channel:
+        # It answers only after what it was told before, so after the roll-back.
+        assert _keys(channel, "Waits") == expected
+
+    for call in (
+        lambda: two.apply(numbers(spark), key="value", operator=Count, schema="key long, n long"),
+        lambda: two.apply(numbers(spark), key="value", operator=Waits, schema="key long", fresh=True),
+        lambda: two.state("Waits"),
+    ):
+        with pytest.raises(WorkerLost, match="worker 0 was lost") as caught:
+            call()
+        assert caught.value.worker == 0
+    assert two.workers == {1: kept}
+    two.stop()
+    assert not alive(kept)
+
+
+def test_a_worker_killed_between_epochs_fails_the_next_one(
+    spark: SparkSession, two: bl.Cluster, tmp_path: Path
+) -> None:
+    stream = numbers(spark, 60, 2).selectExpr("value % 6 as key", "value")
+    out = two.apply(stream, key="key", operator=Count, schema="key long, n long")
+    run(out, Sink(), tmp_path, 2)
+    state = two.state("Count")
+    assert state.get(3) is not None
+    (lost,) = two.workers[1:2] if isinstance(two.workers, list) else (two.workers[1],)
+
+    os.kill(lost, signal.SIGKILL)
+    eventually(lambda: 1 not in two.workers, "the loss was noticed")
+    with pytest.raises(WorkerLost, match="worker 1 was lost.*128 key groups of Count"):
+        state.get(3)
+    sink = Sink()
+    query = start(out, sink, tmp_path)
+    eventually(lambda: not query.isActive, "the query ended")
+    assert "worker 1 was lost" in str(query.exception())
+    assert "in memory only" in str(query.exception())
+    assert sink.epochs == {}
+
+
+def test_a_worker_lost_before_any_operator_is_noticed_too(spark: SparkSession, two: bl.Cluster) -> None:
+    os.kill(two.workers[0], signal.SIGKILL)
+    eventually(lambda: 0 not in two.workers, "the loss was noticed")
+    with pytest.raises(WorkerLost, match="no state"):
+        two.apply(numbers(spark), key="value", operator=Count, schema="key long, n long")
+
+
+# --- Spark tasks as hosts, in local mode ---
+
+
+def test_more_workers_than_slots_are_refused_with_what_to_do(spark: SparkSession) -> None:
+    before = leftovers()
+    with pytest.raises(TooFewSlots, match="2 workers and at least one feeder need 3 task slots, but .* 2 ") as caught:
+        bl.attach(spark, workers=2, host="task")
+    for advice in ("workers=1", "spark.cores.max", "host='process'"):
+        assert advice in caught.value.message
+    assert leftovers() == before
+
+
+def test_a_worker_in_a_task_frees_its_slot_when_the_cluster_stops(spark: SparkSession, tmp_path: Path) -> None:
+    before = leftovers()
+    with bl.attach(spark, workers=1, host="task") as cluster:
+        count_of_counts(spark, cluster, tmp_path)
+        assert len(spark.sparkContext.statusTracker().getActiveJobsIds()) == 1
+        (address,) = addresses(cluster).values()
+    assert spark.sparkContext.statusTracker().getActiveJobsIds() == []
+    with pytest.raises(WorkerUnreachable):
+        Channel.connect(address, cluster._secret, 1.0)
+    assert leftovers() == before
+
+
+def test_a_stop_cancels_a_task_whose_operator_is_stuck_and_nothing_else(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(hosts, "_STOP_SECONDS", 0.5)
+    started = str(tmp_path / "started")
+
+    class Stuck(bl.Operator):
+        n: int = bl.value(0)
+
+        def process(self, key: Any, rows: bl.Rows, ctx: bl.Context) -> None:
+            Path(started).write_text(str(os.getpid()))
+            time.sleep(600)
+
+    cluster = bl.attach(spark, workers=1, host="task")
+    assert spark.sparkContext.getLocalProperty("spark.jobGroup.id") is None
+    out = cluster.apply(numbers(spark, 10, 1), key="value", operator=Stuck, schema="key long")
+    query = start(out, Sink(), tmp_path / "checkpoint")
+    eventually(lambda: Path(started).exists() and bool(Path(started).read_text()), "the operator runs")
+    pid = int(Path(started).read_text())
+    cluster.stop()
+    eventually(lambda: spark.sparkContext.statusTracker().getActiveJobsIds() == [], "the job of the workers ended")
+    eventually(lambda: not alive(pid), "Spark ended the process of the task")
+    eventually(lambda: not query.isActive, "the query ended")
+    assert spark.range(10).count() == 10
+
+
+def _owner(value: int, routing: RoutingTable) -> int:
+    return routing.owner(key_group(hash_key(value, (pa.int64(),)), routing.key_groups))
+
+
+def _keys(channel: Channel, operator: str) -> int:
+    channel.send(m.encode(m.Inspect(OperatorName(operator))))
+    answer = m.decode(channel.recv(30).header)
+    assert isinstance(answer, m.Inspected)
+    return answer.keys
