@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -103,6 +104,15 @@ def fail(df: DataFrame, sink: Callable[[DataFrame, int], Any], checkpoint: Any, 
         return str(error)
     query.stop()
     raise AssertionError("the query did not fail")
+
+
+def committed(cluster: bl.Cluster, name: str, epoch: int) -> None:
+    """Wait for the news that Spark committed the epoch: it comes by an event after the query went on."""
+    for _ in range(200):
+        if max(cluster.committed(name).values(), default=-1) >= epoch:
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"epoch {epoch} of {name} was not committed: {cluster.committed(name)}")
 
 
 class _EnoughError(Exception):

@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import LongType, StructField, StructType
 
 import bedload as bl
-from tests.spark.conftest import Sink, numbers, run, start
+from tests.spark.conftest import Sink, committed, numbers, run, start
 
 pytestmark = pytest.mark.spark
 
@@ -118,6 +118,7 @@ def test_state_of_every_type_is_kept_and_read_live(spark: SparkSession, cluster:
     df = numbers(spark, 50, 1).selectExpr("cast(value % 2 as string) as key", "value")
     out = cluster.apply(df, key="key", operator=Everything, schema="x long")
     run(out, Sink(), tmp_path, epochs=2)
+    committed(cluster, "Everything", 1)
     answer = cluster.state(Everything).get("1")
     assert answer is not None
     odd = list(range(1, 100, 2))
@@ -162,6 +163,7 @@ def test_composite_keys_may_hold_nulls(spark: SparkSession, cluster: bl.Cluster,
 
     out = cluster.apply(df, key=["a", "b"], operator=Pairs, schema=schema)
     run(out, Sink(), tmp_path, epochs=1)
+    committed(cluster, "Pairs", 0)
     state = cluster.state("Pairs")
     found = {(a, b): state.get((a, b)) for a in (None, 1, 2) for b in ("0", "1")}
     assert {key: answer and answer["n"] for key, answer in found.items()} == dict.fromkeys(found, 10)
@@ -196,15 +198,19 @@ def test_every_kind_of_key_finds_its_state_again(spark: SparkSession, cluster: b
         out = cluster.apply(df, key="key", operator=Keyed, schema="n long", name=f"Key_{kind}")
         run(out, sink, tmp_path / kind, epochs=2)
         expected = Counter(
-            row.key for row in spark.range(80).selectExpr("id as value").selectExpr(f"{expression} as key")
-            .groupBy("key").count().selectExpr("count as key").collect()
+            row.key
+            for row in spark.range(80)
+            .selectExpr("id as value")
+            .selectExpr(f"{expression} as key")
+            .groupBy("key")
+            .count()
+            .selectExpr("count as key")
+            .collect()
         )
-        assert Counter(n for n, in sink.epochs[1]) == expected, kind
+        assert Counter(n for (n,) in sink.epochs[1]) == expected, kind
 
 
-def test_operators_chain_and_each_keeps_its_own_state(
-    spark: SparkSession, cluster: bl.Cluster, tmp_path: Path
-) -> None:
+def test_operators_chain_and_each_keeps_its_own_state(spark: SparkSession, cluster: bl.Cluster, tmp_path: Path) -> None:
     df = numbers(spark, 100, 2).selectExpr("value % 10 as key", "value")
     first = cluster.apply(df, key="key", operator=Running, schema="key long, value long, n long", name="First")
     second = cluster.apply(
@@ -225,9 +231,7 @@ def test_several_queries_run_on_one_cluster_at_once(spark: SparkSession, cluster
     queries = []
     for i, sink in enumerate(sinks):
         df = numbers(spark, 20 * (i + 1), 1).selectExpr("value % 4 as key", "value")
-        out = cluster.apply(
-            df, key="key", operator=Total, schema="key long, n long, total long", name=f"Query{i}"
-        )
+        out = cluster.apply(df, key="key", operator=Total, schema="key long, n long, total long", name=f"Query{i}")
         queries.append(start(out, sink, tmp_path / str(i)))
     while any(len(sink.epochs) < 3 and query.isActive for sink, query in zip(sinks, queries, strict=True)):
         queries[0].awaitTermination(0.1)
@@ -276,6 +280,7 @@ def test_setup_makes_what_keys_share_and_forget_removes_a_key(
     sink = Sink()
     run(out, sink, tmp_path, epochs=4)
     assert sink.epochs == {0: [], 1: [], 2: [(0, "Shared", 30)], 3: []}
+    committed(cluster, "Shared", 3)
     answer = cluster.state("Shared").get(0)
     assert answer is not None
     assert answer["n"] == 10

@@ -109,10 +109,16 @@ def test_a_cluster_can_be_stopped_twice_and_takes_no_work_after(spark: SparkSess
 
 
 def test_the_context_manager_ends_the_workers_when_its_body_fails(spark: SparkSession) -> None:
-    with pytest.raises(ZeroDivisionError), bl.attach(spark, workers=1) as cluster:
-        (pid,) = cluster.workers.values()
-        _ = 1 // 0
-    assert not alive(pid)
+    def work() -> None:
+        with bl.attach(spark, workers=1) as cluster:
+            pids.update(cluster.workers.values())
+            raise ZeroDivisionError
+
+    pids: set[int] = set()
+    with pytest.raises(ZeroDivisionError):
+        work()
+    assert len(pids) == 1
+    assert not any(alive(pid) for pid in pids)
 
 
 def test_a_session_can_be_attached_to_again_and_starts_empty(spark: SparkSession, tmp_path: Path) -> None:
@@ -331,11 +337,10 @@ def test_a_worker_killed_between_epochs_fails_the_next_one(
     run(out, Sink(), tmp_path, 2)
     state = two.state("Count")
     assert state.get(3) is not None
-    (lost,) = two.workers[1:2] if isinstance(two.workers, list) else (two.workers[1],)
 
-    os.kill(lost, signal.SIGKILL)
+    os.kill(two.workers[1], signal.SIGKILL)
     eventually(lambda: 1 not in two.workers, "the loss was noticed")
-    with pytest.raises(WorkerLost, match="worker 1 was lost.*128 key groups of Count"):
+    with pytest.raises(WorkerLost, match=r"worker 1 was lost.*128 key groups of Count"):
         state.get(3)
     sink = Sink()
     query = start(out, sink, tmp_path)
@@ -357,7 +362,7 @@ def test_a_worker_lost_before_any_operator_is_noticed_too(spark: SparkSession, t
 
 def test_more_workers_than_slots_are_refused_with_what_to_do(spark: SparkSession) -> None:
     before = leftovers()
-    with pytest.raises(TooFewSlots, match="2 workers and at least one feeder need 3 task slots, but .* 2 ") as caught:
+    with pytest.raises(TooFewSlots, match=r"2 workers and at least one feeder need 3 task slots, but .* 2 ") as caught:
         bl.attach(spark, workers=2, host="task")
     for advice in ("workers=1", "spark.cores.max", "host='process'"):
         assert advice in caught.value.message
@@ -373,6 +378,22 @@ def test_a_worker_in_a_task_frees_its_slot_when_the_cluster_stops(spark: SparkSe
     assert spark.sparkContext.statusTracker().getActiveJobsIds() == []
     with pytest.raises(WorkerUnreachable):
         Channel.connect(address, cluster._secret, 1.0)
+    assert leftovers() == before
+
+
+def test_a_worker_that_cannot_start_in_a_task_is_reported_with_the_reason(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(coordinator: str, secret: bytes) -> Any:
+        def run(numbers: Any) -> Any:
+            raise ModuleNotFoundError("no module named frobnicate")
+
+        return run
+
+    monkeypatch.setattr(hosts, "_task", broken)
+    before = leftovers()
+    with pytest.raises(WorkerStartFailed, match="no module named frobnicate"):
+        bl.attach(spark, workers=1, host="task")
     assert leftovers() == before
 
 
@@ -403,7 +424,7 @@ def test_a_stop_cancels_a_task_whose_operator_is_stuck_and_nothing_else(
 
 
 def _owner(value: int, routing: RoutingTable) -> int:
-    return routing.owner(key_group(hash_key(value, (pa.int64(),)), routing.key_groups))
+    return routing.owners[key_group(hash_key(value, (pa.int64(),)), routing.key_groups)]
 
 
 def _keys(channel: Channel, operator: str) -> int:

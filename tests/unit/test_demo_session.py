@@ -41,7 +41,9 @@ def test_the_demo_without_java_names_make_setup(
     assert "make setup" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("arguments", [["--cars", "0"], ["--rate", "-5"], ["--seconds", "soon"]])
+@pytest.mark.parametrize(
+    "arguments", [["--cars", "0"], ["--rate", "-5"], ["--seconds", "soon"], ["--json", "/no/such/x"]]
+)
 def test_arguments_that_make_no_sense_are_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(arguments)

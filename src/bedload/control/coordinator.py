@@ -101,7 +101,7 @@ class Coordinator:
     def feeder_failed(self, message: m.FeederFailed) -> list[Instruction]:
         """A feeder met bad data."""
         epochs = self._operators.get(message.operator)
-        return [] if epochs is None else epochs.failed(message.turn, message.error.error())
+        return [] if epochs is None else epochs.feeder_failed(message)
 
     def from_worker(self, message: m.Message) -> list[Instruction]:
         """A worker says something."""

@@ -169,8 +169,12 @@ class OperatorEpochs:
         out = self._commit() if self._spark_committed == self.epoch else []
         return out + self._unpark()
 
+    def feeder_failed(self, message: m.FeederFailed) -> list[Instruction]:
+        """A feeder cannot go on with this turn. Each worker knows whether it is too late to roll back."""
+        return self._tell(message) if message.turn == self.turn and self.phase is Phase.OPEN else []
+
     def failed(self, turn: Turn, error: BedloadError) -> list[Instruction]:
-        """A worker or a feeder cannot go on with this turn."""
+        """A worker cannot go on with this turn."""
         if turn != self.turn or self.phase is not Phase.OPEN:
             return []
         return [*self._abort(error), *self._unpark()]

@@ -61,9 +61,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 130
         except (BedloadError, PySparkException) as error:
             print(f"the demo failed: {error}", file=sys.stderr)
-            log = tail(folder / "spark.log")
-            if log:
-                print(f"the end of Spark's log:\n{log}", file=sys.stderr)
+            if isinstance(error, PySparkException):  # ours say all there is to say
+                print(f"the end of Spark's log:\n{tail(folder / 'spark.log')}", file=sys.stderr)
             return 1
     if args.json is not None:
         args.json.write_text(json.dumps(summary, indent=2) + "\n")
@@ -112,7 +111,14 @@ def _start(spark: SparkSession, cluster: bl.Cluster, traffic: Traffic, folder: P
 
 
 def _watch(
-    query: StreamingQuery, cluster: bl.Cluster, traffic: Traffic, console: Console, clock: Clock, *, plain: bool
+    query: StreamingQuery,
+    cluster: bl.Cluster,
+    traffic: Traffic,
+    console: Console,
+    interrupt: Interrupt,
+    clock: Clock,
+    *,
+    plain: bool,
 ) -> Monitor:
     """Show the run until all of the traffic went through."""
     monitor = Monitor(traffic.total, traffic.rate, cluster.workers)
@@ -169,8 +175,7 @@ def _check(spark: SparkSession, cluster: bl.Cluster, oracle: Oracle, folder: Pat
             print(f"  {difference}")
     else:
         console.print(
-            f"check: OK, the state of {len(cars):,} cars and all {table.num_rows:,} outputs of {seen:,} cars "
-            f"equal the oracle's",
+            f"check: OK, {len(cars):,} states and {table.num_rows:,} outputs of {seen:,} cars equal the oracle's",
             style="bold green",
             soft_wrap=True,
         )
@@ -206,7 +211,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--seed", type=int, default=7, metavar="N", help="another number, other traffic (default: %(default)s)")
     add("--plain", action="store_true", help="one line per second instead of the live view, for logs")
-    add("--json", type=Path, metavar="FILE", help="write the summary to a file")
+    add("--json", type=_new_file, metavar="FILE", help="write the summary to a file")
     return parser
 
 
@@ -215,6 +220,13 @@ def _positive(text: str) -> int:
     if number < 1:
         raise argparse.ArgumentTypeError(f"{text} is not a positive number")
     return number
+
+
+def _new_file(text: str) -> Path:
+    path = Path(text)
+    if path.is_dir() or not path.parent.is_dir():  # better now than after the run
+        raise argparse.ArgumentTypeError(f"{text} cannot be written: its folder is missing, or it is one")
+    return path
 
 
 if __name__ == "__main__":

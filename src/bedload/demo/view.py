@@ -62,8 +62,8 @@ def report(overall: Overall) -> str:
             f"rows      {overall.rows:,} in {overall.seconds:.1f} s; "
             f"{overall.rows_per_second:,.0f} rows/s after epoch 0",
             f"epochs    {overall.epochs}; p50 {latency.median:.2f} s, p99 {latency.p99:.2f} s, "
-            f"max {latency.max:.2f} s; "
-            f"epoch 0, which starts Python: {latency.first:.1f} s",
+            f"max {latency.max:.2f} s after epoch 0",
+            f"epoch 0   {latency.first:.1f} s; it starts Python and compiles the plan",
             *(f"worker {load.worker}  {load.keys:,} keys, {load.busy:.0%} busy" for load in overall.workers),
         ]
     )
@@ -106,8 +106,9 @@ def _workers(snapshot: Snapshot) -> RenderableType:
     grid = _grid()
     for load in snapshot.workers:
         cells = round(load.busy * BUSY_CELLS)
-        bar = Text("█" * cells, style="magenta") + Text("░" * (BUSY_CELLS - cells), style="dim")
-        grid.add_row(f"worker {load.worker}", bar + Text(f" {load.busy:4.0%} busy   {load.keys:>7,} keys"))
+        figures = f" {load.busy:4.0%} busy   {load.keys:>7,} keys"
+        bar = Text.assemble(("█" * cells, "magenta"), ("░" * (BUSY_CELLS - cells), "dim"), figures)
+        grid.add_row(f"worker {load.worker}", bar)
     return grid
 
 

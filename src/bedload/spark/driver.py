@@ -162,7 +162,12 @@ class Driver(Handler):
             _log.error("%s: %s", peer or "coordinator", error, exc_info=error)
 
     def _register(self, peer: Peer, message: m.Register) -> None:
-        if self.coordinator is not None or message.worker in self._peers:
+        if message.worker in self._peers:
+            # SUBTLE: Spark made a copy of a task that runs. When the copy ends, Spark takes the task for done and
+            # kills the one with the state, so the copy is left waiting until the cluster ends.
+            _log.warning("a second worker %s (process %s) came and is left idle", message.worker, message.pid)
+            return
+        if self.coordinator is not None:
             peer.send(m.encode(m.Stop()))  # a restarted Spark task: its state is gone, so it has no place
             return
         self._peers[message.worker] = peer

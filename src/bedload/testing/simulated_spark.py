@@ -169,11 +169,12 @@ class Job:
             self._failed(task, attempt)
         else:
             self._finished(task, attempt)
-        if isinstance(attempt.error, TaskCrashed) and self._spark.slots.total > 1:
-            if self._spark.faults.strikes("lost slot"):
-                self._spark.slots.total -= 1  # its executor died with it
-                return
-        self._spark.slots.give_back()
+        slots = self._spark.slots
+        crashed = isinstance(attempt.error, TaskCrashed)
+        if crashed and slots.total > 1 and self._spark.faults.strikes("lost slot"):
+            slots.total -= 1  # its executor died with it
+        else:
+            slots.give_back()
 
     def _failed(self, task: int, attempt: TaskAttempt) -> None:
         assert attempt.error is not None

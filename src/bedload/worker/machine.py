@@ -148,6 +148,8 @@ class WorkerMachine:
                 return self._commit(message)
             case m.Abort():
                 return self._abort(message)
+            case m.FeederFailed():
+                return self._feeder_failed(message)
             case m.Reset(operator=operator):
                 return self._reset(operator)
             case m.Probe(operator=operator, turn=turn):
@@ -214,8 +216,8 @@ class WorkerMachine:
             self._activate(hosted, message.deployment)
             assert hosted.runtime is not None
             hosted.runtime.begin(message.epoch, message.groups)
-        except BedloadError as error:
-            out = self._fail(hosted, error)
+        except Exception as error:
+            out = self._fail(hosted, error if isinstance(error, BedloadError) else _bug(error))
         else:
             out = []
         for peer, waiting, body in early:
@@ -257,6 +259,14 @@ class WorkerMachine:
         if hosted is None or hosted.turn != message.turn:
             return []
         return self._roll_back(hosted, message.error.error())
+
+    def _feeder_failed(self, message: m.FeederFailed) -> list[Out]:
+        # SUBTLE: not in SEALED. If every worker is sealed Spark may have committed, thanks to another attempt
+        # of that feeder. If one is not, it rolls back here and now, and Spark cannot commit any more.
+        hosted = self._hosted.get(message.operator)
+        if hosted is None or hosted.turn != message.turn or hosted.phase is not Phase.OPEN:
+            return []
+        return self._fail(hosted, message.error.error())
 
     def _reset(self, operator: OperatorName) -> list[Out]:
         hosted = self._hosted.get(operator)

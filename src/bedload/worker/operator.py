@@ -15,6 +15,7 @@ import inspect
 import sys
 import typing
 from collections.abc import Iterable
+from functools import cache
 from typing import Any, ClassVar
 
 from bedload.core.errors import DefinitionError, StateTypeError
@@ -161,14 +162,24 @@ def make_shared(operator: type[Operator]) -> tuple[Operator, type[Operator]]:
     Attributes that ``setup`` sets on the first become visible, read-only, on all objects of the
     second: they are put on its class by :func:`share`.
     """
-    holder = _subclass(operator, ("__dict__",))
-    row = _subclass(operator, (*(spec.name for spec in state_of(operator)), *ROW_SLOTS))
+    holder = _subclass(operator, _slots(("__dict__",)))
+    row = _subclass(operator, _slots((*(spec.name for spec in state_of(operator)), *ROW_SLOTS)))
     return holder(), row
 
 
-def _subclass(operator: type[Operator], slots: tuple[str, ...]) -> type[Operator]:
-    namespace = {"__slots__": slots, "__module__": operator.__module__, "__qualname__": operator.__qualname__}
-    made = type.__new__(_OperatorMeta, operator.__name__, (operator,), namespace)
+@cache
+def _slots(names: tuple[str, ...]) -> type:
+    """A class that is nothing but these slots.
+
+    SUBTLE: two versions of an operator with the same state share it, so that objects of the one can become
+    objects of the other by assigning ``__class__``: Python allows that only if the slots are the same ones.
+    """
+    return type("Slots", (), {"__slots__": names})
+
+
+def _subclass(operator: type[Operator], slots: type) -> type[Operator]:
+    namespace = {"__slots__": (), "__module__": operator.__module__, "__qualname__": operator.__qualname__}
+    made = type.__new__(_OperatorMeta, operator.__name__, (operator, slots), namespace)
     assert issubclass(made, Operator)
     return made
 

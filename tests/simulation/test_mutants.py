@@ -1,0 +1,235 @@
+"""The simulator can fail: each of these broken protocols is caught by some seed in a small range.
+
+A mutant changes one decision of the coordinator, the worker or the store. One that survives would mean that
+the simulator does not look at what the decision is for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from bedload.control.epochs import OperatorEpochs
+from bedload.control.epochs import Phase as ControlPhase
+from bedload.protocol import messages as m
+from bedload.protocol.split import unpack
+from bedload.store.rows import RowStore
+from bedload.testing import Scenario, simulate
+from bedload.testing.faults import ALWAYS
+from bedload.worker.machine import Phase, WorkerMachine, _Applied
+from bedload.worker.runtime import OperatorRuntime
+
+Patch = pytest.MonkeyPatch
+OFTEN = Scenario(ALWAYS | {"noise", "second query", "poison"}, 0.3)
+LOSSY = Scenario(ALWAYS | {"stop early", "no action"}, 0.2)
+USUAL = Scenario(ALWAYS, 0.3)
+
+
+def repeat_is_applied_again(patch: Patch) -> None:
+    original = WorkerMachine._apply
+
+    def apply(self: Any, hosted: Any, peer: Any, message: Any, body: Any) -> Any:
+        feeder = hosted.feeders[message.feeder]
+        if message.number in feeder.applied and hosted.phase is Phase.OPEN:
+            hosted.runtime.apply(unpack(body, feeder.schema))
+        return original(self, hosted, peer, message, body)
+
+    patch.setattr(WorkerMachine, "_apply", apply)
+
+
+def repeat_gets_no_output(patch: Patch) -> None:
+    original = WorkerMachine._apply
+
+    def apply(self: Any, hosted: Any, peer: Any, message: Any, body: Any) -> Any:
+        out = original(self, hosted, peer, message, body)
+        applied = hosted.feeders[message.feeder].applied
+        applied[message.number] = _Applied(applied[message.number].checksum, None)
+        return out
+
+    patch.setattr(WorkerMachine, "_apply", apply)
+
+
+def checksums_are_not_compared(patch: Patch) -> None:
+    original = WorkerMachine._apply
+
+    def apply(self: Any, hosted: Any, peer: Any, message: Any, body: Any) -> Any:
+        known = hosted.feeders[message.feeder].applied.get(message.number)
+        if known is not None:
+            message = m.Apply(message.operator, message.turn, message.feeder, message.number, known.checksum)
+        return original(self, hosted, peer, message, body)
+
+    def done(self: Any, hosted: Any, peer: Any, message: Any) -> Any:
+        feeder = hosted.feeders[message.feeder]
+        count = len(feeder.applied) if feeder.batches is None else feeder.batches
+        return whole(self, hosted, peer, m.Done(message.operator, message.turn, message.feeder, count))
+
+    whole = WorkerMachine._done
+    patch.setattr(WorkerMachine, "_apply", apply)
+    patch.setattr(WorkerMachine, "_done", done)
+
+
+def abort_does_not_restore(patch: Patch) -> None:
+    patch.setattr(OperatorRuntime, "abort", OperatorRuntime.commit)
+
+
+def abort_forgets_removed_keys(patch: Patch) -> None:
+    original = RowStore.abort
+
+    def abort(self: Any) -> None:
+        self._gone = {}
+        original(self)
+
+    patch.setattr(RowStore, "abort", abort)
+
+
+def seal_comes_before_all_are_done(patch: Patch) -> None:
+    original = WorkerMachine._settle
+
+    def settle(self: Any, hosted: Any) -> Any:
+        done = [feeder for feeder in hosted.feeders.values() if feeder.batches is not None]
+        if hosted.expected is not None and done and len(done) == hosted.expected - 1:
+            return self._seal(hosted)
+        return original(self, hosted)
+
+    patch.setattr(WorkerMachine, "_settle", settle)
+
+
+def done_is_answered_at_once(patch: Patch) -> None:
+    original = WorkerMachine._done
+
+    def done(self: Any, hosted: Any, peer: Any, message: Any) -> Any:
+        out = original(self, hosted, peer, message)
+        feeder = hosted.feeders[message.feeder]
+        if peer in feeder.waiting:
+            feeder.waiting.remove(peer)
+            out = [*out, (peer, m.Finished(message.turn), None)]
+        return out
+
+    patch.setattr(WorkerMachine, "_done", done)
+
+
+def former_turns_are_let_in(patch: Patch) -> None:
+    original = WorkerMachine._from_feeder
+
+    def from_feeder(self: Any, peer: Any, message: Any, body: Any) -> Any:
+        hosted = self._hosted.get(message.operator)
+        if hosted is not None and message.turn < hosted.turn and hosted.phase is Phase.OPEN:
+            fields = {name: getattr(message, name) for name in message.__struct_fields__}
+            message = type(message)(**{**fields, "turn": hosted.turn})
+        return original(self, peer, message, body)
+
+    patch.setattr(WorkerMachine, "_from_feeder", from_feeder)
+
+
+def early_messages_are_dropped(patch: Patch) -> None:
+    original = WorkerMachine._begin
+
+    def begin(self: Any, message: Any) -> Any:
+        self._hosted[message.operator].early = []
+        return original(self, message)
+
+    patch.setattr(WorkerMachine, "_begin", begin)
+
+
+def crashed_feeder_keeps_its_slot(patch: Patch) -> None:
+    original = WorkerMachine.gone
+
+    def gone(self: Any, peer: Any) -> Any:
+        for hosted in self._hosted.values():
+            for feeder in hosted.feeders.values():
+                feeder.peers.add("nobody")
+        return original(self, peer)
+
+    patch.setattr(WorkerMachine, "gone", gone)
+
+
+def commit_comes_with_the_seal(patch: Patch) -> None:
+    original = OperatorEpochs.sealed
+
+    def sealed(self: Any, message: Any) -> Any:
+        out = original(self, message)
+        return [*out, *self._commit()] if self.phase is ControlPhase.SEALED else out
+
+    patch.setattr(OperatorEpochs, "sealed", sealed)
+
+
+def incomplete_epoch_is_let_through(patch: Patch) -> None:
+    def probed(self: Any, message: Any) -> Any:
+        if message.turn != self.turn or self._probing is None:
+            return []
+        out = self._abort(self._incomplete(None))
+        self.committed[self.query] = self.epoch
+        self.phase = ControlPhase.IDLE
+        return [*out, *self._unpark()]
+
+    patch.setattr(OperatorEpochs, "probed", probed)
+
+
+def skipped_epoch_is_let_through(patch: Patch) -> None:
+    patch.setattr(OperatorEpochs, "_after_gap", lambda self, token, ask, facts: self._begin(token, ask))
+
+
+def nonces_are_ignored(patch: Patch) -> None:
+    original = OperatorEpochs._join
+
+    def join(self: Any, token: Any, ask: Any) -> Any:
+        self._opened = {}
+        return original(self, token, ask)
+
+    patch.setattr(OperatorEpochs, "_join", join)
+
+
+def ordinals_are_ignored(patch: Patch) -> None:
+    original = OperatorEpochs._join
+
+    def join(self: Any, token: Any, ask: Any) -> Any:
+        self._ordinals = {}
+        return original(self, token, ask)
+
+    patch.setattr(OperatorEpochs, "_join", join)
+
+
+def zombies_may_replay(patch: Patch) -> None:
+    patch.setattr(OperatorEpochs, "_is_stale", lambda self, ask: self.run == ask.run and ask.epoch <= self.epoch)
+
+
+def backup_misses_removed_keys(patch: Patch) -> None:
+    original = RowStore.changes
+    patch.setattr(RowStore, "changes", lambda self: original(self)._replace(removed=()))
+
+
+MUTANTS: list[tuple[Callable[[Patch], None], Scenario]] = [
+    (repeat_is_applied_again, USUAL),
+    (repeat_gets_no_output, USUAL),
+    (checksums_are_not_compared, OFTEN),
+    (abort_does_not_restore, USUAL),
+    (abort_forgets_removed_keys, USUAL),
+    (seal_comes_before_all_are_done, USUAL),
+    (done_is_answered_at_once, USUAL),
+    (former_turns_are_let_in, USUAL),
+    (early_messages_are_dropped, USUAL),
+    (crashed_feeder_keeps_its_slot, USUAL),
+    (commit_comes_with_the_seal, USUAL),
+    (incomplete_epoch_is_let_through, LOSSY),
+    (skipped_epoch_is_let_through, LOSSY),
+    (nonces_are_ignored, USUAL),
+    (ordinals_are_ignored, USUAL),
+    (zombies_may_replay, USUAL),
+    (backup_misses_removed_keys, USUAL),
+]
+
+
+@pytest.mark.parametrize(("mutate", "scenario"), MUTANTS, ids=[mutate.__name__ for mutate, _ in MUTANTS])
+def test_a_broken_protocol_is_caught(
+    mutate: Callable[[Patch], None], scenario: Scenario, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mutate(monkeypatch)
+    for seed in range(150):
+        try:
+            simulate(seed, scenario)
+        except AssertionError as error:
+            assert f"--seed {seed}" in str(error)
+            return
+    pytest.fail("150 seeds did not notice")
