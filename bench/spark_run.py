@@ -30,8 +30,7 @@ SESSION: Mapping[str, str] = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.ui.enabled": "false",
-    # One state partition per core. With 200, Spark's default, its own stateful operators would mostly
-    # pay for tiny files.
+    # One state partition per core; Spark's default of 200 is meant for clusters.
     "spark.sql.shuffle.partitions": str(CORES),
     "spark.sql.execution.arrow.maxRecordsPerBatch": "65536",
     "spark.sql.streaming.numRecentProgressUpdates": "10000",

@@ -226,10 +226,15 @@ def test_a_broken_protocol_is_caught(
     mutate: Callable[[Patch], None], scenario: Scenario, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mutate(monkeypatch)
+    message = first_failure(scenario)
+    assert message is not None, "150 seeds did not notice"
+    assert "replay it with: python -m bedload.testing.simulate --seed" in message
+
+
+def first_failure(scenario: Scenario) -> str | None:
     for seed in range(150):
         try:
             simulate(seed, scenario)
         except AssertionError as error:
-            assert f"--seed {seed}" in str(error)
-            return
-    pytest.fail("150 seeds did not notice")
+            return str(error)
+    return None

@@ -83,9 +83,7 @@ def test_root_with_apt_installs_when_asked_to() -> None:
     assert jh.decide([], ROOT_WITH_APT, install=True) == jh.Install()
 
 
-@pytest.mark.parametrize(
-    ("host", "install"), [(ROOT_WITH_APT, False), (USER_WITH_APT, True), (ROOT_ELSEWHERE, True)]
-)
+@pytest.mark.parametrize(("host", "install"), [(ROOT_WITH_APT, False), (USER_WITH_APT, True), (ROOT_ELSEWHERE, True)])
 def test_whoever_may_not_install_is_told_the_commands(host: object, install: bool) -> None:
     plan = jh.decide([jh.Java("/old", 11, "is Java 11")], host, install=install)
     assert isinstance(plan, jh.Tell)
@@ -167,9 +165,7 @@ def test_a_java_home_without_java_is_reported_and_passed_over(
     assert f"Passed over {tmp_path / 'gone'}" in printed.err
 
 
-def test_without_java_nothing_is_printed_but_advice(
-    no_java: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_java_nothing_is_printed_but_advice(no_java: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert jh.main(["--folders"], host=ROOT_WITH_APT) == 1
     printed = capsys.readouterr()
     assert printed.out == ""
@@ -194,9 +190,7 @@ echo "$@" >> {calls}
     return calls
 
 
-def test_an_installed_java_is_found_and_printed(
-    apt: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_installed_java_is_found_and_printed(apt: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--install", "--log", str(tmp_path / "log"), "--folders", f"{tmp_path}/jvm/*"]
     assert jh.main(arguments, host=ROOT_WITH_APT) == 0
     assert capsys.readouterr().out == f"{tmp_path}/jvm/java-21\n"

@@ -157,9 +157,7 @@ def test_addresses_are_taken_apart_and_put_together(address, parts):
     assert format_address(*parts) == address
 
 
-@pytest.mark.parametrize(
-    "address", ["", "host", "host:", ":80", "host:x", "host:65536", "::1:80", "[]:80", "h:-1"]
-)
+@pytest.mark.parametrize("address", ["", "host", "host:", ":80", "host:x", "host:65536", "::1:80", "[]:80", "h:-1"])
 def test_what_is_no_address_is_refused(address):
     with pytest.raises(ProtocolError, match="host:port"):
         parse_address(address)

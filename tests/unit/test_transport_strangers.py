@@ -53,9 +53,7 @@ class Guard(Handler):
 
 @contextlib.contextmanager
 def guarded(guard: Guard, clock: HandClock | None = None, version: str = "1") -> Iterator[Endpoint]:
-    endpoint = Endpoint(
-        "127.0.0.1", secret=SECRET, handler=guard, clock=clock, version=version, handshake_seconds=10
-    )
+    endpoint = Endpoint("127.0.0.1", secret=SECRET, handler=guard, clock=clock, version=version, handshake_seconds=10)
     thread = threading.Thread(target=endpoint.run)
     thread.start()
     try:
@@ -304,9 +302,7 @@ def test_a_send_to_one_who_left_is_unreachable():
 
 def test_readable_channels_are_found_in_order():
     with guarded(Guard()) as endpoint, contextlib.ExitStack() as stack:
-        channels = [
-            stack.enter_context(Channel.connect(endpoint.address, SECRET, PATIENCE)) for _ in range(3)
-        ]
+        channels = [stack.enter_context(Channel.connect(endpoint.address, SECRET, PATIENCE)) for _ in range(3)]
         first, second, third = channels
         assert wait(channels, 0) == []
         assert not second.poll()

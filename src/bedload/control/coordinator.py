@@ -128,8 +128,8 @@ class Coordinator:
             WorkerLost(
                 f"worker {worker} was lost ({how}). The epochs under way were rolled back. Its state is lost "
                 f"({state}), because this cluster keeps state in memory only. Stop it, attach again, and start "
-                f"the queries from new checkpoint locations. To make state survive the loss of a worker, give "
-                f'attach() a checkpoint: bedload.attach(spark, checkpoint="file:///...")',
+                f"the queries from new checkpoint locations. State is durable with a checkpoint, "
+                f'bedload.attach(spark, checkpoint="file:///..."), in versions that have one; this one does not yet',
                 worker=worker,
             )
         )

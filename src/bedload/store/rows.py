@@ -106,9 +106,14 @@ class RowStore:
 
     def commit(self) -> None:
         """Drop the before-images."""
-        self._journal.commit()
+        adopt, journal, forgotten = self._layout.adopt, self._journal, self._forgotten
         for row in self._touched:
+            # SUBTLE: also here, because nobody may have asked what changed, and ``result`` runs after that. A
+            # plain container that stayed would keep no before-image in the next epoch.
+            if not forgotten or id(row) not in forgotten:
+                adopt(row, journal)
             row._bedload_image = None
+        journal.commit()
         self._end()
 
     def abort(self) -> None:

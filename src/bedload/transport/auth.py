@@ -109,9 +109,7 @@ class ServerHandshake:
         if not hmac.compare_digest(proof, _prove(self._secret, b"client", *facts)):
             return Step(
                 _VERDICT.pack(_MAGIC, _REFUSED, bytes(_PROOF)),
-                error=SecretRefused(
-                    "a caller does not have this cluster's secret: its connection was refused"
-                ),
+                error=SecretRefused("a caller does not have this cluster's secret: its connection was refused"),
             )
         status = _WELCOME if version == self._version else _OTHER_VERSION
         verdict = _VERDICT.pack(_MAGIC, status, _prove(self._secret, b"server" + status, *facts))
@@ -181,9 +179,7 @@ class ClientHandshake:
 def check_secret(secret: bytes) -> bytes:
     """The secret, if there is one: an empty key would let everyone in."""
     if not secret:
-        raise SecretRefused(
-            "the cluster's secret is empty: give every process of the cluster the same random bytes"
-        )
+        raise SecretRefused("the cluster's secret is empty: give every process of the cluster the same random bytes")
     return bytes(secret)
 
 
@@ -210,6 +206,4 @@ def _mismatch(*, ours: bytes, theirs: bytes) -> VersionMismatch:
 
 
 def _not_ours(who: str) -> ProtocolError:
-    return ProtocolError(
-        f"{who} does not speak Bedload's protocol: check the address; the connection was dropped"
-    )
+    return ProtocolError(f"{who} does not speak Bedload's protocol: check the address; the connection was dropped")

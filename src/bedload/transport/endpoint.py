@@ -207,9 +207,7 @@ class Endpoint:
     def run(self) -> None:
         """Serve until :meth:`stop`; then everything is closed. An endpoint runs once."""
         if self._thread is not None or self._over:
-            raise ClusterStopped(
-                f"the endpoint at {self._address} runs already, or was stopped: make a new one"
-            )
+            raise ClusterStopped(f"the endpoint at {self._address} runs already, or was stopped: make a new one")
         self._thread = threading.get_ident()
         try:
             while not self._stopping:

@@ -61,9 +61,7 @@ def listen(host: str, port: int) -> socket.socket:
         sock = socket.socket(family, kind, proto)
         try:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            _widen(
-                sock
-            )  # inherited by what it accepts; the receive window is fixed when a connection is made
+            _widen(sock)  # inherited by what it accepts; the receive window is fixed when a connection is made
             sock.bind(bound)
             sock.listen(1024)
             sock.setblocking(False)

@@ -8,6 +8,7 @@ is the worker.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import threading
 
@@ -33,6 +34,8 @@ def _end_with_the_driver() -> None:
 
 def main() -> None:
     """Read the start line, then serve."""
+    # Ctrl-C in a terminal reaches the driver's children too; the driver decides when they end.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     start = msgspec.json.decode(sys.stdin.buffer.readline(), type=Start)
     # A thread of its own: operator code may keep the main thread busy for long.
     threading.Thread(target=_end_with_the_driver, name="driver-watch", daemon=True).start()

@@ -6,7 +6,7 @@ key, column and value did not fit.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import repeat
 from typing import Any
 
@@ -54,7 +54,7 @@ class OutputRows:
             columns = list(zip(*self.rows, strict=True))
             if len(columns) != len(schema):
                 raise ValueError(f"{len(columns)} columns")
-            arrays = [pa.array(column, type=field.type) for column, field in zip(columns, schema, strict=True)]
+            arrays = [_array(column, field.type) for column, field in zip(columns, schema, strict=True)]
             if any(not field.nullable and a.null_count for field, a in zip(schema, arrays, strict=True)):
                 raise ValueError("null in a column that is declared NOT NULL")
         except (pa.ArrowException, TypeError, ValueError, OverflowError, BedloadError) as error:
@@ -97,11 +97,23 @@ class OutputRows:
         return OutputError(f"operator {self._operator}: outputs do not fit the schema: {error}")
 
 
+def _array(column: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    if not pa.types.is_integer(kind):
+        return pa.array(column, type=kind)
+    # SUBTLE: asked for integers, Arrow would take 1.5 and make it 1. So let it find the type, and cast safely.
+    found = pa.array(column)
+    if found.type == kind:
+        return found
+    if not (pa.types.is_integer(found.type) or pa.types.is_floating(found.type) or pa.types.is_null(found.type)):
+        raise TypeError(f"{found.type} is not {kind}")
+    return found.cast(kind)
+
+
 def _misfit(value: Any, field: pa.Field) -> str | None:
     if value is None:
         return None if field.nullable else "it is null, but the column is declared NOT NULL"
     try:
-        pa.array([value], type=field.type)
+        _array([value], field.type)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         return f"{value!r} ({type(value).__name__}) is not a {field.type}: {error}"
     return None

@@ -1,0 +1,160 @@
+"""Errors as a user meets them: when applying, and in the failed query."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+import bedload as bl
+from bedload import errors
+from tests.spark.conftest import Sink, fail, numbers, run
+
+pytestmark = pytest.mark.spark
+
+
+class Count(bl.Operator):
+    n: int = bl.value(0)
+
+    def process(self, key: Any, rows: bl.Rows, ctx: bl.Context) -> Any:
+        self.n += len(rows)
+        return key, self.n
+
+
+def test_what_is_wrong_with_an_application_is_said_at_once(spark: SparkSession, cluster: bl.Cluster) -> None:
+    df = numbers(spark).selectExpr("value as key", "map('a', value) as m", "struct(value) as s", "value")
+    schema = "key long, n long"
+
+    def apply(**changes: Any) -> None:
+        cluster.apply(**{"df": df, "key": "key", "operator": Count, "schema": schema, **changes})
+
+    with pytest.raises(errors.KeyColumnError, match=r"'car' is not there; the input has: key, m, s, value"):
+        apply(key="car")
+    with pytest.raises(errors.KeyColumnError, match="names a column twice"):
+        apply(key=["key", "key"])
+    with pytest.raises(errors.KeyColumnError, match="one column, or a list"):
+        apply(key=[])
+    with pytest.raises(errors.KeyTypeError, match="'m'"):
+        apply(key="m")
+    with pytest.raises(errors.KeyTypeError, match="'s'"):
+        apply(key=["key", "s"])
+    with pytest.raises(errors.SchemaError, match="DDL"):
+        apply(schema="not a schema at all")
+    with pytest.raises(errors.SchemaError, match="twice"):
+        apply(schema="a long, A long")
+    with pytest.raises(errors.DefinitionError, match="subclass"):
+        apply(operator=int)
+    with pytest.raises(errors.DefinitionError, match="readStream"):
+        apply(df=spark.range(3).selectExpr("id as key"))
+    with pytest.raises(errors.DefinitionError, match="key groups"):
+        apply(key_groups=0)
+
+
+def test_an_operator_that_cannot_be_shipped_is_refused_with_the_reason(
+    spark: SparkSession, cluster: bl.Cluster
+) -> None:
+    lock = threading.Lock()
+
+    class Holds(Count):
+        def process(self, key: Any, rows: bl.Rows, ctx: bl.Context) -> Any:
+            with lock:
+                return super().process(key, rows, ctx)
+
+    df = numbers(spark).selectExpr("value as key")
+    with pytest.raises(errors.OperatorNotShippable, match=r"cannot be pickled.*setup"):
+        cluster.apply(df, key="key", operator=Holds, schema="key long, n long")
+
+    class Bomb:
+        def __reduce__(self) -> Any:
+            return _explode, ()
+
+    class Loads(Count):
+        bomb = Bomb()
+
+    with pytest.raises(errors.OperatorNotShippable, match="could not load"):
+        cluster.apply(df, key="key", operator=Loads, schema="key long, n long")
+
+
+def _explode() -> None:
+    raise RuntimeError("not here")
+
+
+def test_the_number_of_key_groups_is_fixed_with_the_state(
+    spark: SparkSession, cluster: bl.Cluster, tmp_path: Path
+) -> None:
+    df = numbers(spark).selectExpr("value % 3 as key")
+    out = cluster.apply(df, key="key", operator=Count, schema="key long, n long", name="Fixed", key_groups=16)
+    run(out, Sink(), tmp_path, 1)
+    with pytest.raises(errors.KeyGroupsChanged, match="16 key groups, but 32"):
+        cluster.apply(df, key="key", operator=Count, schema="key long, n long", name="Fixed", key_groups=32)
+
+
+@pytest.mark.parametrize(
+    ("select", "operator", "says"),
+    [
+        ("case when value = 50 then null else value end as key", Count, ["NullKey", "'key'", "isNotNull"]),
+        ("value as key", "wrong output", ["OutputError", "operator Broken", "key 5", "column 'n'", "'five'"]),
+        ("value as key", "assigns", ["OperatorFailed", "bl.value(0)", "key "]),
+        ("value as key", "setup", ["OperatorFailed", "setup of operator Broken", "no model"]),
+    ],
+)
+def test_what_goes_wrong_in_a_query_reaches_the_driver(
+    spark: SparkSession, cluster: bl.Cluster, tmp_path: Path, select: str, operator: Any, says: list[str]
+) -> None:
+    class Broken(bl.Operator):
+        n: int = bl.value(0)
+
+        def setup(self, ctx: bl.Context) -> None:
+            if operator == "setup":
+                raise RuntimeError("no model")
+
+        def process(self, key: Any, rows: bl.Rows, ctx: bl.Context) -> Any:
+            if operator == "assigns":
+                self.other = 1
+            return key, "five" if operator == "wrong output" and key == 5 else self.n
+
+    used = Count if operator is Count else Broken
+    out = cluster.apply(
+        numbers(spark).selectExpr(select),
+        key="key",
+        operator=used,
+        schema="key long, n long",
+        name="Broken",
+        fresh=True,
+    )
+    error = fail(out, Sink(), tmp_path)
+    for text in says:
+        assert text in error
+
+
+def test_unknown_names_are_told_with_the_known_ones(cluster: bl.Cluster) -> None:
+    with pytest.raises(errors.UnknownOperator, match="there are: "):
+        cluster.state("Nobody")
+
+
+def test_after_stop_everything_says_so(spark: SparkSession, tmp_path: Path) -> None:
+    stopped = bl.attach(spark, workers=1)
+    df = numbers(spark).selectExpr("value as key")
+    out = stopped.apply(df, key="key", operator=Count, schema="key long, n long")
+    run(out, Sink(), tmp_path / "a", 1)
+    stopped.stop()
+    for call in (
+        lambda: stopped.state("Count"),
+        lambda: stopped.apply(df, key="key", operator=Count, schema="key long, n long"),
+    ):
+        with pytest.raises(errors.ClusterStopped, match="attach again"):
+            call()
+    error = fail(out, Sink(), tmp_path / "b")
+    assert "WorkerUnreachable" in error
+
+
+def test_attach_checks_its_arguments(spark: SparkSession) -> None:
+    with pytest.raises(errors.DefinitionError, match="at least one worker"):
+        bl.attach(spark, workers=0)
+    with pytest.raises(errors.DefinitionError, match="host"):
+        bl.attach(spark, host="cloud")
+    with pytest.raises(errors.DefinitionError, match="memory only"):
+        bl.attach(spark, checkpoint="file:///tmp/x")

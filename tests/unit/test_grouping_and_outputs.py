@@ -1,0 +1,126 @@
+"""Rows of a sub-batch by key, and output rows as Arrow."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bedload.core.errors import OutputError
+from bedload.core.ids import WorkerId
+from bedload.keys import hash_columns, key_groups
+from bedload.protocol.split import pack, split, unpack
+from bedload.worker.grouping import group_rows
+from bedload.worker.outputs import OutputRows
+from bedload.worker.rows import SortedBatch, row_type, rows_of
+
+SCHEMA = pa.schema([pa.field("car", pa.string()), pa.field("n", pa.int64(), nullable=False)])
+
+keys = st.lists(st.one_of(st.integers(-3, 3), st.none()), max_size=40)
+
+
+@given(keys, st.lists(st.sampled_from(["a", "b", ""]), min_size=40, max_size=40))
+def test_grouping_keeps_every_row_once_in_arrival_order_per_key(first: list[int | None], second: list[str]) -> None:
+    if not first:
+        return
+    columns = [pa.array(first, pa.int64()), pa.array(second[: len(first)])]
+    groups = key_groups(hash_columns(columns), 8).astype(np.int16)
+    grouped = group_rows(columns, groups)
+    expected: dict[Any, list[int]] = {}
+    for i, key in enumerate(zip(first, second, strict=False)):
+        expected.setdefault(key, []).append(i)
+    bounds = list(zip(grouped.bounds, grouped.bounds[1:], strict=False))
+    found = {key: grouped.order[a:b].tolist() for key, (a, b) in zip(grouped.keys, bounds, strict=True)}
+    assert found == expected
+    assert len(grouped.keys) == len(set(grouped.keys))
+    for group, a, b in grouped.groups:
+        for key in grouped.keys[a:b]:
+            assert groups[expected[key][0]] == group
+    assert [a for _, a, _ in grouped.groups][1:] == [b for _, _, b in grouped.groups][:-1]
+
+
+@given(st.lists(st.integers(0, 7), max_size=60), st.integers(1, 4))
+def test_split_gives_each_worker_its_rows_in_order(groups: list[int], workers: int) -> None:
+    owners = np.array([g % workers for g in range(8)], dtype=np.uint16)
+    batch = pa.record_batch(
+        [pa.array(range(len(groups)), pa.int64()), pa.array(groups, pa.int16())], names=["i", "group"]
+    )
+    parts = split(batch, owners)
+    for worker, part in parts:
+        assert part.column(0).to_pylist() == [i for i, g in enumerate(groups) if g % workers == worker]
+        assert part.num_rows
+    assert [worker for worker, _ in parts] == sorted({WorkerId(g % workers) for g in groups})
+
+
+def test_equal_rows_pack_to_equal_bytes_however_they_were_cut() -> None:
+    whole = pa.record_batch([pa.array(["a", None, "ccc", "dd"]), pa.array([1, 2, None, 4])], names=["s", "n"])
+    part = whole.slice(1, 3)
+    again = pa.record_batch([pa.array([None, "ccc", "dd"]), pa.array([2, None, 4])], names=["s", "n"])
+    taken = whole.take(pa.array([1, 2, 3]))
+    assert pack(taken)[1] == pack(again.take(pa.array([0, 1, 2])))[1]
+    assert unpack(pack(part)[0], part.schema).to_pylist() == again.to_pylist()
+    assert pack(taken)[1] != pack(taken.take(pa.array([0, 2, 1])))[1]
+
+
+def test_rows_are_like_a_sequence_of_named_tuples() -> None:
+    batch = pa.record_batch([pa.array([3, 1, 2]), pa.array([0.5, None, 2.5])], names=["a", "b c"])
+    view = SortedBatch(batch, ("a", "b c"), row_type(("a", "b c")), np.array([1, 2, 0]))
+    one, two = rows_of(view, [0, 2, 3])
+    assert (len(one), len(two)) == (2, 1)
+    assert [row.a for row in one] == [1, 2]
+    assert [row["b c"] for row in one] == [None, 2.5]
+    assert one[1] == (2, 2.5)
+    assert one[-1][0] == 2
+    assert one[:1] == [(1, None)]
+    assert list(reversed(one)) == [(2, 2.5), (1, None)]
+    assert (3, 0.5) in two
+    assert two[0].asDict() == {"a": 3, "b c": 0.5}
+    assert two.column("a").to_pylist() == [3]
+    with pytest.raises(KeyError, match="no column 'x'"):
+        _ = one[0]["x"]
+    with pytest.raises(KeyError, match="no column"):
+        one.column("x")
+
+
+def outputs(*returned: Any) -> OutputRows:
+    rows = OutputRows("Trip", SCHEMA)
+    for number, item in enumerate(returned):
+        rows.add(f"key-{number}", item)
+    return rows
+
+
+def test_tuples_dicts_and_iterables_become_rows() -> None:
+    batch = outputs(("a", 1), [("b", 2), ["c", 3]], {"n": 4, "car": "d"}, (row for row in [("e", 5)]), []).batch()
+    assert batch is not None
+    assert [tuple(row.values()) for row in batch.to_pylist()] == [("a", 1), ("b", 2), ("c", 3), ("d", 4), ("e", 5)]
+    assert outputs([]).batch() is None
+
+
+@pytest.mark.parametrize(
+    ("bad", "says"),
+    [
+        (("a", "one"), ["column 'n'", "'one' (str)", "int64"]),
+        (("a", 1.5), ["column 'n'", "1.5"]),
+        ((1, 1), ["column 'car'"]),
+        (("a", None), ["column 'n'", "NOT NULL"]),
+        (("a", 2**70), ["column 'n'"]),
+        (("a", 1, 2), ["3 columns", "car, n"]),
+        ({"car": "a", "m": 1}, ["unknown columns", "m"]),
+        ([5], ["tuple, a list or a dict"]),
+    ],
+)
+def test_a_row_that_does_not_fit_names_operator_key_and_column(bad: Any, says: list[str]) -> None:
+    with pytest.raises(OutputError) as caught:
+        outputs(("good", 1), bad, ("good", 2)).batch()
+    for text in ["operator Trip", "key 'key-1'", *says]:
+        assert text in str(caught.value)
+
+
+@pytest.mark.parametrize("bad", [5, "text", b"bytes"])
+def test_something_that_is_no_row_at_all_is_refused(bad: Any) -> None:
+    with pytest.raises(OutputError, match="return or yield rows"):
+        outputs(bad)

@@ -1,0 +1,504 @@
+"""The worker's state machine, message by message."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from bedload import state as bl
+from bedload.core.errors import BedloadError, OperatorFailed
+from bedload.core.ids import DeploymentId, Epoch, KeyGroup, OperatorName, QueryId, Turn, WorkerId
+from bedload.protocol import messages as m
+from bedload.protocol.split import pack, unpack
+from bedload.testing.input import InputFormat
+from bedload.worker.machine import COORDINATOR, Phase, WorkerMachine
+from bedload.worker.operator import Context, Operator
+from bedload.worker.rows import Rows
+from bedload.worker.runtime import Deployment
+
+NAME = OperatorName("Sum")
+OUTPUT = pa.schema([("key", pa.string()), ("total", pa.int64())])
+FORM = InputFormat(pa.schema([("key", pa.string()), ("n", pa.int64())]), "key", 4)
+GROUPS = tuple(KeyGroup(group) for group in range(4))
+
+
+class Running(Operator):
+    total: int = bl.value(0)
+
+    def process(self, key: Any, rows: Rows, ctx: Context) -> Any:
+        for row in rows:
+            if row.n < 0:
+                raise ValueError("negative")
+            self.total += row.n
+        return key, self.total
+
+
+class AtSeal(Operator):
+    total: int = bl.value(0)
+
+    def process(self, key: Any, rows: Rows, ctx: Context) -> Any:
+        self.total += sum(row.n for row in rows)
+
+    def result(self, key: Any, ctx: Context) -> Any:
+        if self.total < 0:
+            raise ValueError("negative")
+        return key, self.total
+
+
+class BrokenSetup(Running):
+    def setup(self, ctx: Context) -> None:
+        raise RuntimeError("no model here")
+
+
+class FixedClock:
+    def monotonic(self) -> float:
+        return 0.0
+
+    def wall(self) -> float:
+        return 0.0
+
+
+def feeder(partition: int) -> m.FeederId:
+    return m.FeederId(partition, 0)
+
+
+class Rig:
+    """A machine, and what it said to whom."""
+
+    def __init__(self, operator: type[Operator] = Running) -> None:
+        self.operators = [operator]
+        self.machine = WorkerMachine(WorkerId(0), self._load, FixedClock())
+        self.said: list[tuple[Any, m.Message, Any]] = []
+        self.deploy(0)
+
+    def _load(self, payload: bytes) -> Deployment:
+        return Deployment(NAME, self.operators[int(payload)], FORM.key, FORM.columns, OUTPUT)
+
+    def tell(self, peer: Any, message: m.Message, body: Any = None) -> list[Any]:
+        """Send a message; what the machine said to the same peer."""
+        out = self.machine.handle(peer, message, body)
+        self.said += out
+        return [answer for to, answer, _ in out if to == peer]
+
+    def deploy(self, number: int) -> None:
+        self.tell(COORDINATOR, m.Deploy(NAME, DeploymentId(number), 4), str(number).encode())
+
+    def begin(self, turn: int, epoch: int = 0, deployment: int = 0) -> list[Any]:
+        begin = m.Begin(NAME, Turn(turn), Epoch(epoch), QueryId("q"), DeploymentId(deployment), GROUPS)
+        return self.tell(COORDINATOR, begin)
+
+    def expect(self, turn: int, feeders: int) -> list[Any]:
+        return self.tell(COORDINATOR, m.Expect(NAME, Turn(turn), feeders))
+
+    def join(self, peer: Any, turn: int, partition: int, schema: pa.Schema | None = None) -> list[Any]:
+        body = (FORM.batch([{"key": "a", "n": 1}]).schema if schema is None else schema).serialize()
+        return self.tell(peer, m.Join(NAME, Turn(turn), feeder(partition)), body)
+
+    def apply(self, peer: Any, turn: int, partition: int, number: int, **totals: int) -> list[Any]:
+        body, checksum = pack(FORM.batch([{"key": key, "n": n} for key, n in totals.items()]))
+        return self.tell(peer, m.Apply(NAME, Turn(turn), feeder(partition), number, checksum), body)
+
+    def done(self, peer: Any, turn: int, partition: int, batches: int) -> list[Any]:
+        return self.tell(peer, m.Done(NAME, Turn(turn), feeder(partition), batches))
+
+    def abort(self, turn: int) -> list[Any]:
+        error = m.WireError.of(BedloadError("the driver says so"))
+        return self.tell(COORDINATOR, m.Abort(NAME, Turn(turn), error))
+
+    def commit(self, turn: int) -> None:
+        self.tell(COORDINATOR, m.Commit(NAME, Turn(turn)))
+
+    def seal(self, turn: int, epoch: int = 0, **totals: int) -> None:
+        """A whole epoch of one feeder."""
+        self.begin(turn, epoch)
+        self.expect(turn, 1)
+        peer = f"seal-{turn}"
+        self.join(peer, turn, 0)
+        self.apply(peer, turn, 0, 0, **totals)
+        assert self.done(peer, turn, 0, 1) == [m.Finished(Turn(turn))]
+
+    def to(self, peer: Any) -> list[m.Message]:
+        return [message for to, message, _ in self.said if to == peer]
+
+    def rows_to(self, peer: Any) -> list[dict[str, Any]]:
+        return [
+            row
+            for to, _, body in self.said
+            if to == peer and body is not None
+            for row in unpack(body, OUTPUT).to_pylist()
+        ]
+
+    @property
+    def totals(self) -> dict[str, int]:
+        runtime = self.machine.runtime(NAME)
+        assert runtime is not None
+        return {key: state["total"] for key, state in runtime.snapshot()}
+
+    @property
+    def phase(self) -> Phase:
+        return self.machine.phase(NAME)
+
+
+def kinds(answers: list[Any]) -> list[str]:
+    return [answer.error.kind if isinstance(answer, m.Refused) else type(answer).__name__ for answer in answers]
+
+
+@pytest.fixture
+def rig() -> Rig:
+    return Rig()
+
+
+# --- phases ---
+
+
+def test_an_epoch_goes_from_idle_to_open_to_sealed_to_idle(rig: Rig) -> None:
+    rig.begin(0)
+    assert rig.phase is Phase.OPEN
+    rig.join("t", 0, 0)
+    assert rig.apply("t", 0, 0, 0, a=1) == [m.Applied(Turn(0), 0)]
+    rig.expect(0, 1)
+    assert rig.done("t", 0, 0, 1) == [m.Finished(Turn(0))]
+    assert rig.phase is Phase.SEALED
+    assert rig.totals == {}
+    rig.commit(0)
+    assert rig.phase is Phase.IDLE
+    assert rig.totals == {"a": 1}
+
+
+def test_abort_of_an_open_turn_rolls_back_and_refuses_the_rest(rig: Rig) -> None:
+    rig.seal(0, a=1)
+    rig.commit(0)
+    rig.begin(1, epoch=1)
+    rig.join("t", 1, 0)
+    rig.apply("t", 1, 0, 0, a=5, b=5)
+    rig.abort(1)
+    assert rig.phase is Phase.ABORTED
+    assert rig.totals == {"a": 1}
+    assert kinds(rig.apply("t", 1, 0, 1, a=1)) == ["BedloadError"]
+
+
+def test_abort_of_a_sealed_turn_rolls_back_and_a_later_turn_starts_over(rig: Rig) -> None:
+    rig.seal(0, a=1)
+    rig.abort(0)
+    assert rig.totals == {}
+    rig.seal(1, a=2)
+    rig.commit(1)
+    assert rig.totals == {"a": 2}
+
+
+def test_abort_answers_who_waits_for_the_seal(rig: Rig) -> None:
+    rig.begin(0)
+    rig.join("t", 0, 0)
+    assert rig.done("t", 0, 0, 0) == []
+    rig.abort(0)
+    assert kinds(rig.to("t")) == ["BedloadError"]
+
+
+def test_commit_and_abort_of_another_turn_change_nothing(rig: Rig) -> None:
+    rig.seal(3, a=1)
+    rig.commit(2)
+    rig.abort(2)
+    assert rig.phase is Phase.SEALED
+
+
+def test_commit_before_the_seal_changes_nothing(rig: Rig) -> None:
+    rig.begin(0)
+    rig.commit(0)
+    assert rig.phase is Phase.OPEN
+
+
+def test_a_turn_cannot_begin_while_another_is_open(rig: Rig) -> None:
+    rig.begin(0)
+    with pytest.raises(BedloadError, match="while turn 0 is OPEN"):
+        rig.begin(1)
+
+
+def test_a_repeated_begin_changes_nothing(rig: Rig) -> None:
+    rig.seal(0, a=1)
+    rig.begin(0)
+    assert rig.phase is Phase.SEALED
+
+
+# --- exactly once ---
+
+
+def test_a_repeat_gets_the_recorded_output_and_is_not_applied(rig: Rig) -> None:
+    rig.begin(0)
+    rig.expect(0, 2)
+    for peer in ("first", "retry"):
+        rig.join(peer, 0, 0)
+        assert rig.apply(peer, 0, 0, 0, a=1) == [m.Applied(Turn(0), 0)]
+    assert rig.rows_to("first") == rig.rows_to("retry") == [{"key": "a", "total": 1}]
+
+
+def test_a_repeat_after_the_seal_gets_outputs_and_shares_again() -> None:
+    rig = Rig(AtSeal)
+    rig.seal(0, a=1, b=2)
+    rig.join("retry", 0, 0)
+    rig.apply("retry", 0, 0, 0, a=1, b=2)
+    assert rig.done("retry", 0, 0, 1) == [m.Finished(Turn(0))]
+    assert sorted(row["key"] for row in rig.rows_to("retry")) == ["a", "b"]
+    rig.commit(0)
+    assert rig.totals == {"a": 1, "b": 2}
+
+
+def test_a_repeat_with_other_rows_aborts_an_open_turn(rig: Rig) -> None:
+    rig.begin(0)
+    rig.join("first", 0, 0)
+    rig.apply("first", 0, 0, 0, a=1)
+    rig.join("retry", 0, 0)
+    assert kinds(rig.apply("retry", 0, 0, 0, a=2)) == ["NotDeterministic"]
+    assert rig.phase is Phase.ABORTED
+    (failed,) = [message for message in rig.to(COORDINATOR) if isinstance(message, m.Failed)]
+    assert failed.error.kind == "NotDeterministic"
+
+
+def test_a_repeat_with_other_rows_cannot_roll_back_a_sealed_turn(rig: Rig) -> None:
+    rig.seal(0, a=1)
+    rig.join("zombie", 0, 0)
+    assert kinds(rig.apply("zombie", 0, 0, 0, a=2)) == ["NotDeterministic"]
+    assert kinds(rig.apply("zombie", 0, 0, 1, a=2)) == ["NotDeterministic"]
+    assert kinds(rig.done("zombie", 0, 0, 2)) == ["NotDeterministic"]
+    assert rig.phase is Phase.SEALED
+    rig.commit(0)
+    assert rig.totals == {"a": 1}
+
+
+@pytest.mark.parametrize("batches", [0, 2])
+def test_a_repeat_of_another_length_aborts_an_open_turn(rig: Rig, batches: int) -> None:
+    rig.begin(0)
+    rig.join("first", 0, 0)
+    rig.apply("first", 0, 0, 0, a=1)
+    rig.join("retry", 0, 0)
+    assert kinds(rig.done("retry", 0, 0, batches)) == ["NotDeterministic"]
+    assert rig.phase is Phase.ABORTED
+
+
+def test_a_batch_that_the_first_attempt_did_not_have_aborts(rig: Rig) -> None:
+    rig.begin(0)
+    rig.join("first", 0, 0)
+    rig.apply("first", 0, 0, 1, a=1)
+    assert kinds(rig.apply("first", 0, 0, 0, a=1)) == ["NotDeterministic"]
+
+
+def test_a_new_feeder_after_the_seal_is_refused_with_all_it_sent(rig: Rig) -> None:
+    rig.seal(0, a=1)
+    assert kinds(rig.join("late", 0, 7)) == ["NotDeterministic"]
+    assert kinds(rig.apply("late", 0, 7, 0, a=1)) == ["NotDeterministic"]
+    assert kinds(rig.done("late", 0, 7, 1)) == ["NotDeterministic"]
+    assert rig.phase is Phase.SEALED
+
+
+def test_more_feeders_than_the_plan_has_abort(rig: Rig) -> None:
+    rig.begin(0)
+    rig.join("t", 0, 0)
+    rig.join("u", 0, 1)
+    rig.expect(0, 1)
+    assert rig.phase is Phase.ABORTED
+
+
+def test_an_attempt_without_rows_does_not_fix_the_columns_of_the_next(rig: Rig) -> None:
+    rig.begin(0)
+    rig.expect(0, 1)
+    rig.join("empty", 0, 0, pa.schema([]))
+    rig.machine.gone("empty")
+    rig.join("full", 0, 0)
+    assert kinds(rig.apply("full", 0, 0, 0, a=1)) == ["Applied"]
+
+
+# --- turns ---
+
+
+def test_messages_of_a_former_turn_are_refused(rig: Rig) -> None:
+    rig.seal(0, a=1)
+    rig.commit(0)
+    assert kinds(rig.join("zombie", 0, 0)) == ["StaleAttempt"]
+    rig.begin(1, epoch=1)
+    assert kinds(rig.apply("zombie", 0, 0, 0, a=1)) == ["StaleAttempt"]
+    assert rig.phase is Phase.OPEN
+
+
+def test_messages_that_come_before_begin_wait_for_it(rig: Rig) -> None:
+    assert rig.join("t", 0, 0) == []
+    assert rig.apply("t", 0, 0, 0, a=1) == []
+    assert rig.done("t", 0, 0, 1) == []
+    rig.begin(0)
+    rig.expect(0, 1)
+    assert kinds(rig.to("t")) == ["Applied", "Finished"]
+
+
+def test_messages_of_the_turn_after_next_go_on_waiting(rig: Rig) -> None:
+    rig.join("later", 1, 0)
+    rig.begin(0)
+    rig.abort(0)
+    rig.begin(1)
+    rig.expect(1, 1)
+    assert rig.done("later", 1, 0, 0) == [m.Finished(Turn(1))]
+
+
+def test_early_messages_of_a_task_that_is_gone_are_forgotten(rig: Rig) -> None:
+    rig.join("crashed", 0, 0)
+    rig.apply("crashed", 0, 0, 0, a=1)
+    rig.machine.gone("crashed")
+    rig.seal(0, b=1)
+    rig.commit(0)
+    assert rig.totals == {"b": 1}
+
+
+# --- slots: who is answered when ---
+
+
+def test_done_waits_until_the_number_of_feeders_is_known(rig: Rig) -> None:
+    rig.begin(0)
+    rig.join("t", 0, 0)
+    assert rig.done("t", 0, 0, 0) == []
+    rig.expect(0, 2)
+    assert kinds(rig.to("t")) == ["Finished"]
+    assert rig.phase is Phase.OPEN
+
+
+def test_done_is_answered_before_the_seal_while_another_feeder_has_no_slot(rig: Rig) -> None:
+    rig.begin(0)
+    rig.expect(0, 2)
+    rig.join("t", 0, 0)
+    assert rig.done("t", 0, 0, 0) == [m.Finished(Turn(0))]
+
+
+def test_done_waits_for_the_seal_when_all_have_their_slot(rig: Rig) -> None:
+    rig.begin(0)
+    rig.expect(0, 2)
+    rig.join("t", 0, 0)
+    rig.join("u", 0, 1)
+    assert rig.done("t", 0, 0, 0) == []
+    assert rig.done("u", 0, 1, 0) == [m.Finished(Turn(0))]
+    assert kinds(rig.to("t")) == ["Finished"]
+
+
+def test_a_crash_releases_who_waits_because_the_retry_may_need_the_slot(rig: Rig) -> None:
+    rig.begin(0)
+    rig.expect(0, 2)
+    rig.join("t", 0, 0)
+    rig.join("crashing", 0, 1)
+    assert rig.done("t", 0, 0, 0) == []
+    assert rig.machine.gone("crashing") == [("t", m.Finished(Turn(0)), None)]
+
+
+def test_a_crash_of_one_of_two_attempts_releases_nobody(rig: Rig) -> None:
+    rig.begin(0)
+    rig.expect(0, 2)
+    rig.join("t", 0, 0)
+    rig.join("crashing", 0, 1)
+    rig.join("speculative", 0, 1)
+    rig.done("t", 0, 0, 0)
+    assert rig.machine.gone("crashing") == []
+
+
+def test_who_was_released_has_no_share_of_the_sealed_outputs() -> None:
+    rig = Rig(AtSeal)
+    rig.begin(0)
+    rig.expect(0, 2)
+    rig.join("t", 0, 0)
+    rig.apply("t", 0, 0, 0, a=1, b=1)
+    rig.done("t", 0, 0, 1)
+    rig.join("u", 0, 1)
+    rig.done("u", 0, 1, 0)
+    rig.join("retry", 0, 0)
+    rig.done("retry", 0, 0, 1)
+    assert rig.rows_to("t") == rig.rows_to("retry") == []
+    assert sorted(row["key"] for row in rig.rows_to("u")) == ["a", "b"]
+
+
+def test_who_waits_shares_the_sealed_outputs() -> None:
+    rig = Rig(AtSeal)
+    rig.begin(0)
+    rig.expect(0, 2)
+    rig.join("t", 0, 0)
+    rig.join("u", 0, 1)
+    rig.apply("t", 0, 0, 0, a=1, b=1, c=1)
+    rig.done("t", 0, 0, 1)
+    rig.done("u", 0, 1, 0)
+    assert [len(rig.rows_to(peer)) for peer in ("t", "u")] == [2, 1]
+    assert {row["key"] for peer in ("t", "u") for row in rig.rows_to(peer)} == {"a", "b", "c"}
+
+
+# --- failures ---
+
+
+def test_user_code_that_raises_ends_the_turn_with_its_own_error(rig: Rig) -> None:
+    rig.begin(0)
+    rig.join("t", 0, 0)
+    rig.apply("t", 0, 0, 0, a=1)
+    (refused,) = rig.apply("t", 0, 0, 1, a=-1)
+    error = refused.error.error()
+    assert isinstance(error, OperatorFailed)
+    assert "ValueError: negative" in error.message
+    assert rig.phase is Phase.ABORTED
+    assert rig.totals == {}
+
+
+def test_result_that_raises_fails_the_seal_and_whoever_waits_for_it() -> None:
+    rig = Rig(AtSeal)
+    rig.begin(0)
+    rig.expect(0, 1)
+    rig.join("t", 0, 0)
+    rig.apply("t", 0, 0, 0, a=-1)
+    assert kinds(rig.done("t", 0, 0, 1)) == ["OperatorFailed"]
+    assert rig.phase is Phase.ABORTED
+
+
+def test_bad_data_at_a_feeder_fails_an_open_turn_but_not_a_sealed_one(rig: Rig) -> None:
+    failed = m.FeederFailed(NAME, Turn(0), m.WireError.of(BedloadError("null key")))
+    rig.seal(0, a=1)
+    rig.tell(COORDINATOR, failed)
+    assert rig.phase is Phase.SEALED
+    rig.abort(0)
+    rig.begin(1)
+    rig.tell(COORDINATOR, failed)
+    assert rig.phase is Phase.OPEN
+    rig.tell(COORDINATOR, m.FeederFailed(NAME, Turn(1), failed.error))
+    assert rig.phase is Phase.ABORTED
+
+
+def test_a_setup_that_fails_ends_the_turn_and_the_former_code_still_runs(rig: Rig) -> None:
+    rig.seal(0, a=1)
+    rig.commit(0)
+    rig.operators.append(BrokenSetup)
+    rig.deploy(1)
+    assert kinds([m.Refused(message.error) for message in rig.begin(1, 1, 1) if isinstance(message, m.Failed)]) == [
+        "OperatorFailed"
+    ]
+    assert rig.phase is Phase.ABORTED
+    rig.seal(2, 1, a=1)
+    rig.commit(2)
+    assert rig.totals == {"a": 2}
+
+
+def test_a_deployment_that_was_never_shipped_fails_the_turn(rig: Rig) -> None:
+    (failed,) = rig.begin(0, deployment=9)
+    assert failed.error.kind == "ProtocolError"
+
+
+def test_reset_drops_all_state(rig: Rig) -> None:
+    rig.seal(0, a=1)
+    rig.commit(0)
+    rig.tell(COORDINATOR, m.Reset(NAME))
+    rig.seal(1, a=5)
+    rig.commit(1)
+    assert rig.totals == {"a": 5}
+
+
+def test_probe_is_answered_after_what_was_said_before(rig: Rig) -> None:
+    rig.seal(0, a=1)
+    rig.tell(COORDINATOR, m.Probe(NAME, Turn(0)))
+    said = [type(message) for message in rig.to(COORDINATOR)]
+    assert said.index(m.Sealed) < said.index(m.Probed)
+
+
+def test_an_unknown_message_is_refused(rig: Rig) -> None:
+    assert kinds(rig.tell("t", m.Stop())) == ["ProtocolError"]
+
+
+def test_a_read_of_an_unknown_operator_is_refused(rig: Rig) -> None:
+    assert kinds(rig.tell("r", m.Inspect(OperatorName("Other")))) == ["UnknownOperator"]
