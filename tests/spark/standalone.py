@@ -1,4 +1,4 @@
-"""A real Spark standalone cluster on this machine: one master and some of Spark's workers, on loopback.
+"""A real Spark standalone cluster on this machine: one master and two of Spark's workers, on loopback.
 
 Every process is started here and ended by its own id, executors included: they are the children of
 Spark's workers.
@@ -19,6 +19,10 @@ import psutil
 import pyspark
 
 from tests.spark.apps import alive, eventually
+
+HOSTS = ("127.0.0.1", "localhost")
+"""One of Spark's workers on each. They are one machine under two names, since Spark puts a speculative
+attempt only on another host than the first."""
 
 CORES = 2
 """Of each of Spark's workers."""
@@ -43,20 +47,20 @@ class Standalone:
 
 
 @contextlib.contextmanager
-def standalone(folder: Path, workers: int) -> Iterator[Standalone]:
+def standalone(folder: Path) -> Iterator[Standalone]:
     """Start a cluster with its logs and files in a folder; end it after use."""
     started: list[subprocess.Popen[bytes]] = []
     try:
         log = folder / "master.log"
-        common = ("--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
-        started.append(_start("master.Master", log, folder, *common))
+        ports = ("--port", "0", "--webui-port", "0")
+        started.append(_start("master.Master", log, folder, "--host", "127.0.0.1", *ports))
         port = _wait_for(started[0], log, r"Starting Spark master at spark://127\.0\.0\.1:(\d+)")
         master = f"spark://127.0.0.1:{port}"
         size = ("--cores", str(CORES), "--memory", "1g")
-        for number in range(workers):
-            work = ("--work-dir", str(folder / f"work-{number}"))
+        for number, host in enumerate(HOSTS):
+            where = ("--host", host, "--work-dir", str(folder / f"work-{number}"))
             output = folder / f"worker-{number}.log"
-            started.append(_start("worker.Worker", output, folder, *common, *size, *work, master))
+            started.append(_start("worker.Worker", output, folder, *where, *ports, *size, master))
         for number, process in enumerate(started[1:]):
             _wait_for(process, folder / f"worker-{number}.log", r"(Successfully registered with master)")
         yield Standalone(master, tuple(process.pid for process in started[1:]))

@@ -53,8 +53,12 @@ class KeyGroupStore(Protocol):
         """An epoch begins; what changes from here on keeps its before-image."""
         ...
 
+    def seal(self) -> None:
+        """All operator code of the epoch ran: take in what it left; an error must abort the epoch."""
+        ...
+
     def commit(self) -> None:
-        """The current state is the committed one."""
+        """The current state is the committed one; after :meth:`seal`."""
         ...
 
     def abort(self) -> None:

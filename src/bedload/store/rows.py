@@ -104,16 +104,21 @@ class RowStore:
         if self._touched:
             raise ProtocolError(f"key group {self.group}: an epoch began before the last one ended")
 
-    def commit(self) -> None:
-        """Drop the before-images."""
+    def seal(self) -> None:
+        """Track the plain containers that operator code assigned.
+
+        One that stayed plain would keep no before-image in the next epoch.
+        """
         adopt, journal, forgotten = self._layout.adopt, self._journal, self._forgotten
         for row in self._touched:
-            # SUBTLE: also here, because nobody may have asked what changed, and ``result`` runs after that. A
-            # plain container that stayed would keep no before-image in the next epoch.
             if not forgotten or id(row) not in forgotten:
                 adopt(row, journal)
+
+    def commit(self) -> None:
+        """Drop the before-images."""
+        self._journal.commit()
+        for row in self._touched:
             row._bedload_image = None
-        journal.commit()
         self._end()
 
     def abort(self) -> None:

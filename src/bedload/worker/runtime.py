@@ -103,6 +103,8 @@ class OperatorRuntime:
                 self._process(batch, outputs)
         if self._has_result:
             self._results(outputs)
+        for store in self._stores.values():
+            store.seal()
         return outputs.batch()
 
     def changes(self) -> Iterator[Changes]:

@@ -15,7 +15,8 @@ from pyspark import BarrierTaskContext, TaskContext
 
 import bedload as bl
 from tests.spark.apps import say
-from tests.spark.apps.session import numbers, run, session
+from tests.spark.apps.session import counts, session
+from tests.spark.conftest import numbers
 
 FOLDER, MASTER = Path(sys.argv[1]), sys.argv[2]
 FAILED = str(FOLDER / "failed-once")
@@ -58,11 +59,11 @@ def main() -> None:
     stream = numbers(spark, 400, 2).selectExpr("value % 20 as key", "value")
 
     plain = cluster.apply(stream, key="key", operator=Count, schema=SCHEMA, name="plain")
-    say("plain", epochs=run(plain, FOLDER / "plain", 4))
+    say("plain", epochs=counts(plain, FOLDER / "plain", 4))
 
     failing = stream.mapInArrow(fail_once, stream.schema)
     retried = cluster.apply(failing, key="key", operator=Count, schema=SCHEMA, name="retried")
-    say("retried", epochs=run(retried, FOLDER / "retried", 3), failed=Path(FAILED).exists())
+    say("retried", epochs=counts(retried, FOLDER / "retried", 3), failed=Path(FAILED).exists())
 
     cluster.stop()
     active = spark.sparkContext.statusTracker().getActiveJobsIds()

@@ -9,7 +9,8 @@ from typing import Any
 
 import bedload as bl
 from tests.spark.apps import eventually, say
-from tests.spark.apps.session import numbers, run, session
+from tests.spark.apps.session import counts, session
+from tests.spark.conftest import numbers
 
 FOLDER, MASTER = Path(sys.argv[1]), sys.argv[2]
 ASLEEP = str(FOLDER / "in-process")
@@ -55,7 +56,7 @@ def main() -> None:
 
     with bl.attach(spark, workers=2) as again:
         out = again.apply(stream, key="key", operator=Count, schema="key long, n long")
-        say("again", workers=again.workers, epochs=run(out, FOLDER / "again", 2))
+        say("again", workers=again.workers, epochs=counts(out, FOLDER / "again", 2))
         out = again.apply(stream, key="key", operator=Sleeper, schema="key long, n long")
         query = out.writeStream.format("noop").option("checkpointLocation", str(FOLDER / "asleep")).start()
         eventually(Path(ASLEEP).exists, "the operator is in process()")

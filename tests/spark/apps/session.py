@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
 
-Epochs = dict[int, dict[int, int]]
-"""What came out: key and count, by epoch."""
+from tests.spark.conftest import Sink, run
 
 
 def session(master: str, folder: Path, **settings: str) -> SparkSession:
@@ -35,30 +33,11 @@ def session(master: str, folder: Path, **settings: str) -> SparkSession:
     return spark
 
 
-def numbers(spark: SparkSession, rows: int, partitions: int) -> DataFrame:
-    """A stream of 0, 1, 2, ... with so many rows per epoch, the same on every replay."""
-    source = spark.readStream.format("rate-micro-batch")
-    return source.option("rowsPerBatch", rows).option("numPartitions", partitions).load().select("value")
-
-
-def run(out: DataFrame, checkpoint: Path, epochs: int, seconds: float = 90.0) -> Epochs:
-    """Run a query for so many epochs: the (key, count) rows of each."""
-    found: Epochs = {}
-    enough = threading.Event()
-
-    def take(batch: DataFrame, epoch: int) -> None:
-        rows = batch.collect()
-        found[epoch] = dict(tuple(row) for row in rows)
-        assert len(found[epoch]) == len(rows), f"a key came out twice in epoch {epoch}"
-        if epoch + 1 >= epochs:
-            enough.set()
-
-    query = out.writeStream.foreachBatch(take).option("checkpointLocation", str(checkpoint)).start()
-    waited = 0.0
-    while not enough.wait(0.1) and query.isActive and waited < seconds:
-        waited += 0.1
-    query.stop()
-    if query.exception() is not None:
-        raise query.exception()
-    assert enough.is_set(), f"only {len(found)} epochs within {seconds:g} seconds"
-    return {epoch: found[epoch] for epoch in range(epochs)}
+def counts(out: DataFrame, checkpoint: Path, epochs: int, seconds: float = 60) -> dict[int, dict[int, int]]:
+    """Run a query with rows of key and count for so many epochs: the counts, by epoch."""
+    sink = Sink()
+    run(out, sink, checkpoint, epochs, seconds)
+    found = {epoch: dict(rows) for epoch, rows in sink.epochs.items()}
+    for epoch, rows in sink.epochs.items():
+        assert len(rows) == len(found[epoch]), f"a key came out twice in epoch {epoch}: {rows}"
+    return found

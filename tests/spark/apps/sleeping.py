@@ -10,7 +10,8 @@ from typing import Any
 
 import bedload as bl
 from tests.spark.apps import eventually, say
-from tests.spark.apps.session import numbers, session
+from tests.spark.apps.session import session
+from tests.spark.conftest import numbers
 
 FOLDER = Path(sys.argv[1])
 MARK = str(FOLDER / "in-process")

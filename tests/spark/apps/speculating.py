@@ -13,7 +13,8 @@ from pyspark import TaskContext
 
 import bedload as bl
 from tests.spark.apps import say
-from tests.spark.apps.session import numbers, run, session
+from tests.spark.apps.session import counts, session
+from tests.spark.conftest import numbers
 
 FOLDER, MASTER = Path(sys.argv[1]), sys.argv[2]
 SEEN = str(FOLDER / "attempts")
@@ -62,7 +63,7 @@ def main() -> None:
         stream = numbers(spark, 400, 2).selectExpr("value % 20 as key", "value")
         slow = stream.mapInArrow(slow_at_first, stream.schema)
         out = cluster.apply(slow, key="key", operator=Count, schema="key long, n long")
-        epochs = run(out, FOLDER / "checkpoint", 3, 50)
+        epochs = counts(out, FOLDER / "checkpoint", 3, 50)
         say("counted", epochs=epochs, attempts=sorted(path.name for path in Path(SEEN).iterdir()))
         say("workers", before=before, after=cluster.workers)
     say("stopped", active=spark.sparkContext.statusTracker().getActiveJobsIds())
