@@ -61,6 +61,7 @@ def test_workers_in_executors_count_right_survive_a_retry_and_give_their_slots_b
         assert "4 workers and at least one feeder need 5 task slots, but Spark has 4." in message
         for advice in ("workers=3", "spark.cores.max", "host='process'"):
             assert advice in message
+        app.expect("stopped after the session")
         app.ends()
     assert not any(alive(pid) for pid in workers)
 

@@ -241,6 +241,10 @@ class OperatorRuntime:
 
 
 def _skip_own(trace: Any) -> Any:
-    while trace is not None and trace.tb_next is not None and trace.tb_frame.f_code.co_filename == __file__:
+    # A generator runs when its outputs are collected, so not all of our frames are of this module.
+    own = f"{__package__}."
+    while trace is not None and trace.tb_next is not None:
+        if not str(trace.tb_frame.f_globals.get("__name__")).startswith(own):
+            break
         trace = trace.tb_next
     return trace

@@ -1,4 +1,4 @@
-"""Counts on a cluster, with workers as Spark tasks; then more workers than there is room for.
+"""Counts on a cluster, with workers as Spark tasks; then more workers than there is room for, and a late stop.
 
 Two queries: a plain one, and one before whose operator a task fails once, after it gave some rows.
 """
@@ -74,7 +74,11 @@ def main() -> None:
         bl.attach(spark, workers=4)
     except bl.errors.TooFewSlots as error:
         say("refused", message=error.message)
+
+    left = bl.attach(spark, workers=1)
     spark.stop()
+    left.stop()
+    say("stopped after the session")
 
 
 if __name__ == "__main__":
