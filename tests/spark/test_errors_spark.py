@@ -92,6 +92,20 @@ def test_the_number_of_key_groups_is_fixed_with_the_state(
         cluster.apply(df, key="key", operator=Count, schema="key long, n long", name="Fixed", key_groups=32)
 
 
+def test_other_state_variables_under_the_same_name_are_refused(spark: SparkSession, cluster: bl.Cluster) -> None:
+    class Other(bl.Operator):
+        n: float = bl.value(0.0)
+        extra: int = bl.value(0)
+
+        def process(self, key: Any, rows: bl.Rows, ctx: bl.Context) -> None: ...
+
+    df = numbers(spark).selectExpr("value as key")
+    for operator, fresh in ((Count, False), (Other, True), (Count, True)):
+        cluster.apply(df, key="key", operator=operator, schema="key long, n long", name="Evolves", fresh=fresh)
+    with pytest.raises(errors.StateTypeError, match="extra, n differ"):
+        cluster.apply(df, key="key", operator=Other, schema="key long, n long", name="Evolves")
+
+
 @pytest.mark.parametrize(
     ("select", "operator", "says"),
     [

@@ -150,6 +150,10 @@ class Coordinator:
         """Answers :class:`InspectQuery`."""
         return self._operators[operator].query_inspected(query, turn, facts)
 
+    def query_unknown(self, operator: OperatorName, error: BedloadError) -> list[Instruction]:
+        """:class:`InspectQuery` could not be answered."""
+        return self._operators[operator].query_unknown(error)
+
     def progress(self, query: QueryId, run: RunId, epoch: Epoch) -> list[Instruction]:
         """Spark committed an epoch."""
         return [step for epochs in self._operators.values() for step in epochs.progress(query, run, epoch)]

@@ -155,6 +155,11 @@ class OperatorEpochs:
         # SUBTLE: the query may have started again since somebody looked. Then it has begun another turn.
         return self._unpark((query, facts) if turn == self.turn else None)
 
+    def query_unknown(self, error: BedloadError) -> list[Instruction]:
+        """A query could not be inspected: whoever waited for that is refused, and Spark tries again."""
+        parked, self._parked = self._parked, []
+        return [_refuse(token, error) for token, _ in parked]
+
     def sealed(self, message: m.Sealed) -> list[Instruction]:
         """A worker has sealed the current turn."""
         if message.turn != self.turn or self.phase is not Phase.OPEN:
@@ -381,8 +386,9 @@ class OperatorEpochs:
     def _no_state(self, ask: m.Open) -> BedloadError:
         return EpochMismatch(
             f"operator {self.name}: Spark continues query {ask.query} at epoch {ask.epoch}, but there is no state "
-            f"for its earlier epochs here: it was kept in memory and ended with its cluster. Start the query "
-            f"from a new checkpointLocation, or accept the loss with cluster.apply(..., fresh=True)",
+            f"for its earlier epochs here: it was kept in memory and ended with its cluster, or foreachBatch ran no "
+            f"action on the first batches. Start the query from a new checkpointLocation, or accept the loss with "
+            f"cluster.apply(..., fresh=True)",
             operator=self.name,
             epoch=ask.epoch,
         )

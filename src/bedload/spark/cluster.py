@@ -20,6 +20,7 @@ from bedload.core.errors import (
     ClusterStopped,
     DefinitionError,
     OperatorNotShippable,
+    StateTypeError,
     UnknownOperator,
 )
 from bedload.core.ids import DeploymentId, Epoch, OperatorName, WorkerId
@@ -147,6 +148,8 @@ class Cluster:
         arrow_out = arrow_schema(self._spark, out)
         codec.arrow_schema(state_of(operator))
         deployment = Deployment(named, operator, tuple(index for index, _ in positions), tuple(df.columns), arrow_out)
+        if not fresh:
+            self._check_same_state(named, operator)
         number = self._driver.deploy(named, groups, _ship(deployment), fresh=fresh)
         self._remember(named, operator, keys)
         return self._plan(df, named, number, positions, groups, out, arrow_out)
@@ -226,6 +229,18 @@ class Cluster:
         down = self._driver.call(lambda c: c.error)
         if down is not None:
             raise down
+
+    def _check_same_state(self, name: OperatorName, operator: type[Operator]) -> None:
+        known = self._states.get(name)
+        if known is not None and known.specs != state_of(operator):
+            before, after = ({spec.name: spec for spec in specs} for specs in (known.specs, state_of(operator)))
+            differ = sorted(n for n in before.keys() | after.keys() if before.get(n) != after.get(n))
+            raise StateTypeError(
+                f"operator {name} was applied before with other state: {', '.join(differ)} differ. Keep the state "
+                f"variables as they were, give this application another name (name=...), or give the state up with "
+                f"fresh=True",
+                operator=name,
+            )
 
     def _remember(self, name: OperatorName, operator: type[Operator], keys: tuple[pa.DataType, ...]) -> None:
         def where() -> tuple[RoutingTable, dict[WorkerId, str]]:

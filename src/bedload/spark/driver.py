@@ -11,6 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from typing import TypeVar
 
 from bedload.control.coordinator import Coordinator
@@ -46,6 +47,7 @@ class Driver(Handler):
         self._addresses: dict[WorkerId, str] = {}
         self.pids: dict[WorkerId, int] = {}
         self._joined: Future[None] = Future()
+        self._quiet: dict[QueryId, set[Epoch]] = {}
         self._stopping = False
         self.coordinator: Coordinator | None = None
         self.ended: deque[EpochEnded] = deque(maxlen=1000)
@@ -105,8 +107,11 @@ class Driver(Handler):
         future.result()
         return deployment
 
-    def progress(self, query: QueryId, run: RunId, epoch: Epoch) -> None:
-        """Spark committed an epoch; thread-safe."""
+    def progress(self, query: QueryId, run: RunId, epoch: Epoch, *, quiet: bool) -> None:
+        """Spark committed an epoch, in which a source had no new data (``quiet``) or all had; thread-safe."""
+        if quiet:
+            # Spark itself forgets it when the query restarts.
+            self._quiet.setdefault(query, set()).add(epoch)
         self._soon(lambda c: c.progress(query, run, epoch))
 
     def query_ended(self, query: QueryId, run: RunId) -> None:
@@ -214,8 +219,14 @@ class Driver(Handler):
         self._soon(lambda c: c.stage_inspected(step.operator, step.turn, step.stage, feeders, shape))
 
     def _inspect_query(self, step: InspectQuery) -> None:
-        facts = self._plans.facts(step.query)
-        self._soon(lambda c: c.query_inspected(step.operator, step.query, step.turn, facts))
+        try:
+            facts = self._plans.facts(step.query)
+        except Exception as error:
+            problem = error if isinstance(error, BedloadError) else ProtocolError(f"{step}: {error!r}")
+            self._soon(lambda c: c.query_unknown(step.operator, problem))
+            return
+        known = replace(facts, without_data=facts.without_data | self._quiet.get(step.query, set()))
+        self._soon(lambda c: c.query_inspected(step.operator, step.query, step.turn, known))
 
     def _soon(self, event: Callable[[Coordinator], list[Instruction]]) -> None:
         def run() -> None:

@@ -33,7 +33,10 @@ class ProgressListener(StreamingQueryListener):
     def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802 - Spark's name
         """Spark has committed an epoch."""
         progress = event.progress
-        self._driver.progress(QueryId(str(progress.id)), RunId(str(progress.runId)), Epoch(progress.batchId))
+        quiet = any(source.startOffset == source.endOffset for source in progress.sources)
+        self._driver.progress(
+            QueryId(str(progress.id)), RunId(str(progress.runId)), Epoch(progress.batchId), quiet=quiet
+        )
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802 - Spark's name
         """A run is over."""

@@ -56,7 +56,7 @@ class OperatorState:
         secret: bytes,
     ) -> None:
         self.name = name
-        self._specs = specs
+        self.specs = specs
         self._schema = codec.arrow_schema(specs)
         self._key_types = key_types
         self._where = where
@@ -85,7 +85,7 @@ class OperatorState:
         assert isinstance(answer, m.ReadAnswer)
         if not answer.found or body is None:
             return None
-        values = codec.decode(self._specs, unpack(body, self._schema))[0]
+        values = codec.decode(self.specs, unpack(body, self._schema))[0]
         return StateAnswer(key, answer.epoch, answer.query, values)
 
     def count(self) -> int:
@@ -120,5 +120,5 @@ class OperatorState:
         return answer, frame.body
 
     def __repr__(self) -> str:
-        names = ", ".join(spec.name for spec in self._specs)
+        names = ", ".join(spec.name for spec in self.specs)
         return f"OperatorState({self.name!r}: {names})"
