@@ -162,7 +162,7 @@ def test_after_stop_everything_says_so(spark: SparkSession, tmp_path: Path) -> N
         with pytest.raises(errors.ClusterStopped, match="attach again"):
             call()
     error = fail(out, Sink(), tmp_path / "b")
-    assert "WorkerUnreachable" in error
+    assert "ClusterStopped" in error
 
 
 def test_attach_checks_its_arguments(spark: SparkSession) -> None:

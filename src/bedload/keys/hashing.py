@@ -110,7 +110,7 @@ def _hash_column(column: pa.Array, seeds: xxh64.U64, kind: KeyKind) -> xxh64.U64
 
 def _hash_dictionary(column: pa.DictionaryArray, seeds: xxh64.U64, kind: KeyKind) -> xxh64.U64:
     # The hash of a null goes last, where index -1 finds it. The dictionary may hold nulls as well.
-    hashes = np.append(np.broadcast_to(_hash_column(column.dictionary, seeds, kind), len(column.dictionary)), seeds)
+    hashes = np.append(_hash_column(column.dictionary, seeds, kind), seeds)
     indices = column.indices.cast(pa.int64()).fill_null(-1)
     taken: xxh64.U64 = hashes[indices.to_numpy()]
     return taken

@@ -38,7 +38,8 @@ from bedload.worker.operator import Operator, check_operator, state_of
 from bedload.worker.runtime import Deployment
 
 _ARROW_ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
-_CONNECT_SECONDS = 30.0
+_CONNECT_SECONDS = 600.0
+"""A worker answers no new feeder while operator code keeps its one thread busy; a dead one is known at once."""
 
 
 def attach(

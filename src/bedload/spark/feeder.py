@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -20,6 +21,7 @@ from pyspark import TaskContext
 
 from bedload.core.errors import (
     BedloadError,
+    ClusterStopped,
     DataError,
     DefinitionError,
     NullKey,
@@ -35,6 +37,8 @@ from bedload.transport import Channel, wait
 WINDOW = 8
 """Sub-batches under way per feeder, over all workers: enough to keep them busy while the next batch is
 cut, few enough to bound what a slow worker makes us hold."""
+
+_LOSS_TRIES, _LOSS_PAUSE_SECONDS = 20, 0.1
 
 _pool: dict[tuple[str, bytes], list[Channel]] = {}
 _opens = itertools.count()
@@ -68,7 +72,13 @@ class _Feed:
 
     def __init__(self, spec: FeederSpec) -> None:
         self._spec = spec
-        self._coordinator = _take(spec.coordinator, spec)
+        try:
+            self._coordinator = _take(spec.coordinator, spec)
+        except WorkerUnreachable as error:
+            raise ClusterStopped(
+                f"operator {spec.operator}: the cluster that it was applied on was stopped, or its driver cannot be "
+                f"reached ({error.message}). Attach again with bedload.attach(...) and apply the operator anew"
+            ) from error
         self._workers: dict[WorkerId, Channel] = {}
         self._names: dict[int, WorkerId] = {}
 
@@ -97,6 +107,16 @@ class _Feed:
             _give(channel, self._spec)
 
     def _open(self) -> FeederSession:
+        answer = self._ask_to_open()
+        if isinstance(answer, m.Refused):
+            raise answer.error.error()
+        assert isinstance(answer, m.Opened)
+        for worker, address in answer.addresses.items():
+            self._workers[worker] = _take(address, self._spec)
+            self._names[self._workers[worker].fileno()] = worker
+        return FeederSession(self._spec.operator, answer)
+
+    def _ask_to_open(self) -> m.Message:
         task = TaskContext.get()
         assert task is not None
         epoch = task.getLocalProperty("streaming.sql.batchId")
@@ -122,14 +142,7 @@ class _Feed:
                 )
             )
         )
-        answer = m.decode(self._coordinator.recv().header)
-        if isinstance(answer, m.Refused):
-            raise answer.error.error()
-        assert isinstance(answer, m.Opened)
-        for worker, address in answer.addresses.items():
-            self._workers[worker] = _take(address, self._spec)
-            self._names[self._workers[worker].fileno()] = worker
-        return FeederSession(self._spec.operator, answer)
+        return m.decode(self._coordinator.recv().header)
 
     def _join(self, session: FeederSession, schema: pa.Schema) -> None:
         self._send(session.join(schema))
@@ -173,10 +186,16 @@ class _Feed:
             if once or not ready:
                 return
 
-    def _lost(self, worker: WorkerId, error: BedloadError) -> WorkerLost:
+    def _lost(self, worker: WorkerId, error: BedloadError) -> BedloadError:
+        """What the coordinator says about the loss: it knows what it means, a moment after us."""
+        for _ in range(_LOSS_TRIES):
+            answer = self._ask_to_open()
+            if isinstance(answer, m.Refused):
+                return answer.error.error()
+            time.sleep(_LOSS_PAUSE_SECONDS)
         return WorkerLost(
-            f"operator {self._spec.operator}: the connection to worker {worker} broke ({error.message}); the epoch "
-            f"is rolled back. The driver's log and the next attempt say what became of its state",
+            f"operator {self._spec.operator}: the connection to worker {worker} broke ({error.message}), but the worker "
+            f"is there; the task is tried again",
             worker=worker,
         )
 

@@ -51,6 +51,7 @@ class WorkerServer(Handler):
         """Serve until the coordinator says stop or is gone."""
         # SUBTLE: state is millions of long-lived objects that reference counting alone handles well, and
         # a full collection would visit them all. Young garbage is still collected.
+        before = gc.get_threshold()
         gc.freeze()
         gc.set_threshold(50_000, 20, 1_000_000)
         try:
@@ -58,6 +59,8 @@ class WorkerServer(Handler):
         finally:
             self._machine.close()
             self._endpoint.close()
+            gc.set_threshold(*before)  # Spark reuses the process of a task
+            gc.unfreeze()
 
     def on_frame(self, peer: Peer, header: bytes, body: memoryview | None) -> None:
         """Hand a message to the machine, and send what it says."""

@@ -15,7 +15,7 @@ from pyspark import BarrierTaskContext, TaskContext
 
 import bedload as bl
 from tests.spark.apps import say
-from tests.spark.apps.session import counts, session
+from tests.spark.apps.session import counts, no_jobs, session
 from tests.spark.conftest import numbers
 
 FOLDER, MASTER = Path(sys.argv[1]), sys.argv[2]
@@ -66,9 +66,9 @@ def main() -> None:
     say("retried", epochs=counts(retried, FOLDER / "retried", 3), failed=Path(FAILED).exists())
 
     cluster.stop()
-    active = spark.sparkContext.statusTracker().getActiveJobsIds()
+    no_jobs(spark)
     met = spark.sparkContext.parallelize(range(4), 4).barrier().mapPartitions(meet).collect()
-    say("stopped", active=active, met=met)
+    say("stopped", met=met)
 
     try:
         bl.attach(spark, workers=4)

@@ -9,7 +9,7 @@ from typing import Any
 
 import bedload as bl
 from tests.spark.apps import eventually, say
-from tests.spark.apps.session import counts, session
+from tests.spark.apps.session import counts, no_jobs, session
 from tests.spark.conftest import numbers
 
 FOLDER, MASTER = Path(sys.argv[1]), sys.argv[2]
@@ -52,7 +52,8 @@ def main() -> None:
     except bl.errors.WorkerLost as error:
         say("down", error=error.message)
     cluster.stop()
-    say("stopped", active=spark.sparkContext.statusTracker().getActiveJobsIds())
+    no_jobs(spark)
+    say("stopped")
 
     with bl.attach(spark, workers=2) as again:
         out = again.apply(stream, key="key", operator=Count, schema="key long, n long")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
 
+from tests.spark.apps import eventually
 from tests.spark.conftest import Sink, run
 
 
@@ -31,6 +32,11 @@ def session(master: str, folder: Path, **settings: str) -> SparkSession:
     spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
     return spark
+
+
+def no_jobs(spark: SparkSession) -> None:
+    """Wait until Spark shows no running job; it does so a moment after the last one ended."""
+    eventually(lambda: not spark.sparkContext.statusTracker().getActiveJobsIds(), "no job runs")
 
 
 def counts(out: DataFrame, checkpoint: Path, epochs: int, seconds: float = 60) -> dict[int, dict[int, int]]:

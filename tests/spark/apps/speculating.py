@@ -13,7 +13,7 @@ from pyspark import TaskContext
 
 import bedload as bl
 from tests.spark.apps import say
-from tests.spark.apps.session import counts, session
+from tests.spark.apps.session import counts, no_jobs, session
 from tests.spark.conftest import numbers
 
 FOLDER, MASTER = Path(sys.argv[1]), sys.argv[2]
@@ -66,7 +66,8 @@ def main() -> None:
         epochs = counts(out, FOLDER / "checkpoint", 3, 50)
         say("counted", epochs=epochs, attempts=sorted(path.name for path in Path(SEEN).iterdir()))
         say("workers", before=before, after=cluster.workers)
-    say("stopped", active=spark.sparkContext.statusTracker().getActiveJobsIds())
+    no_jobs(spark)
+    say("stopped")
     spark.stop()
 
 
