@@ -194,8 +194,8 @@ class _Feed:
                 return answer.error.error()
             time.sleep(_LOSS_PAUSE_SECONDS)
         return WorkerLost(
-            f"operator {self._spec.operator}: the connection to worker {worker} broke ({error.message}), but the worker "
-            f"is there; the task is tried again",
+            f"operator {self._spec.operator}: the connection to worker {worker} broke ({error.message}), but the "
+            f"worker is there; the task is tried again",
             worker=worker,
         )
 
