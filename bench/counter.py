@@ -35,7 +35,7 @@ BASELINE = "spark-native-rocksdb"
 MANY_KEYS = 100_000
 # JVM starts and first batches alone would use up a quick run, so it leaves out what no other figure needs:
 # transformWithState counts by the better of its two forms, which was rows in every run.
-QUICK_NOT = ("spark-tws-pandas",)
+QUICK_NOT = ("bedload-operator-now", "spark-native-default", "spark-tws-pandas")
 QUICK_MANY_KEYS = ("bedload-operator", BASELINE, "spark-stateless-arrow")
 RUN_SECONDS = 600.0
 BUSY_LIMIT = 0.3

@@ -50,9 +50,8 @@ from bedload.keys import freeze_keys
 from bedload.protocol import messages as m
 from bedload.protocol.messages import Body
 from bedload.protocol.split import unpack
-from bedload.state import codec
 from bedload.worker.durability import Durability, InMemoryOnly
-from bedload.worker.runtime import Deployment, OperatorRuntime
+from bedload.worker.runtime import Runtime, Startable
 
 Peer = Hashable
 """Whoever sent a message: a connection, or the simulator's name for one."""
@@ -101,9 +100,9 @@ class _Hosted:
     """One operator at this worker."""
 
     name: OperatorName
-    deployments: dict[DeploymentId, Deployment] = field(default_factory=dict)
+    deployments: dict[DeploymentId, Startable] = field(default_factory=dict)
     active: DeploymentId | None = None
-    runtime: OperatorRuntime | None = None
+    runtime: Runtime | None = None
     phase: Phase = Phase.IDLE
     turn: Turn = NO_TURN
     epoch: Epoch = NO_EPOCH
@@ -118,12 +117,12 @@ class _Hosted:
 
 
 class WorkerMachine:
-    """All operators of one worker. ``load`` turns a shipped deployment into a :class:`Deployment`."""
+    """All operators of one worker. ``load`` unpickles a shipped deployment."""
 
     def __init__(
         self,
         worker: WorkerId,
-        load: Callable[[bytes], Deployment],
+        load: Callable[[bytes], Startable],
         clock: Clock,
         durability: Durability | None = None,
     ) -> None:
@@ -180,7 +179,7 @@ class WorkerMachine:
             if hosted.runtime is not None:
                 hosted.runtime.close()
 
-    def runtime(self, operator: OperatorName) -> OperatorRuntime | None:
+    def runtime(self, operator: OperatorName) -> Runtime | None:
         """The running operator, for reads and tests."""
         hosted = self._hosted.get(operator)
         return None if hosted is None else hosted.runtime
@@ -232,7 +231,7 @@ class WorkerMachine:
             raise ProtocolError(f"operator {hosted.name}: deployment {deployment} was never shipped")
         hosted.active = None
         if hosted.runtime is None:
-            hosted.runtime = OperatorRuntime(shipped, self.worker)
+            hosted.runtime = shipped.start(self.worker)
         else:
             hosted.runtime.redeploy(shipped)
         hosted.active = deployment
@@ -436,11 +435,11 @@ class WorkerMachine:
             return [(peer, m.Inspected(keys, groups), None)]
         state = None
         if runtime is not None and body is not None:
-            state = runtime.read(message.group, _one_key(body))
+            state = runtime.read_batch(message.group, _one_key(body))
         answer = m.ReadAnswer(state is not None, hosted.committed, hosted.committed_query)
-        if runtime is None or state is None:
+        if state is None:
             return [(peer, answer, None)]
-        return [(peer, answer, codec.encode(runtime.layout.specs, [state]).serialize())]
+        return [(peer, answer, state.serialize())]
 
 
 def _different(hosted: _Hosted, what: str) -> NotDeterministic:

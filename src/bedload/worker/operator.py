@@ -44,12 +44,12 @@ class Context:
         return f"Context(operator={self.operator!r}, worker={self.worker}, epoch={self.epoch})"
 
 
-class _OperatorMeta(type):
+class OperatorMeta(type):
     """Collects declarations and validates them when the class is defined."""
 
     __bedload_specs__: tuple[StateSpec, ...]
 
-    def __new__(mcls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **kwargs: Any) -> _OperatorMeta:
+    def __new__(mcls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **kwargs: Any) -> OperatorMeta:
         declared = {key: item for key, item in namespace.items() if isinstance(item, Declaration)}
         for key in declared:
             del namespace[key]
@@ -83,7 +83,7 @@ def _hints(cls: type, module: dict[str, Any], local: dict[str, Any]) -> dict[str
         ) from error
 
 
-class Operator(metaclass=_OperatorMeta):
+class Operator(metaclass=OperatorMeta):
     """User logic over the state of one key.
 
     ::
@@ -179,7 +179,7 @@ def _slots(names: tuple[str, ...]) -> type:
 
 def _subclass(operator: type[Operator], slots: type) -> type[Operator]:
     namespace = {"__slots__": (), "__module__": operator.__module__, "__qualname__": operator.__qualname__}
-    made = type.__new__(_OperatorMeta, operator.__name__, (operator, slots), namespace)
+    made = type.__new__(OperatorMeta, operator.__name__, (operator, slots), namespace)
     assert issubclass(made, Operator)
     return made
 

@@ -9,17 +9,17 @@ own traceback, the key and the epoch.
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import pyarrow as pa
 
 from bedload.core.errors import BedloadError, OperatorFailed
 from bedload.core.ids import NO_EPOCH, Epoch, KeyGroup, OperatorName, WorkerId
-from bedload.state import RecordLayout
+from bedload.state import RecordLayout, codec
 from bedload.store import Changes, RowStore
+from bedload.worker.failures import operator_failed
 from bedload.worker.grouping import group_rows
 from bedload.worker.operator import Context, Operator, make_shared, share, state_of
 from bedload.worker.outputs import OutputRows
@@ -37,6 +37,84 @@ class Deployment:
     columns: tuple[str, ...]
     """The input's columns, without the key group."""
     output: pa.Schema
+
+    def start(self, worker: WorkerId) -> OperatorRuntime:
+        """The running operator."""
+        return OperatorRuntime(self, worker)
+
+
+class Runtime(Protocol):
+    """An operator at a worker, whatever its layout: what the worker's protocol needs of it."""
+
+    rows: int
+    """Input rows of the current epoch."""
+
+    def redeploy(self, deployment: Any) -> None:
+        """New code for the same state, between epochs."""
+        ...
+
+    def close(self) -> None:
+        """The operator's own clean-up."""
+        ...
+
+    def begin(self, epoch: Epoch, groups: Iterable[KeyGroup]) -> None:
+        """An epoch begins, in which the worker owns these key groups."""
+        ...
+
+    def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch | None:
+        """Take a sub-batch; the outputs that leave at once."""
+        ...
+
+    def seal(self) -> pa.RecordBatch | None:
+        """All rows of the epoch are here; the outputs that leave now."""
+        ...
+
+    def changes(self) -> Iterator[Changes]:
+        """What the epoch changed, by key group; after the seal."""
+        ...
+
+    def commit(self) -> None:
+        """The epoch counts."""
+        ...
+
+    def abort(self) -> None:
+        """The epoch does not count."""
+        ...
+
+    def read(self, group: KeyGroup, key: Any) -> dict[str, Any] | None:
+        """The committed state of a key."""
+        ...
+
+    def read_batch(self, group: KeyGroup, key: Any) -> pa.RecordBatch | None:
+        """The committed state of a key, encoded."""
+        ...
+
+    def snapshot(self) -> Iterator[tuple[Any, dict[str, Any]]]:
+        """The committed state of every key."""
+        ...
+
+    @property
+    def keys(self) -> int:
+        """The number of keys with state."""
+        ...
+
+    @property
+    def groups(self) -> int:
+        """The number of key groups with state."""
+        ...
+
+
+class Startable(Protocol):
+    """A deployment of any layout."""
+
+    @property
+    def name(self) -> OperatorName:
+        """The operator's name."""
+        ...
+
+    def start(self, worker: WorkerId) -> Runtime:
+        """The running operator."""
+        ...
 
 
 class OperatorRuntime:
@@ -61,7 +139,7 @@ class OperatorRuntime:
         self._grouped = operator.grouped
         self._has_result = operator.result is not Operator.result
 
-    def redeploy(self, deployment: Deployment) -> None:
+    def redeploy(self, deployment: Any) -> None:
         """New code for the same state, between epochs."""
         self.close()
         self._bind(deployment)
@@ -131,15 +209,15 @@ class OperatorRuntime:
         store = self._stores.get(group)
         return None if store is None else store.read(key)
 
+    def read_batch(self, group: KeyGroup, key: Any) -> pa.RecordBatch | None:
+        """The committed state of a key, encoded."""
+        state = self.read(group, key)
+        return None if state is None else codec.encode(self._layout.specs, [state])
+
     def snapshot(self) -> Iterator[tuple[Any, dict[str, Any]]]:
         """The committed state of every key."""
         for store in self._stores.values():
             yield from store.snapshot()
-
-    @property
-    def layout(self) -> RecordLayout:
-        """How the state of a key is made up."""
-        return self._layout
 
     @property
     def keys(self) -> int:
@@ -180,7 +258,7 @@ class OperatorRuntime:
         except BedloadError:
             raise
         except Exception as error:
-            raise self._failed("process", error, key) from error
+            raise self._failed("process", error, key=key) from error
         return outputs
 
     def _results(self, outputs: OutputRows) -> None:
@@ -203,7 +281,7 @@ class OperatorRuntime:
         except BedloadError:
             raise
         except Exception as error:
-            raise self._failed("result", error, key) from error
+            raise self._failed("result", error, key=key) from error
 
     def _forget(self, key: Any, groups: list[tuple[KeyGroup, int, int]], keys: list[Any]) -> None:
         self._context._forgotten = False
@@ -216,35 +294,9 @@ class OperatorRuntime:
         try:
             function(*arguments)
         except Exception as error:
-            raise self._failed(name, error, None) from error
+            raise self._failed(name, error) from error
 
-    def _failed(self, method: str, error: Exception, key: Any) -> OperatorFailed:
-        # The frames of the runtime say nothing to the user: start at the operator's own.
-        trace = "".join(traceback.format_exception(type(error), error, _skip_own(error.__traceback__))).rstrip()
-        name, epoch = self.deployment.name, self._context.epoch
-        hint = ""
-        if isinstance(error, AttributeError) and ("read-only" in str(error) or "no attribute" in str(error)):
-            hint = (
-                "\nState variables are declared on the class (`n: int = bl.value(0)`); what all keys "
-                "share is set in setup(). Other attributes cannot be assigned."
-            )
-        where = f", key {key!r}, epoch {epoch}" if method in ("process", "result") else ""
-        return OperatorFailed(
-            f"{method} of operator {name}{where}, worker {self._worker} raised "
-            f"{type(error).__name__}: {error}{hint}\n{trace}",
-            operator=name,
-            key=key,
-            epoch=epoch,
-            worker=self._worker,
-            error=f"{type(error).__name__}: {error}",
+    def _failed(self, method: str, error: Exception, **where: Any) -> OperatorFailed:
+        return operator_failed(
+            self.deployment.name, method, error, worker=self._worker, epoch=self._context.epoch, **where
         )
-
-
-def _skip_own(trace: Any) -> Any:
-    # A generator runs when its outputs are collected, so not all of our frames are of this module.
-    own = f"{__package__}."
-    while trace is not None and trace.tb_next is not None:
-        if not str(trace.tb_frame.f_globals.get("__name__")).startswith(own):
-            break
-        trace = trace.tb_next
-    return trace

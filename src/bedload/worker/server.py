@@ -20,13 +20,13 @@ from bedload.protocol import messages as m
 from bedload.protocol.messages import Body
 from bedload.transport import Endpoint, Handler, Peer
 from bedload.worker.machine import COORDINATOR, Out, WorkerMachine
-from bedload.worker.runtime import Deployment
+from bedload.worker.runtime import Startable
 
 
-def load_deployment(payload: bytes) -> Deployment:
+def load_deployment(payload: bytes) -> Startable:
     """Unpickle a deployment that the driver shipped."""
     try:
-        deployment: Deployment = cloudpickle.loads(payload)
+        deployment: Startable = cloudpickle.loads(payload)
     except BedloadError:
         raise
     except Exception as error:

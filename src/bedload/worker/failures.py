@@ -1,0 +1,52 @@
+"""Exceptions of user code, as errors that say where: operator, method, key, epoch, and the user's own traceback."""
+
+from __future__ import annotations
+
+import traceback
+from typing import Any
+
+from bedload.core.errors import OperatorFailed
+from bedload.core.ids import Epoch, OperatorName, WorkerId
+
+_NO_KEY: Any = object()
+
+_HINT = (
+    "\nState variables are declared on the class (`n: int = bl.value(0)`); what all keys share is set in setup(). "
+    "Other attributes cannot be assigned."
+)
+
+
+def operator_failed(
+    name: OperatorName,
+    method: str,
+    error: Exception,
+    *,
+    worker: WorkerId,
+    epoch: Epoch,
+    key: Any = _NO_KEY,
+) -> OperatorFailed:
+    """The error for an exception that a method of an operator raised."""
+    # The frames of the runtime say nothing to the user: start at the operator's own.
+    trace = "".join(traceback.format_exception(type(error), error, _skip_own(error.__traceback__))).rstrip()
+    assigned = isinstance(error, AttributeError) and ("read-only" in str(error) or "no attribute" in str(error))
+    where = f", key {key!r}" if key is not _NO_KEY else ""
+    where += f", epoch {epoch}" if method in ("process", "result") else ""
+    return OperatorFailed(
+        f"{method} of operator {name}{where}, worker {worker} raised "
+        f"{type(error).__name__}: {error}{_HINT if assigned else ''}\n{trace}",
+        operator=name,
+        key=None if key is _NO_KEY else key,
+        epoch=epoch,
+        worker=worker,
+        error=f"{type(error).__name__}: {error}",
+    )
+
+
+def _skip_own(trace: Any) -> Any:
+    # A generator runs when its outputs are collected, so not all of our frames are of one module.
+    own = f"{__package__}."
+    while trace is not None and trace.tb_next is not None:
+        if not str(trace.tb_frame.f_globals.get("__name__")).startswith(own):
+            break
+        trace = trace.tb_next
+    return trace
