@@ -50,6 +50,7 @@ class OperatorMeta(type):
     __bedload_specs__: tuple[StateSpec, ...]
 
     def __new__(mcls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **kwargs: Any) -> OperatorMeta:
+        """Make the class."""
         declared = {key: item for key, item in namespace.items() if isinstance(item, Declaration)}
         for key in declared:
             del namespace[key]
