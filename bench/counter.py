@@ -35,8 +35,8 @@ BASELINE = "spark-native-rocksdb"
 MANY_KEYS = 100_000
 # JVM starts and first batches alone would use up a quick run, so it leaves out what no other figure needs:
 # transformWithState counts by the better of its two forms, which was rows in every run.
-QUICK_NOT = ("bedload-operator-now", "spark-native-default", "spark-tws-pandas")
-QUICK_MANY_KEYS = ("bedload-operator", BASELINE, "spark-stateless-arrow")
+QUICK_NOT = ("bedload-operator-now", "spark-native-default", "spark-tws-pandas", "bytewax", "pathway")
+QUICK_MANY_KEYS = ("bedload-operator", "bedload-aggregate", BASELINE)
 RUN_SECONDS = 600.0
 BUSY_LIMIT = 0.3
 
@@ -46,6 +46,8 @@ PEERS = {
     "native_default": ("spark-native-default",),
     "tws": ("spark-tws-rows", "spark-tws-pandas"),
     "stateless": ("spark-stateless-arrow",),
+    "bytewax": ("bytewax",),
+    "pathway": ("pathway",),
 }
 COLUMNS = (
     Column("keys", "keys", "{:,}"),
@@ -111,6 +113,8 @@ def measure(system: str, run: dict[str, Any], check: bool, conf: dict[str, str],
     """Check, if asked, then time one system: the entry point of the isolated process."""
     it, plan, root = SYSTEMS[system], Run(**run), Path(workdir)
     it.require()
+    if it.alone is not None:
+        return it.alone(plan.keys, plan.batch_rows, plan.warmup, plan.batches, check, root)
     spark = make_session(system, {**it.conf, **conf}, root)
     try:
         if check:
@@ -228,7 +232,7 @@ def make_report(rounds: Sequence[Sequence[Result]], options: argparse.Namespace,
         )
         results.append(replace(result, figures=figures))
     ratios = {}
-    for own in ("bedload-operator", "bedload-operator-now"):
+    for own in ("bedload-operator", "bedload-operator-now", "bedload-aggregate"):
         for keys in options.keys:
             for peer, systems in PEERS.items():
                 value = ratio(results, own, systems, "rows_per_s", keys=keys)

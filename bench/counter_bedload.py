@@ -7,12 +7,13 @@ Spark's own state is durable, and a count that is not does less than what it is 
 from pathlib import Path
 from typing import Any
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 import bedload as bl
 from bedload.core.errors import DefinitionError
 
 WORKERS = 2
+SCHEMA = "key long, n long"
 
 
 class Count(bl.Operator):
@@ -43,3 +44,18 @@ def attach(spark: SparkSession, checkpoint: Path) -> tuple["bl.Cluster", str]:
         return bl.attach(spark, workers=WORKERS, checkpoint=checkpoint.as_uri()), ""
     except DefinitionError:
         return bl.attach(spark, workers=WORKERS), "state in memory only"
+
+
+def operator(cluster: "bl.Cluster", rows: DataFrame) -> DataFrame:
+    """Outputs once per key and epoch."""
+    return cluster.apply(rows, key="key", operator=Count, schema=SCHEMA)
+
+
+def operator_now(cluster: "bl.Cluster", rows: DataFrame) -> DataFrame:
+    """Outputs from ``process``."""
+    return cluster.apply(rows, key="key", operator=CountNow, schema=SCHEMA)
+
+
+def aggregate(cluster: "bl.Cluster", rows: DataFrame) -> DataFrame:
+    """Columnar state."""
+    return cluster.aggregate(rows, key="key", n=bl.agg.count())

@@ -2,7 +2,8 @@
 
 Invariants:
 - Every system is a transformation from `key long` to `key long, n long` (`spark-stateless-arrow`, which
-  holds no state, passes its rows on), so source, sink, session and clock are the same for all.
+  holds no state, passes its rows on), so source, sink, session and clock are the same for all. Systems
+  that are not Spark (`alone`) count the same rows in processes of their own.
 - What a system needs is checked by `require`, before a JVM is started for nothing.
 
 Why: the differences that are measured should be those between the systems, written as their own
@@ -12,6 +13,7 @@ documentation would write them.
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
+from bench import counter_peers
 from bench.isolate import NotAvailable
 
 Transform = Callable[[DataFrame], DataFrame]
@@ -41,6 +44,8 @@ class Opened:
 
 
 Opener = Callable[[SparkSession, Path], AbstractContextManager[Opened]]
+Alone = Callable[[int, int, int, int, bool, Path], dict[str, Any]]
+"""From keys, rows per batch, warm-up batches, measured batches, whether to check first, and a place, to figures."""
 
 
 def _nothing() -> None:
@@ -58,6 +63,7 @@ class System:
     require: Callable[[], None] = _nothing
     slow: bool = False
     counts: bool = True
+    alone: Alone | None = None
 
 
 def _plainly(transform: Transform, note: str = "") -> Opener:
@@ -81,18 +87,14 @@ def _need_bedload() -> None:
         raise NotAvailable(f"{type(error).__name__}: {error}") from error
 
 
-def _bedload(operator: str) -> Opener:
+def _bedload(build: str) -> Opener:
     @contextmanager
     def opened(spark: SparkSession, workdir: Path) -> Iterator[Opened]:
         from bench import counter_bedload
 
-        kind = getattr(counter_bedload, operator)
         cluster, note = counter_bedload.attach(spark, workdir / "bedload")
         with cluster:
-            yield Opened(
-                lambda rows: cluster.apply(rows, key="key", operator=kind, schema=SCHEMA),
-                note,
-            )
+            yield Opened(partial(getattr(counter_bedload, build), cluster), note)
 
     return opened
 
@@ -150,6 +152,19 @@ def _tws_pandas(rows: DataFrame) -> DataFrame:
     )
 
 
+# --- engines that are not Spark
+
+
+def _peer(package: str, about: str) -> System:
+    return System(
+        package,
+        about,
+        _plainly(_stateless),
+        require=partial(counter_peers.need, package),
+        alone=partial(counter_peers.measure, package),
+    )
+
+
 # --- Spark, stateless
 
 
@@ -167,13 +182,19 @@ SYSTEMS: Mapping[str, System] = {
         System(
             "bedload-operator",
             "Operator with result: once per key and epoch",
-            _bedload("Count"),
+            _bedload("operator"),
             require=_need_bedload,
         ),
         System(
             "bedload-operator-now",
             "Operator with outputs from process",
-            _bedload("CountNow"),
+            _bedload("operator_now"),
+            require=_need_bedload,
+        ),
+        System(
+            "bedload-aggregate",
+            "aggregate(n=count()) on columns",
+            _bedload("aggregate"),
             require=_need_bedload,
         ),
         System("spark-native-rocksdb", "groupBy().count(), RocksDB state store", _plainly(_native), ROCKSDB),
@@ -205,5 +226,7 @@ SYSTEMS: Mapping[str, System] = {
             _plainly(_stateless, "no state, no counts: a bound"),
             counts=False,
         ),
+        _peer("bytewax", "Bytewax, stateful_batch, two processes"),
+        _peer("pathway", "Pathway, groupby().reduce(count()), two threads"),
     )
 }

@@ -24,6 +24,7 @@ The layers, from the top; each imports only those below it:
 - ``demo``: the traffic demo
 - ``spark``: feeders, worker hosts, the driver's endpoint: all that touches pyspark;
   ``testing``: the public testing kit, with the simulator
+- ``operators``: ready-made ones: aggregates
 - ``control``: the coordinator; ``worker``: the operator runtime and the worker's protocol
 - ``store``: key-group stores
 - ``state``: state types and their before-image log; ``protocol``: messages and the feeder's side;
@@ -32,6 +33,7 @@ The layers, from the top; each imports only those below it:
 - ``core``: ids, clock, errors
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from bedload.core import errors
@@ -40,7 +42,10 @@ from bedload.worker.operator import Context, Operator
 from bedload.worker.rows import Rows
 
 if TYPE_CHECKING:
-    from bedload.spark import Cluster, OperatorState, StateAnswer, attach
+    from bedload.operators import aggregates as agg
+    from bedload.spark.cluster import Cluster, attach
+    from bedload.spark.state_view import OperatorState, StateAnswer
+    from bedload.worker.vector import VectorBatch, VectorOperator
 
 __version__ = "0.1.0"
 
@@ -51,7 +56,10 @@ __all__ = [
     "OperatorState",
     "Rows",
     "StateAnswer",
+    "VectorBatch",
+    "VectorOperator",
     "__version__",
+    "agg",
     "attach",
     "counter",
     "deque",
@@ -62,13 +70,20 @@ __all__ = [
     "value",
 ]
 
-_SPARK = frozenset({"Cluster", "OperatorState", "StateAnswer", "attach"})
+_LAZY = {
+    "Cluster": "bedload.spark.cluster",
+    "OperatorState": "bedload.spark.state_view",
+    "StateAnswer": "bedload.spark.state_view",
+    "VectorBatch": "bedload.worker.vector",
+    "VectorOperator": "bedload.worker.vector",
+    "attach": "bedload.spark.cluster",
+}
 
 
 def __getattr__(name: str) -> Any:
-    """Import what needs pyspark on first use: worker processes and the testing kit do without it."""
-    if name in _SPARK:
-        from bedload import spark
-
-        return getattr(spark, name)
+    """Import what needs pyspark or numba on first use: workers, feeders and the testing kit start without them."""
+    if name == "agg":
+        return import_module("bedload.operators.aggregates")
+    if name in _LAZY:
+        return getattr(import_module(_LAZY[name]), name)
     raise AttributeError(f"module 'bedload' has no attribute {name!r}")

@@ -1,7 +1,7 @@
 """What every layout of a key group's state must do: :class:`~bedload.store.KeyGroupStore`.
 
-A layout joins by a :class:`Subject` in ``LAYOUTS``: it says how operator code of that layout would add to a
-key's state. Everything else here goes through the interface, against a model of plain dicts.
+A layout joins by a :class:`Subject` in ``LAYOUTS``: it says what state it has, and how operator code of that layout
+would change it. Everything else here goes through the interface, against a model of plain dicts.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, Protocol
 
+import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -20,6 +22,7 @@ from bedload.core.errors import ProtocolError, StateTypeError
 from bedload.core.ids import KeyGroup
 from bedload.state import RecordLayout
 from bedload.store import KeyGroupStore, RowStore
+from bedload.store.columns import ColumnSpec, ColumnStore, ColumnTable
 from bedload.worker.operator import Operator, make_shared, state_of
 
 GROUP = KeyGroup(3)
@@ -41,7 +44,7 @@ class Undo(NamedTuple):
 
 
 class Drop(NamedTuple):
-    """Take an entry from the map of a key, and assign a new list."""
+    """Take something away, and assign a new list."""
 
     key: str
     number: int
@@ -63,31 +66,28 @@ Op = Add | Undo | Drop | Forget | Misfit
 
 
 class Subject(Protocol):
-    """One layout, and how its operator code changes state."""
+    """One layout: its state, and how its operator code changes it. Every state has an integer ``total``."""
+
+    named_by_drop: frozenset[str]
+    """The variables that the changes name for a key of which only :class:`Drop` was run."""
 
     def make(self) -> KeyGroupStore: ...
 
-    def run(self, store: KeyGroupStore, op: Op) -> None: ...
+    def fresh(self) -> dict[str, Any]:
+        """The state of a new key."""
+        ...
 
+    def change(self, state: Any, op: Op) -> None:
+        """What operator code does, to live state as to a model of it."""
+        ...
 
-def change(state: Any, op: Op) -> None:
-    """What operator code does, to a live object as to a model of one."""
-    match op:
-        case Add(number=number):
-            state.total += number
-            state.tags.setdefault(number % 3, []).append(number)
-            state.tally[number % 2] += 1
-            state.recent.append(number)
-        case Undo(number=number):
-            state.total += number
-            state.recent.append(number)
-            state.recent.pop()
-            state.total -= number
-        case Drop(number=number):
-            state.tags.pop(number % 3, None)
-            state.items = [*state.items, number][-3:]
-        case Misfit():
-            state.items = 5
+    def run(self, store: KeyGroupStore, op: Op) -> None:
+        """Do it in the store."""
+        ...
+
+    def damage(self, state: dict[str, Any]) -> None:
+        """Change what was read, as deep as it goes."""
+        ...
 
 
 class Shape(Operator):
@@ -101,9 +101,32 @@ class Shape(Operator):
 class Rows:
     """One object per key."""
 
+    named_by_drop = frozenset({"tags", "items"})
+
     def make(self) -> KeyGroupStore:
         _, row = make_shared(Shape)
         return RowStore(GROUP, RecordLayout(state_of(Shape)), row)
+
+    def fresh(self) -> dict[str, Any]:
+        return {"total": 0, "tags": {}, "tally": Counter(), "recent": deque(), "items": []}
+
+    def change(self, state: Any, op: Op) -> None:
+        match op:
+            case Add(number=number):
+                state.total += number
+                state.tags.setdefault(number % 3, []).append(number)
+                state.tally[number % 2] += 1
+                state.recent.append(number)
+            case Undo(number=number):
+                state.total += number
+                state.recent.append(number)
+                state.recent.pop()
+                state.total -= number
+            case Drop(number=number):
+                state.tags.pop(number % 3, None)
+                state.items = [*state.items, number][-3:]
+            case Misfit():
+                state.items = 5
 
     def run(self, store: KeyGroupStore, op: Op) -> None:
         assert isinstance(store, RowStore)
@@ -111,10 +134,92 @@ class Rows:
         if isinstance(op, Forget):
             store.forget(op.key)
         else:
-            change(live, op)
+            self.change(live, op)
+
+    def damage(self, state: dict[str, Any]) -> None:
+        state["total"] = -1
+        state["tags"][1].append(99)
 
 
-LAYOUTS: dict[str, Callable[[], Subject]] = {"rows": Rows}
+class Slot:
+    """One key of a table, with its columns as attributes."""
+
+    def __init__(self, table: ColumnTable, slot: int) -> None:
+        self.__dict__.update(table=table, slot=slot)
+
+    def __getattr__(self, name: str) -> Any:
+        (spec,) = (spec for spec in self.table.columns if spec.name == name)
+        if spec.nullable and not self.table.valid(name)[self.slot]:
+            return None
+        value = self.table.values(name)[self.slot]
+        return value.item() if spec.fixed else value
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        (spec,) = (spec for spec in self.table.columns if spec.name == name)
+        if spec.nullable:
+            self.table.valid(name)[self.slot] = value is not None
+        if value is not None or not spec.fixed:
+            # Under a null the old number stays: nobody may look at it.
+            self.table.values(name)[self.slot] = value
+
+
+class Columns:
+    """Slots of arrays, in a table with keys of other groups. A row is one entry of the changes."""
+
+    named_by_drop = frozenset({"total", "last", "label", "odd", "items"})
+
+    def make(self) -> KeyGroupStore:
+        specs = (
+            ColumnSpec("total", pa.int64(), 0),
+            ColumnSpec("last", pa.float64()),
+            ColumnSpec("label", pa.string(), "new"),
+            ColumnSpec("odd", pa.bool_(), False),
+            ColumnSpec("items", pa.list_(pa.int64()), []),
+        )
+        table = ColumnTable([pa.string()], specs, 8, block=2)
+        table.locate([pa.array(["a", "b", "x"])], np.array([4, 4, 5]))
+        table.commit()
+        return ColumnStore(GROUP, table)
+
+    def fresh(self) -> dict[str, Any]:
+        return {"total": 0, "last": None, "label": "new", "odd": False, "items": []}
+
+    def change(self, state: Any, op: Op) -> None:
+        match op:
+            case Add(number=number):
+                state.total += number
+                state.last = number / 2
+                state.label = f"{number} was added"
+                state.odd = number % 2 == 1
+                state.items = [*state.items, number][-2:]
+            case Undo(number=number):
+                last = state.last
+                state.total += number
+                state.last = 0.5
+                state.total -= number
+                state.last = last
+            case Drop(number=number):
+                state.last = None
+                state.items = [number, number]
+            case Misfit():
+                state.items = 5
+
+    def run(self, store: KeyGroupStore, op: Op) -> None:
+        assert isinstance(store, ColumnStore)
+        table = store.table
+        slots = table.locate([pa.array([op.key])], np.array([GROUP]))
+        if isinstance(op, Forget):
+            table.delete(slots)
+        else:
+            self.change(Slot(table, int(slots[0])), op)
+        table.check()
+
+    def damage(self, state: dict[str, Any]) -> None:
+        state["total"] = -1
+        state["items"].append(99)
+
+
+LAYOUTS: dict[str, Callable[[], Subject]] = {"columns": Columns, "rows": Rows}
 
 
 @pytest.fixture(params=sorted(LAYOUTS))
@@ -123,17 +228,16 @@ def subject(request: pytest.FixtureRequest) -> Subject:
 
 
 class _Plain:
-    def __init__(self, state: dict[str, Any] | None) -> None:
-        fresh = {"total": 0, "tags": {}, "tally": Counter(), "recent": deque(), "items": []}
-        self.__dict__.update(fresh if state is None else state)
+    def __init__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
 
 
-def model_run(model: Model, op: Op) -> None:
+def model_run(subject: Subject, model: Model, op: Op) -> None:
     if isinstance(op, Forget):
         model.pop(op.key, None)
         return
-    plain = _Plain(model.get(op.key))
-    change(plain, op)
+    plain = _Plain(model.get(op.key) or subject.fresh())
+    subject.change(plain, op)
     model[op.key] = vars(plain)
 
 
@@ -169,7 +273,7 @@ def test_reads_see_the_last_commit_and_abort_goes_back_to_it(layout: str, histor
         store.begin()
         for op in steps:
             subject.run(store, op)
-            model_run(current, op)
+            model_run(subject, current, op)
             assert committed(store) == model
         if ending == "commit":
             store.seal()
@@ -214,7 +318,7 @@ def test_changes_name_every_key_that_differs_and_none_that_was_not_touched(layou
         store.begin()
         for op in steps:
             subject.run(store, op)
-            model_run(after, op)
+            model_run(subject, after, op)
         store.seal()
         changes = store.changes()
         differing = {key for key in before.keys() | after.keys() if before.get(key) != after.get(key)}
@@ -316,7 +420,7 @@ def test_changes_are_small_when_little_changed(subject: Subject) -> None:
         subject.run(store, Add("a", number))
     store.commit()
     subject.run(store, Drop("a", 1))
-    assert set(store.changes().entries["a"]) == {"tags", "items"}
+    assert set(store.changes().entries["a"]) == subject.named_by_drop
 
 
 def test_what_does_not_fit_its_declaration_is_refused_at_the_seal(subject: Subject) -> None:
@@ -344,10 +448,10 @@ def test_reads_share_nothing_with_the_live_state(subject: Subject) -> None:
     store.commit()
     state = store.read("a")
     assert state is not None
-    state["tags"][1].append(99)
-    again = store.read("a")
-    assert again is not None
-    assert again["tags"] == {1: [1]}
+    expected = copy.deepcopy(state)
+    subject.damage(state)
+    assert state != expected
+    assert store.read("a") == expected
 
 
 def test_discard_drops_everything(subject: Subject) -> None:

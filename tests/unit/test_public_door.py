@@ -22,6 +22,7 @@ def test_everything_public_is_in_all() -> None:
         "core",
         "demo",
         "keys",
+        "operators",
         "protocol",
         "spark",
         "state",
@@ -30,7 +31,7 @@ def test_everything_public_is_in_all() -> None:
         "transport",
         "worker",
     }
-    imported = {"TYPE_CHECKING", "Any"}
+    imported = {"TYPE_CHECKING", "Any", "import_module"}
     public = {name for name in vars(bedload) if not name.startswith("_")} - packages - imported
     assert public <= set(bedload.__all__)
 
@@ -40,8 +41,11 @@ def test_a_name_that_is_not_there_says_so() -> None:
         bedload.nothing  # noqa: B018
 
 
-def test_importing_bedload_does_not_import_pyspark() -> None:
-    """Worker processes are many and start often: they do without Spark."""
-    code = "import sys, bedload, bedload.worker.server, bedload.testing; print('pyspark' in sys.modules)"
+def test_importing_bedload_imports_neither_pyspark_nor_numba() -> None:
+    """Worker processes are many and start often: they do without what they may not need."""
+    code = (
+        "import sys, bedload, bedload.worker.server, bedload.testing; "
+        "print('pyspark' in sys.modules or 'numba' in sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

@@ -1,6 +1,4 @@
-"""Bedload on Spark: feeders, worker hosts, the driver's endpoint. The only package that imports pyspark."""
+"""Bedload on Spark: feeders, worker hosts, the driver's endpoint. The only package that imports pyspark.
 
-from bedload.spark.cluster import Cluster, attach
-from bedload.spark.state_view import OperatorState, StateAnswer
-
-__all__ = ["Cluster", "OperatorState", "StateAnswer", "attach"]
+Nothing is imported here: a feeder in one of Spark's Python processes needs :mod:`bedload.spark.feeder` alone.
+"""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
 import secrets
 import sys
@@ -13,6 +14,7 @@ import cloudpickle
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
+from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from bedload.core.errors import (
@@ -20,22 +22,25 @@ from bedload.core.errors import (
     ClusterStopped,
     DefinitionError,
     OperatorNotShippable,
+    SchemaError,
     StateTypeError,
     UnknownOperator,
 )
 from bedload.core.ids import DeploymentId, Epoch, OperatorName, WorkerId
 from bedload.keys import DEFAULT_KEY_GROUPS, RoutingTable, check_key_groups
+from bedload.operators.aggregates import Aggregates, Function
 from bedload.protocol.split import GROUP_COLUMN
 from bedload.spark.driver import Driver
-from bedload.spark.feeder import FeederSpec, feed
+from bedload.spark.feeder import Combiner, FeederSpec, feed
 from bedload.spark.hosts import ProcessHost, TaskHost, WorkerHost
 from bedload.spark.listener import ProgressListener
 from bedload.spark.plan import Plans, mark
 from bedload.spark.schemas import arrow_schema, key_columns, key_types, output_schema
-from bedload.spark.state_view import OperatorState
-from bedload.state import codec
+from bedload.spark.state_view import ColumnDecoder, Decoder, OperatorState, RowDecoder
+from bedload.worker.column_runtime import ColumnDeployment
 from bedload.worker.operator import Operator, check_operator, state_of
 from bedload.worker.runtime import Deployment
+from bedload.worker.vector import VectorLogic, VectorOperator, check_vector_operator
 
 _ARROW_ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
 _CONNECT_SECONDS = 600.0
@@ -121,7 +126,7 @@ class Cluster:
         df: DataFrame,
         *,
         key: str | list[str] | tuple[str, ...],
-        operator: type[Operator],
+        operator: type[Operator] | type[VectorOperator],
         schema: str | StructType,
         name: str | None = None,
         key_groups: int | None = None,
@@ -134,28 +139,54 @@ class Cluster:
         the same name again after its query stopped goes on with that state. ``fresh``: give up whatever
         state there is under that name and start empty.
         """
-        self._check_running()
-        operator = check_operator(operator)
-        named = OperatorName(name or operator.__name__)
-        if not df.isStreaming:
-            raise DefinitionError(
-                f"operator {named}: the DataFrame is not a streaming one; read it with spark.readStream"
-            )
-        groups = self._key_groups if key_groups is None else key_groups
-        check_key_groups(groups)
-        positions = key_columns(named, df, key)
-        keys = key_types(named, self._spark, df, positions)
+        named = OperatorName(name or str(getattr(operator, "__name__", operator)))
+        groups, positions, keys = self._check(named, df, key, key_groups)
         out = output_schema(named, schema)
         arrow_out = arrow_schema(self._spark, out)
-        codec.arrow_schema(state_of(operator))
+        if inspect.isclass(operator) and issubclass(operator, VectorOperator):
+            check_vector_operator(operator)
+            logic = VectorLogic(operator, arrow_out)
+            return self._run_on_columns(df, named, logic, positions, keys, groups, out, arrow_out, fresh=fresh)
+        operator = check_operator(operator)
+        specs = state_of(operator)
         deployment = Deployment(named, operator, tuple(index for index, _ in positions), tuple(df.columns), arrow_out)
-        if not fresh:
-            self._check_same_state(named, operator)
-        number = self._driver.deploy(named, groups, _ship(deployment), fresh=fresh)
-        self._remember(named, operator, keys)
+        number = self._deploy(named, groups, deployment, RowDecoder(specs), keys, fresh=fresh)
         return self._plan(df, named, number, positions, groups, out, arrow_out)
 
-    def state(self, name: str | type[Operator]) -> OperatorState:
+    def aggregate(
+        self,
+        df: DataFrame,
+        *,
+        key: str | list[str] | tuple[str, ...],
+        name: str = "aggregate",
+        key_groups: int | None = None,
+        fresh: bool = False,
+        **aggregates: Function,
+    ) -> DataFrame:
+        """Aggregate a streaming DataFrame by key: ``cluster.aggregate(df, key="car", n=bl.agg.count())``.
+
+        The result has the key's columns and one column per aggregate; each epoch gives a row for every key that
+        changed in it, as Spark's update mode does. ``name``, ``key_groups`` and ``fresh`` are as for :meth:`apply`.
+        """
+        named = OperatorName(name)
+        groups, positions, keys = self._check(named, df, key, key_groups)
+        if not aggregates:
+            raise DefinitionError(f"aggregate {named}: name at least one, such as n=bl.agg.count()")
+        key_names = [column for _, column in positions]
+        used = [c for c in df.columns if c in key_names or any(c in f.columns for f in aggregates.values())]
+        unknown = sorted({c for f in aggregates.values() for c in f.columns} - set(df.columns))
+        if unknown:
+            raise SchemaError(
+                f"aggregate {named}: no column {', '.join(unknown)} in the input; there are: {', '.join(df.columns)}"
+            )
+        df = df.select(*(F.col(f"`{column}`") for column in used))
+        positions = key_columns(named, df, key_names)
+        at = tuple(index for index, _ in positions)
+        logic = Aggregates(aggregates, arrow_schema(self._spark, df.schema), at, key_names)
+        out = from_arrow_schema(logic.output)
+        return self._run_on_columns(df, named, logic, positions, keys, groups, out, logic.output, fresh=fresh)
+
+    def state(self, name: str | type[Operator] | type[VectorOperator]) -> OperatorState:
         """The live state of an operator, by its name or class."""
         self._check_running()
         named = OperatorName(name if isinstance(name, str) else name.__name__)
@@ -224,6 +255,54 @@ class Cluster:
 
     # --- steps ---
 
+    def _check(
+        self, name: OperatorName, df: DataFrame, key: str | list[str] | tuple[str, ...], key_groups: int | None
+    ) -> tuple[int, list[tuple[int, str]], tuple[pa.DataType, ...]]:
+        """What every application needs: the number of key groups, and where and what the key is."""
+        self._check_running()
+        if not df.isStreaming:
+            raise DefinitionError(
+                f"operator {name}: the DataFrame is not a streaming one; read it with spark.readStream"
+            )
+        groups = self._key_groups if key_groups is None else key_groups
+        check_key_groups(groups)
+        positions = key_columns(name, df, key)
+        return groups, positions, key_types(name, self._spark, df, positions)
+
+    def _run_on_columns(
+        self,
+        df: DataFrame,
+        name: OperatorName,
+        logic: Any,
+        positions: list[tuple[int, str]],
+        keys: tuple[pa.DataType, ...],
+        groups: int,
+        out: StructType,
+        arrow_out: pa.Schema,
+        *,
+        fresh: bool,
+    ) -> DataFrame:
+        deployment = ColumnDeployment(name, logic, tuple(index for index, _ in positions), keys, groups)
+        number = self._deploy(name, groups, deployment, ColumnDecoder(logic.columns), keys, fresh=fresh)
+        combiner = logic if getattr(logic, "mergeable", False) else None
+        return self._plan(df, name, number, positions, groups, out, arrow_out, combiner)
+
+    def _deploy(
+        self,
+        name: OperatorName,
+        groups: int,
+        deployment: Any,
+        decoder: Decoder,
+        keys: tuple[pa.DataType, ...],
+        *,
+        fresh: bool,
+    ) -> DeploymentId:
+        if not fresh:
+            self._check_same_state(name, decoder)
+        number = self._driver.deploy(name, groups, _ship(name, deployment), fresh=fresh)
+        self._remember(name, decoder, keys)
+        return number
+
     def _check_running(self) -> None:
         if self._stopped:
             raise ClusterStopped("the cluster was stopped; attach again with bedload.attach(...)")
@@ -231,10 +310,10 @@ class Cluster:
         if down is not None:
             raise down
 
-    def _check_same_state(self, name: OperatorName, operator: type[Operator]) -> None:
+    def _check_same_state(self, name: OperatorName, decoder: Decoder) -> None:
         known = self._states.get(name)
-        if known is not None and known.specs != state_of(operator):
-            before, after = ({spec.name: spec for spec in specs} for specs in (known.specs, state_of(operator)))
+        if known is not None and known.decoder.variables != decoder.variables:
+            before, after = known.decoder.variables, decoder.variables
             differ = sorted(n for n in before.keys() | after.keys() if before.get(n) != after.get(n))
             raise StateTypeError(
                 f"operator {name} was applied before with other state: {', '.join(differ)} differ. Keep the state "
@@ -243,7 +322,7 @@ class Cluster:
                 operator=name,
             )
 
-    def _remember(self, name: OperatorName, operator: type[Operator], keys: tuple[pa.DataType, ...]) -> None:
+    def _remember(self, name: OperatorName, decoder: Decoder, keys: tuple[pa.DataType, ...]) -> None:
         def where() -> tuple[RoutingTable, dict[WorkerId, str]]:
             def look(coordinator: Any) -> tuple[RoutingTable, dict[WorkerId, str]]:
                 if coordinator.error is not None:
@@ -252,7 +331,7 @@ class Cluster:
 
             return self._driver.call(look)
 
-        self._states[name] = OperatorState(name, state_of(operator), keys, where, self._secret)
+        self._states[name] = OperatorState(name, decoder, keys, where, self._secret)
 
     def _plan(
         self,
@@ -263,6 +342,7 @@ class Cluster:
         groups: int,
         out: StructType,
         arrow_out: pa.Schema,
+        combiner: Combiner | None = None,
     ) -> DataFrame:
         spec = FeederSpec(
             name,
@@ -272,6 +352,7 @@ class Cluster:
             tuple(positions),
             arrow_out,
             _CONNECT_SECONDS,
+            combiner,
         )
         function = feed(spec)
         function.__name__ = mark(number, name)
@@ -280,14 +361,14 @@ class Cluster:
         return df.withColumn(GROUP_COLUMN, group).mapInArrow(function, out)
 
 
-def _ship(deployment: Deployment) -> bytes:
+def _ship(name: OperatorName, deployment: Any) -> bytes:
     try:
         payload: bytes = cloudpickle.dumps(deployment)
     except BedloadError:
         raise
     except Exception as error:
         raise OperatorNotShippable(
-            f"operator {deployment.name} cannot be pickled: {type(error).__name__}: {error}. It refers to something "
+            f"operator {name} cannot be pickled: {type(error).__name__}: {error}. It refers to something "
             f"that lives in this process only (a connection, a lock, the SparkSession): make that in setup() instead"
         ) from error
     return payload

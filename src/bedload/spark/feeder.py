@@ -15,6 +15,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -38,10 +39,21 @@ WINDOW = 8
 """Sub-batches under way per feeder, over all workers: enough to keep them busy while the next batch is
 cut, few enough to bound what a slow worker makes us hold."""
 
+COMBINE_BELOW = 0.5
+"""Rows are combined by key before they are sent if that leaves at most this share of them."""
+
 _LOSS_TRIES, _LOSS_PAUSE_SECONDS = 20, 0.1
 
 _pool: dict[tuple[str, bytes], list[Channel]] = {}
 _opens = itertools.count()
+
+
+class Combiner(Protocol):
+    """Partial aggregation in the feeder."""
+
+    def partial(self, batch: pa.RecordBatch, *, at_most: float = 0.5) -> pa.RecordBatch | None:
+        """One row per distinct key of the batch, with partial results; None if that is not worth it."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -56,6 +68,8 @@ class FeederSpec:
     """Position and name of the key's columns."""
     output: pa.Schema
     connect_seconds: float
+    combiner: Combiner | None = None
+    """Aggregates rows by key before they are sent, where that pays."""
 
 
 def feed(spec: FeederSpec) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
@@ -86,12 +100,20 @@ class _Feed:
         session = self._open()
         try:
             first = True
+            combine = False
             for batch in batches:
-                if first:
-                    self._join(session, batch.schema)
-                    first = False
                 self._check_keys(batch)
-                self._send(session.submit(batch))
+                rows = batch
+                if first:
+                    # SUBTLE: the choice depends on the rows alone, so every attempt makes the same one.
+                    combined = self._combined(batch)
+                    combine = combined is not None
+                    rows = batch if combined is None else combined
+                    self._join(session, rows.schema)
+                    first = False
+                elif combine:
+                    rows = self._combined(batch, at_most=1.0)
+                self._send(session.submit(rows))
                 yield from self._outputs(session, WINDOW)
             if first:
                 self._join(session, pa.schema([]))
@@ -105,6 +127,11 @@ class _Feed:
         # Not reached when the consumer stopped early: then the connections are dropped with their answers.
         for channel in (self._coordinator, *self._workers.values()):
             _give(channel, self._spec)
+
+    def _combined(self, batch: pa.RecordBatch, at_most: float = COMBINE_BELOW) -> pa.RecordBatch | None:
+        """The rows of a batch combined by key, if the operator can and it leaves few enough."""
+        combiner = self._spec.combiner
+        return None if combiner is None or not batch.num_rows else combiner.partial(batch, at_most=at_most)
 
     def _open(self) -> FeederSession:
         answer = self._ask_to_open()

@@ -8,7 +8,7 @@ is from.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import pyarrow as pa
 
@@ -18,6 +18,7 @@ from bedload.keys import RoutingTable, canonical_key, hash_key, key_group
 from bedload.protocol import messages as m
 from bedload.protocol.split import unpack
 from bedload.state import StateSpec, codec
+from bedload.store.columns import ColumnSpec
 from bedload.transport import Channel
 
 
@@ -44,20 +45,67 @@ class StateAnswer(Mapping[str, Any]):
         return f"StateAnswer(key={self.key!r}, epoch={self.epoch}, {inside})"
 
 
+class Decoder(Protocol):
+    """How a worker's answer becomes values."""
+
+    @property
+    def variables(self) -> dict[str, Any]:
+        """The state variables, comparable."""
+        ...
+
+    def decode(self, body: memoryview) -> dict[str, Any]:
+        """The values of one key."""
+        ...
+
+
+class RowDecoder:
+    """State of an ``Operator``."""
+
+    def __init__(self, specs: tuple[StateSpec, ...]) -> None:
+        self._specs = specs
+        self._schema = codec.arrow_schema(specs)
+
+    @property
+    def variables(self) -> dict[str, Any]:
+        """The declared variables."""
+        return {spec.name: spec for spec in self._specs}
+
+    def decode(self, body: memoryview) -> dict[str, Any]:
+        """The values of one key."""
+        return codec.decode(self._specs, unpack(body, self._schema))[0]
+
+
+class ColumnDecoder:
+    """State in columns."""
+
+    def __init__(self, columns: tuple[ColumnSpec, ...]) -> None:
+        self._columns = columns
+        self._schema = pa.schema([(column.name, column.type) for column in columns])
+
+    @property
+    def variables(self) -> dict[str, Any]:
+        """The columns."""
+        return {column.name: column for column in self._columns}
+
+    def decode(self, body: memoryview) -> dict[str, Any]:
+        """The values of one key."""
+        values: dict[str, Any] = unpack(body, self._schema).to_pylist()[0]
+        return values
+
+
 class OperatorState:
     """The state of one operator, over all workers."""
 
     def __init__(
         self,
         name: OperatorName,
-        specs: tuple[StateSpec, ...],
+        decoder: Decoder,
         key_types: tuple[pa.DataType, ...],
         where: Callable[[], tuple[RoutingTable, dict[WorkerId, str]]],
         secret: bytes,
     ) -> None:
         self.name = name
-        self.specs = specs
-        self._schema = codec.arrow_schema(specs)
+        self.decoder = decoder
         self._key_types = key_types
         self._where = where
         self._secret = secret
@@ -85,8 +133,7 @@ class OperatorState:
         assert isinstance(answer, m.ReadAnswer)
         if not answer.found or body is None:
             return None
-        values = codec.decode(self.specs, unpack(body, self._schema))[0]
-        return StateAnswer(key, answer.epoch, answer.query, values)
+        return StateAnswer(key, answer.epoch, answer.query, self.decoder.decode(body))
 
     def count(self) -> int:
         """The number of keys with state, the current epoch's new ones included."""
@@ -120,5 +167,5 @@ class OperatorState:
         return answer, frame.body
 
     def __repr__(self) -> str:
-        names = ", ".join(spec.name for spec in self.specs)
+        names = ", ".join(self.decoder.variables)
         return f"OperatorState({self.name!r}: {names})"

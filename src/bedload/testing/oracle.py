@@ -80,7 +80,7 @@ class Oracle:
             f"{where}: keys {sorted(actual)}, but after {history} there are {sorted(expected)}"
         )
         for key, state in expected.items():
-            problem = state.misfit(actual[key])
+            problem = state.misfit(self._as_rows(actual[key]))
             assert problem is None, f"{where}, key {key}, after {history}: {problem}"
 
     def check_outputs(
@@ -128,6 +128,13 @@ class Oracle:
         got = [(row["key"], row["source"], row["seq"], row["count"]) for row in outputs]
         right = Counter(got) <= Counter(wanted) if part else sorted(got) == sorted(wanted)
         assert right, f"{where}: {sorted(got)}, wanted {sorted(wanted)}"
+
+    def _as_rows(self, state: dict[str, Any]) -> dict[str, Any]:
+        if self._kind is not Kind.COLUMNS:
+            return state
+        from bedload.testing.workload_columns import as_rows
+
+        return as_rows(state)
 
     def _plan(self, epoch: tuple[QueryId, Epoch]) -> EpochPlan:
         return self._plans[epoch[0]].epochs[epoch[1]]

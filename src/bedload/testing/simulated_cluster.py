@@ -39,7 +39,7 @@ from bedload.testing.network import Body, Connection, End, Network
 from bedload.testing.oracle import History, Oracle
 from bedload.testing.workload import NAME
 from bedload.worker.machine import COORDINATOR, Out, Phase, WorkerMachine
-from bedload.worker.runtime import Deployment
+from bedload.worker.runtime import Startable
 
 Plain = dict[str, dict[str, Any]]
 
@@ -98,7 +98,7 @@ class SimulatedWorker:
     """A worker machine on the virtual network; also its own backup."""
 
     def __init__(
-        self, network: Network, worker: WorkerId, deployment: Deployment, keys: set[str], watcher: Watcher
+        self, network: Network, worker: WorkerId, deployment: Startable, keys: set[str], watcher: Watcher
     ) -> None:
         self.name = f"worker {worker}"
         self.worker = worker

@@ -23,14 +23,14 @@ from bedload.testing.chance import Chance
 from bedload.testing.input import InputFormat
 from bedload.worker.operator import Context, Operator
 from bedload.worker.rows import Rows
-from bedload.worker.runtime import Deployment
+from bedload.worker.runtime import Deployment, Startable
 
 NAME = OperatorName("Simulated")
 KEYS = tuple("abcdefgh")
 KEY_GROUPS = 8
 RECENT = 3
 FORGET_AT = 7
-"""A key of a ``RESULT`` or ``GROUPED`` operator with so many rows is forgotten at the end of the epoch."""
+"""A key of any but a ``PROCESS`` operator with so many rows is forgotten at the end of the epoch."""
 
 OUTPUT = pa.schema([("key", pa.string()), ("source", pa.int64()), ("seq", pa.int64()), ("count", pa.int64())])
 INPUT = pa.schema([("key", pa.string()), ("source", pa.int64()), ("seq", pa.int64()), ("noise", pa.int64())])
@@ -42,6 +42,7 @@ class Kind(enum.Enum):
     PROCESS = "as they are made"
     RESULT = "at the seal, one per changed key"
     GROUPED = "at the seal, process called once per key"
+    COLUMNS = "at the seal, one per changed key, from columns"
 
 
 class Row(NamedTuple):
@@ -127,8 +128,12 @@ _OPERATORS: dict[Kind, type[_Simulated]] = {
 }
 
 
-def make_deployment(kind: Kind, poison: Poison) -> Deployment:
+def make_deployment(kind: Kind, poison: Poison) -> Startable:
     """The operator of a simulation, with its own poison."""
+    if kind is Kind.COLUMNS:
+        from bedload.testing.workload_columns import column_deployment  # compiled code: only who needs it waits
+
+        return column_deployment(poison)
     base = _OPERATORS[kind]
     operator = types.new_class(base.__name__, (base,), exec_body=lambda body: body.update(poison=poison))
     assert issubclass(operator, Operator)

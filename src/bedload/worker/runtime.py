@@ -38,6 +38,9 @@ class Deployment:
     """The input's columns, without the key group."""
     output: pa.Schema
 
+    def prepare(self) -> None:
+        """Nothing to do: rows run as they are."""
+
     def start(self, worker: WorkerId) -> OperatorRuntime:
         """The running operator."""
         return OperatorRuntime(self, worker)
@@ -110,6 +113,10 @@ class Startable(Protocol):
     @property
     def name(self) -> OperatorName:
         """The operator's name."""
+        ...
+
+    def prepare(self) -> None:
+        """Do at a worker, when the deployment arrives, what the first batch should not wait for."""
         ...
 
     def start(self, worker: WorkerId) -> Runtime:

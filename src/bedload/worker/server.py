@@ -27,6 +27,7 @@ def load_deployment(payload: bytes) -> Startable:
     """Unpickle a deployment that the driver shipped."""
     try:
         deployment: Startable = cloudpickle.loads(payload)
+        deployment.prepare()
     except BedloadError:
         raise
     except Exception as error:

@@ -1,0 +1,1 @@
+"""Ready-made operators, built on the public interfaces of state and worker."""

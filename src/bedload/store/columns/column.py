@@ -1,0 +1,215 @@
+"""One value column of a table: what it holds, its array by slot, and the old values of the touched slots.
+
+Numbers are arrays of their type, with a mask if they are nullable. Everything else (strings, lists) is an array of
+Python objects, which are taken as immutable: to change one, assign another.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from bedload.core.errors import StateTypeError
+from bedload.store.columns.index import Flags, Slots
+from bedload.store.columns.memory import GrowingArray
+
+
+@dataclass(frozen=True)
+class ColumnSpec:
+    """A value column: its name, its Arrow type, and what a new key starts with (None: null)."""
+
+    name: str
+    type: pa.DataType
+    initial: Any = None
+
+    @property
+    def fixed(self) -> bool:
+        """Whether it is an array of numbers, rather than of Python objects."""
+        kind = self.type
+        return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind))
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The NumPy type that holds it."""
+        return np.dtype(self.type.to_pandas_dtype()) if self.fixed else np.dtype(object)
+
+    @property
+    def nullable(self) -> bool:
+        """Whether it has a mask: a number that starts as null."""
+        return self.fixed and self.initial is None
+
+
+class Values:
+    """An array by slot, and the old values of the touched slots by their place."""
+
+    __slots__ = ("_before", "_initial", "_live")
+
+    def __init__(self, dtype: np.dtype[Any], initial: Any) -> None:
+        make = Objects if dtype.kind == "O" else GrowingArray
+        self._live: GrowingArray | Objects = make(dtype)
+        self._before: GrowingArray | Objects = make(dtype)
+        self._initial = np.empty((), dtype)
+        self._initial[()] = initial
+
+    @property
+    def live(self) -> npt.NDArray[Any]:
+        """The current values, by slot."""
+        return self._live.array
+
+    @property
+    def before(self) -> npt.NDArray[Any]:
+        """The old values, by place."""
+        return self._before.array
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of both."""
+        return self._live.nbytes + self._before.nbytes
+
+    def room(self, slots: int) -> None:
+        """Have room for this many slots, and not more."""
+        self._live.resize(slots)
+
+    def start(self, slots: Slots) -> None:
+        """Give slots the value that a new key has."""
+        self.live[slots] = self._initial
+
+    def save(self, slots: Slots, at: int) -> None:
+        """Keep the values of slots, from this place on."""
+        self._before.at_least(at + len(slots))
+        np.take(self.live, slots, out=self.before[at : at + len(slots)], mode="clip")
+
+    def restore(self, slots: Slots, places: Flags) -> None:
+        """Put the values of some places back."""
+        self.live[slots] = self.before[: len(places)][places]
+
+    def release(self, places: int) -> None:
+        """Forget old values, and the room of all but so many."""
+        if isinstance(self._before, Objects):
+            self._before.resize(0)
+        elif len(self._before) > places:
+            self._before.resize(places)
+
+    def differs(self, slots: Slots) -> Flags:
+        """For each touched slot, whether its value is another one than before."""
+        now, then = self.live[slots], self.before[: len(slots)]
+        if now.dtype.kind == "f":
+            # By their bits: a NaN is no change of itself, and minus zero is one of zero.
+            bits = f"i{now.dtype.itemsize}"
+            now, then = now.view(bits), then.view(bits)
+        return np.asarray(now != then, np.bool_)
+
+    def take(self, slots: Slots, places: npt.NDArray[np.integer[Any]] | None) -> npt.NDArray[Any]:
+        """The current values of slots, or the old ones of those with a place (from 1 on; 0 is none)."""
+        taken: npt.NDArray[Any] = self.live[as_range(slots)]
+        if places is None:
+            return taken.copy() if taken.base is not None else taken
+        marked = np.flatnonzero(places)
+        if taken.base is not None:
+            taken = taken.copy()
+        taken[marked] = self.before[places[marked] - 1]
+        return taken
+
+
+class Objects:
+    """A growing array of Python objects. Those cannot live in reserved memory, so growing copies pointers."""
+
+    __slots__ = ("array",)
+
+    def __init__(self, dtype: npt.DTypeLike) -> None:
+        self.array: npt.NDArray[Any] = np.empty(0, dtype)
+
+    def __len__(self) -> int:
+        return len(self.array)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the pointers."""
+        return self.array.nbytes
+
+    def resize(self, length: int) -> None:
+        """Make it this long; new places hold None."""
+        if length != len(self.array):
+            made = np.empty(length, object)
+            kept = min(length, len(self.array))
+            made[:kept] = self.array[:kept]
+            self.array = made
+
+    def at_least(self, length: int) -> None:
+        """Make room for this many, and for some more."""
+        if length > len(self.array):
+            self.resize(length + length // 2)
+
+
+class Column:
+    """The values of one column, and their mask if there is one."""
+
+    __slots__ = ("mask", "spec", "values")
+
+    def __init__(self, spec: ColumnSpec) -> None:
+        self.spec = spec
+        zero = spec.dtype.type(0) if spec.nullable else spec.initial
+        self.values = Values(spec.dtype, zero)
+        self.mask = Values(np.dtype(np.bool_), False) if spec.nullable else None
+
+    @property
+    def arrays(self) -> tuple[Values, ...]:
+        """The array of values, and that of the mask."""
+        return (self.values,) if self.mask is None else (self.values, self.mask)
+
+    def differs(self, slots: Slots) -> Flags:
+        """For each touched slot, whether it changed. What stands under a null does not count."""
+        changed = self.values.differs(slots)
+        if self.mask is not None:
+            changed &= self.mask.live[slots]
+            changed |= self.mask.differs(slots)
+        return changed
+
+    def write(self, slots: Slots, values: pa.Array) -> None:
+        """Overwrite slots with an Arrow array."""
+        spec = self.spec
+        if isinstance(values, pa.ChunkedArray):
+            values = values.combine_chunks()
+        if values.type != spec.type:
+            try:
+                values = values.cast(spec.type)
+            except pa.ArrowInvalid as error:
+                raise StateTypeError(
+                    f"state column {spec.name!r} has type {spec.type}, but {values.type} was given: {error}"
+                ) from error
+        if not spec.fixed:
+            self.values.live[slots] = np.fromiter(values.to_pylist(), object, len(values))
+            return
+        if self.mask is not None:
+            self.mask.live[slots] = values.is_valid().to_numpy(zero_copy_only=False)
+        if values.null_count:
+            if self.mask is None:
+                raise StateTypeError(f"state column {spec.name!r} is not nullable, but a null was given")
+            values = values.fill_null(pa.scalar(False) if pa.types.is_boolean(spec.type) else pa.scalar(0, spec.type))
+        self.values.live[slots] = values.to_numpy(zero_copy_only=False)
+
+    def read(self, slots: Slots, places: npt.NDArray[np.integer[Any]] | None) -> pa.Array:
+        """The current values as Arrow, or the old ones of slots with a place."""
+        spec, values = self.spec, self.values.take(slots, places)
+        if self.mask is not None:
+            return pa.array(values, type=spec.type, mask=~self.mask.take(slots, places))
+        if spec.fixed:
+            return pa.array(values, type=spec.type)
+        try:
+            return pa.array(values.tolist(), type=spec.type)
+        except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
+            raise StateTypeError(
+                f"state column {spec.name!r} holds what is not of its type {spec.type} ({error}): "
+                "write values of the declared type"
+            ) from error
+
+
+def as_range(slots: Slots) -> slice | Slots:
+    """Slots one after another as a slice, which is copied as a whole."""
+    if len(slots) and int(slots[-1]) - int(slots[0]) == len(slots) - 1 and (np.diff(slots) == 1).all():
+        return slice(int(slots[0]), int(slots[-1]) + 1)
+    return slots

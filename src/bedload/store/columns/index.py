@@ -1,0 +1,270 @@
+"""From a key's words to its slot, by key group; which slots are whose; and which the epoch has touched.
+
+- ``keys``: the words of the key in each slot; in a free slot the first word links to the next free one
+- ``owner``: the key group of each block of slots, -1 for a block of nobody
+- ``mark``: for each slot its place on the epoch's list of touched ones plus one, or 0
+- ``touched``, ``fresh``: that list, and whether the epoch made the slot
+
+Invariants (:meth:`KeyIndex.check`): a slot that the index names lies in a block of its key group; every other slot of
+the block is on the group's free list or was not given out yet; a block of nobody is on the list of free blocks.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from bedload.core.errors import ClusterError, ProtocolError
+from bedload.core.ids import KeyGroup
+from bedload.store.columns import kernels as k
+from bedload.store.columns.compiling import read_only
+from bedload.store.columns.hash_tables import HashTables
+from bedload.store.columns.memory import GrowingArray
+
+Slots = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
+
+BLOCK = 64
+"""Slots per block. All slots of a block belong to one key group; what a group wastes is half a block on average."""
+
+MAX_SLOTS = 2**31 - BLOCK
+"""Marks are 32-bit integers, to save four bytes per key."""
+
+KEPT_PLACES = 65536
+"""Places for touched slots that are kept from one epoch to the next, however small the table is."""
+
+
+class KeyIndex:
+    """Finds slots, makes them, frees them."""
+
+    def __init__(self, key_groups: int, width: int, *, block: int = BLOCK, max_slots: int = MAX_SLOTS) -> None:
+        self._block = block
+        self._max_blocks = max_slots // block
+        self._counters = np.zeros(6, np.int64)
+        self._counters[k.BLOCK] = block
+        self._groups = np.zeros((key_groups, 3), np.int64)
+        self._groups[:, k.FREE] = -1
+        self._tables = HashTables(key_groups)
+        self._keys = GrowingArray(np.int64, width)
+        self._mark = GrowingArray(np.int32)
+        self._owner = GrowingArray(np.int32)
+        self._free_blocks = np.empty(0, np.int32)
+        self._touched = GrowingArray(np.int64)
+        self._fresh = GrowingArray(np.bool_)
+        self._add_blocks(1)
+
+    # --- what is there ---
+
+    @property
+    def capacity(self) -> int:
+        """Slots that there is room for."""
+        return len(self._mark)
+
+    @property
+    def live(self) -> int:
+        """Keys in the index."""
+        return int(self._counters[k.LIVE])
+
+    @property
+    def keys(self) -> npt.NDArray[np.int64]:
+        """The words of the key in each slot."""
+        return self._keys.array
+
+    @property
+    def mark(self) -> npt.NDArray[np.int32]:
+        """For each slot its place on the list of touched ones plus one, or 0."""
+        return self._mark.array
+
+    @property
+    def touched(self) -> Slots:
+        """The slots that the epoch has met, in that order."""
+        return self._touched.array[: self._counters[k.TOUCHED]]
+
+    @property
+    def fresh(self) -> Flags:
+        """For each touched slot, whether the epoch made it."""
+        return self._fresh.array[: self._counters[k.TOUCHED]]
+
+    @property
+    def kept_places(self) -> int:
+        """How many touched slots to keep room for between epochs: not more than a quarter of the keys."""
+        return max(KEPT_PLACES, self.live // 4)
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the index, the keys and the marks."""
+        growing = (self._keys, self._mark, self._owner, self._touched, self._fresh)
+        plain = self._counters.nbytes + self._groups.nbytes + self._free_blocks.nbytes
+        return sum(array.nbytes for array in growing) + plain + self._tables.nbytes
+
+    def count(self, group: KeyGroup) -> int:
+        """Keys of a key group."""
+        return int(self._tables.list[group, k.USED])
+
+    def slots_of(self, group: KeyGroup) -> Slots:
+        """The slots of a key group, in ascending order."""
+        return np.sort(self._tables.numbers(group))
+
+    def all_slots(self) -> Slots:
+        """Every slot that holds a key, by key group."""
+        parts = [self.slots_of(KeyGroup(group)) for group in np.flatnonzero(self._tables.list[:, k.USED]).tolist()]
+        return np.concatenate(parts) if parts else np.empty(0, np.int64)
+
+    def group_of(self, slots: Slots) -> npt.NDArray[np.int32]:
+        """The key group of each slot."""
+        owners: npt.NDArray[np.int32] = self._owner.array[slots // self._block]
+        return owners
+
+    # --- finding and changing ---
+
+    def locate(self, words: npt.NDArray[np.int64], of_group: npt.NDArray[np.integer[Any]]) -> Slots:
+        """The slot of each key, new ones included. Afterwards the table must have room for ``capacity`` slots.
+
+        If it raises, the rows before the one that failed are located, and their slots are on the touched list.
+        """
+        words, of_group = self._arguments(words, of_group)
+        rows = len(words)
+        places = int(self._counters[k.TOUCHED]) + rows
+        self._touched.at_least(places)
+        self._fresh.at_least(places)
+        slots = np.empty(rows, np.int64)
+        row = 0
+        while True:
+            row, why = k.locate(
+                words,
+                of_group,
+                row,
+                self._tables.entries,
+                self._tables.list,
+                self._groups,
+                self._counters,
+                self.keys,
+                self._owner.array,
+                self._free_blocks,
+                self.mark,
+                self._touched.array,
+                self._fresh.array,
+                slots,
+            )
+            if why == k.NEED_TABLE:
+                self._tables.grow(int(of_group[row]))
+            elif why == k.NEED_SLOTS:
+                blocks = len(self._owner)
+                self._add_blocks(blocks + max(64, blocks // 16))
+            else:
+                return slots
+
+    def find(self, words: npt.NDArray[np.int64], of_group: npt.NDArray[np.integer[Any]]) -> Slots:
+        """The slot of each key, -1 where there is none."""
+        words, of_group = self._arguments(words, of_group)
+        slots = np.empty(len(words), np.int64)
+        k.find(words, of_group, self._tables.entries, self._tables.list, self.keys, slots)
+        return slots
+
+    def remove(self, slots: Slots) -> None:
+        """Take keys out, each once, between epochs; their slots are free for other keys of their group."""
+        tables = self._tables
+        slots = read_only(slots, np.int64)
+        done = k.remove(slots, tables.entries, tables.list, self._groups, self._counters, self.keys, self._owner.array)
+        if done < len(slots):
+            raise ProtocolError(f"slot {int(slots[done])} was freed, but it holds no key")
+        for group in tables.sparse():
+            if tables.list[group, k.USED]:
+                tables.fit(group)
+            else:
+                self.drop(KeyGroup(group))
+
+    def drop(self, group: KeyGroup) -> None:
+        """Take out all keys of a group, and give its blocks back for other groups."""
+        self._counters[k.LIVE] -= self.count(group)
+        self._tables.drop(group)
+        self._groups[group] = 0, 0, -1
+        top = int(self._counters[k.NEXT_BLOCK])
+        owner = self._owner.array[:top]
+        owner[owner == group] = -1
+        self._list_free_blocks(owner)
+
+    def end_epoch(self) -> None:
+        """Forget what was touched."""
+        self.mark[self.touched] = 0
+        self._counters[k.TOUCHED] = 0
+        if len(self._touched) > self.kept_places:
+            self._touched.resize(self.kept_places)
+            self._fresh.resize(self.kept_places)
+
+    def check(self) -> None:
+        """Raise AssertionError unless the invariants hold."""
+        self._tables.check()
+        top = int(self._counters[k.NEXT_BLOCK])
+        owner = self._owner.array
+        assert len(self._keys) == len(self._mark) == len(owner) * self._block
+        assert (owner[top:] == -1).all(), "a block was given out beyond the last one"
+        free = self._free_blocks[: self._counters[k.FREE_BLOCKS]]
+        nobodys = np.flatnonzero(owner[:top] == -1)
+        assert sorted(free.tolist()) == nobodys.tolist(), "the list of free blocks is wrong"
+        live = 0
+        for group in range(len(self._groups)):
+            slots = self.slots_of(KeyGroup(group))
+            live += len(slots)
+            following, left, link = self._groups[group].tolist()
+            unused = list(range(following, following + left))
+            chain = []
+            while link >= 0:
+                chain.append(link)
+                link = int(self.keys[link, 0])
+            blocks = np.flatnonzero(owner == group)
+            own = (blocks[:, None] * self._block + np.arange(self._block)).ravel().tolist()
+            held = slots.tolist()
+            assert sorted([*held, *chain, *unused]) == own, f"slots of group {group} are lost, shared or misplaced"
+            assert not self.mark[[*chain, *unused]].any(), f"a free slot of group {group} is marked as touched"
+            groups = np.full(len(slots), group, np.int32)
+            assert self.find(self.keys[slots], groups).tolist() == held, f"keys of group {group} are not found"
+        assert live == self.live
+        touched = self.touched
+        assert self.mark[touched].tolist() == list(range(1, len(touched) + 1)), "marks and places differ"
+        assert np.count_nonzero(self.mark) == len(touched), "a slot is marked that is not on the list"
+
+    # --- steps ---
+
+    def _arguments(
+        self, words: npt.NDArray[np.int64], of_group: npt.NDArray[np.integer[Any]]
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
+        groups = read_only(of_group, np.int32)
+        if len(groups) != len(words):
+            raise ProtocolError(f"{len(words)} keys were given with {len(groups)} key groups")
+        # Kernels check no bounds.
+        if len(groups) and not 0 <= groups.min() <= groups.max() < len(self._groups):
+            raise ProtocolError(f"key groups must be from 0 to {len(self._groups) - 1}: some are not")
+        return read_only(words, np.int64), groups
+
+    def _add_blocks(self, blocks: int) -> None:
+        before = len(self._owner)
+        blocks = min(blocks, self._max_blocks)
+        if blocks <= before:
+            raise ClusterError(
+                f"the state of an operator at one worker is full: it has room for {before * self._block} keys. "
+                "Add workers, so that each holds fewer keys"
+            )
+        self._owner.resize(blocks)
+        self._owner.array[before:] = -1
+        self._keys.resize(blocks * self._block)
+        self._mark.resize(blocks * self._block)
+
+    def _list_free_blocks(self, owner: npt.NDArray[np.int32]) -> None:
+        """Take stock of the blocks of nobody; those at the end need no list, and their memory goes back."""
+        owned = np.flatnonzero(owner >= 0)
+        top = int(owned[-1]) + 1 if len(owned) else 0
+        free = np.flatnonzero(owner[:top] < 0)
+        # Blocks are taken from the end of the list: the lowest first, so that the end of the table empties.
+        self._free_blocks = free[::-1].astype(np.int32)
+        self._counters[k.FREE_BLOCKS], self._counters[k.NEXT_BLOCK] = len(free), top
+        room = top + max(64, top // 16)
+        if room < len(self._owner):
+            for array, length in (
+                (self._owner, room),
+                (self._keys, room * self._block),
+                (self._mark, room * self._block),
+            ):
+                array.resize(length)

@@ -1,0 +1,179 @@
+"""Strings and binaries, each kept once, under a number.
+
+- ``arena``: the bytes, one value after another, each with its length in front
+- ``places``: for each number where its value is in the arena; in a free number the next free one
+- hash tables from bytes to numbers, spread over shards
+
+A value is kept as long as a key may have it. References are not counted: that would cost on each new key. Instead the
+keys that went are counted, and when they are many against what a look at all keys costs, the values that no key
+has any more are forgotten and the arena is written anew (:meth:`Interner.sweep`). Numbers stay, so no key changes.
+
+Invariant: a number below the next new one has a value that the hash tables find, or is on the list of free ones.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from bedload.core.errors import DataError, ProtocolError
+from bedload.keys.columns import bytes_of
+from bedload.store.columns import byte_kernels as b
+from bedload.store.columns.compiling import read_only
+from bedload.store.columns.hash_tables import HashTables
+from bedload.store.columns.memory import GrowingArray
+
+_SWEPT_FROM = 4096
+"""Keys that must have gone before a sweep is worth a thought."""
+_LONGEST = 2**31 - 1
+_WORD = np.dtype([("bits", "<u8")])
+
+
+class Interner:
+    """The distinct values of one key column."""
+
+    def __init__(self, kind: pa.DataType) -> None:
+        self._kind = kind
+        self._counters = np.zeros(6, np.int64)
+        self._counters[b.FREE_NUMBER] = -1
+        self._tables = HashTables(b.SHARDS)
+        self._places = GrowingArray(np.int64)
+        self._places.resize(16)
+        self._arena = GrowingArray(np.uint8)
+        self._arena.resize(256)
+        self._arena_words = _by_eight(self._arena.array)
+        self._gone = 0
+
+    # --- values to numbers ---
+
+    def encode(self, column: pa.Array, *, add: bool) -> npt.NDArray[np.int64]:
+        """The number of each row's value, 0 for nulls. Unknown ones are kept if ``add``, and -1 if not."""
+        data, starts, lengths = bytes_of(column)
+        if len(lengths) and int(lengths.max()) > _LONGEST:
+            raise DataError(f"a key of {int(lengths.max())} bytes is too long: at most {_LONGEST} are possible")
+        if len(data) < 16:
+            # Eight bytes can be read, and there is more than one place to do so.
+            data = np.concatenate((data, np.zeros(16, np.uint8)))
+        data = read_only(data, np.uint8)
+        starts, lengths = read_only(starts, np.int64), read_only(lengths, np.int64)
+        if column.null_count:
+            valid = read_only(column.is_valid().to_numpy(zero_copy_only=False), np.bool_)
+        else:
+            valid = read_only(np.ones(len(column), np.bool_), np.bool_)
+        numbers = np.empty(len(column), np.int64)
+        row = 0
+        while True:
+            row, why = b.intern(
+                _by_eight(data),
+                data,
+                starts,
+                lengths,
+                valid,
+                row,
+                add,
+                self._tables.entries,
+                self._tables.list,
+                self._counters,
+                self._places.array,
+                self._arena_words,
+                self._arena.array,
+                numbers,
+            )
+            if why == b.NEED_TABLE:
+                # The row's hash is not known here: every shard that is full is in need, or will be soon.
+                self._tables.grow_full()
+            elif why == b.NEED_NUMBERS:
+                self._places.at_least(len(self._places) + 1)
+            elif why == b.NEED_BYTES:
+                self._arena.at_least(int(self._counters[b.TOP] + b.HEADER + lengths[row] + b.SLACK))
+                self._arena_words = _by_eight(self._arena.array)
+            else:
+                return numbers
+
+    # --- numbers to values ---
+
+    def decode(self, numbers: npt.NDArray[np.int64], null: npt.NDArray[np.bool_] | None) -> pa.Array:
+        """The values of these numbers, null where the mask says so."""
+        count = len(numbers)
+        numbers = read_only(numbers, np.int64)
+        mask = read_only(np.zeros(count, np.bool_) if null is None else null, np.bool_)
+        places, arena = self._places.array, self._arena.array
+        ends = np.empty(count + 1, np.int64)
+        b.measure(numbers, mask, places, self._arena_words, ends)
+        fixed = pa.types.is_fixed_size_binary(self._kind)
+        if fixed:
+            ends = np.arange(count + 1, dtype=np.int64) * self._kind.byte_width
+        data = np.zeros(int(ends[-1]), np.uint8) if fixed else np.empty(int(ends[-1]), np.uint8)
+        b.write(numbers, mask, places, arena, ends, data)
+        validity = None if null is None else pa.array(~null).buffers()[1]
+        if fixed:
+            return pa.Array.from_buffers(self._kind, count, [validity, pa.py_buffer(data)])
+        large = pa.types.is_large_string(self._kind) or pa.types.is_large_binary(self._kind)
+        if not large:
+            if len(data) > _LONGEST:
+                raise DataError(f"the keys of one batch have {len(data)} bytes: extract fewer keys at a time")
+            ends = ends.astype(np.int32)
+        return pa.Array.from_buffers(self._kind, count, [validity, pa.py_buffer(ends), pa.py_buffer(data)])
+
+    # --- forgetting ---
+
+    def gone(self, keys: int) -> None:
+        """Count keys that were taken out."""
+        self._gone += keys
+
+    def wants_sweep(self, keys: int) -> bool:
+        """Whether so many keys have gone that looking at all ``keys`` pays."""
+        values = int(self._counters[b.LIVE])
+        # Values beyond the number of keys are of none: dictionaries bring some that no row has.
+        return max(self._gone * 4, (values - keys) * 2) >= max(keys + values, 4 * _SWEPT_FROM)
+
+    def sweep(self, numbers: npt.NDArray[np.int64]) -> None:
+        """Forget every value but those of these numbers."""
+        used = np.zeros(int(self._counters[b.NEXT_NUMBER]), np.bool_)
+        used[numbers] = True
+        target = GrowingArray(np.uint8)
+        target.resize(max(256, int(self._counters[b.TOP]) + b.SLACK))
+        whole = b.sweep(
+            used,
+            self._tables.entries,
+            self._tables.list,
+            self._counters,
+            self._places.array,
+            self._arena_words,
+            self._arena.array,
+            target.array,
+        )
+        if not whole:
+            raise ProtocolError("a kept key is not found by its own bytes: the state at this worker is damaged")
+        target.resize(max(256, int(self._counters[b.TOP]) + b.SLACK))
+        self._arena, self._arena_words = target, _by_eight(target.array)
+        for shard in self._tables.sparse():
+            self._tables.fit(shard)
+        self._gone = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the values and of the way to them."""
+        return self._arena.nbytes + self._places.nbytes + self._tables.nbytes + self._counters.nbytes
+
+    def check(self, numbers: npt.NDArray[np.int64]) -> None:
+        """Raise AssertionError unless the invariants hold and these numbers have values."""
+        self._tables.check()
+        top = int(self._counters[b.NEXT_NUMBER])
+        kept = np.flatnonzero(self._places.array[:top] >= 0)
+        assert np.isin(numbers, kept).all(), "a key has a number without a value"
+        assert len(kept) == int(self._counters[b.LIVE])
+        assert self.encode(self.decode(kept, None), add=False).tolist() == kept.tolist(), "values are not found"
+        free, link = [], int(self._counters[b.FREE_NUMBER])
+        while link >= 0:
+            free.append(link)
+            link = -2 - int(self._places.array[link])
+        assert sorted([*kept.tolist(), *free]) == list(range(top)), "numbers are lost, or both free and in use"
+
+
+def _by_eight(data: npt.NDArray[np.uint8]) -> npt.NDArray[np.void]:
+    """An array whose i-th element is the eight bytes from byte i on."""
+    words: npt.NDArray[np.void] = np.ndarray((len(data) - 7,), _WORD, buffer=data, strides=(1,))
+    words.flags.writeable = False
+    return words

@@ -1,0 +1,28 @@
+"""Compiling every kernel before the first batch comes.
+
+A worker calls it when an operator is deployed. Arguments of kernels have one type each, whatever the keys and columns
+are, so a small table that uses every kernel once is enough.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+
+from bedload.core.ids import KeyGroup
+from bedload.store.columns.interner import Interner
+from bedload.store.columns.table import ColumnSpec, ColumnTable
+
+
+def warm_up() -> None:
+    """Compile the kernels, or load them if a process has done so before."""
+    table = ColumnTable([pa.string(), pa.int64()], [ColumnSpec("n", pa.int64(), 0)], 2)
+    keys = [pa.array(["a", "b"]), pa.array([1, 2])]
+    groups = np.zeros(2, np.int32)
+    table.delete(table.locate(keys, groups)[:1])
+    table.commit()
+    table.find(keys, groups)
+    table.extract_group(KeyGroup(0))
+    interner = Interner(pa.string())
+    interner.encode(keys[0], add=True)
+    interner.sweep(np.zeros(1, np.int64))

@@ -1,0 +1,161 @@
+"""Running code on columns: the counterpart of :class:`~bedload.worker.runtime.OperatorRuntime` for whole batches.
+
+One :class:`~bedload.store.columns.ColumnTable` holds all key groups that the worker owns. A sub-batch costs one pass to
+find the slots of its keys and whatever the logic does with them; there is no Python object per row or key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+import pyarrow as pa
+
+from bedload.core.errors import BedloadError
+from bedload.core.ids import NO_EPOCH, Epoch, KeyGroup, OperatorName, WorkerId
+from bedload.store import Changes
+from bedload.store.columns import ColumnStore, ColumnTable, warm_up
+from bedload.store.columns.index import Slots
+from bedload.worker.failures import operator_failed
+from bedload.worker.operator import Context
+from bedload.worker.slots import PartialLogic, SlotLogic
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class ColumnDeployment:
+    """Code on columns as it is shipped to the workers."""
+
+    name: OperatorName
+    logic: SlotLogic
+    key: tuple[int, ...]
+    """The key's columns, by position in the input."""
+    key_types: tuple[pa.DataType, ...]
+    key_groups: int
+
+    def prepare(self) -> None:
+        """Compile what the first batch would wait for."""
+        warm_up()
+
+    def start(self, worker: WorkerId) -> ColumnRuntime:
+        """The running operator."""
+        return ColumnRuntime(self, worker)
+
+
+class ColumnRuntime:
+    """One operator on columns at one worker."""
+
+    def __init__(self, deployment: ColumnDeployment, worker: WorkerId) -> None:
+        self._worker = worker
+        self._context = Context(deployment.name, worker, NO_EPOCH)
+        self._table = ColumnTable(deployment.key_types, deployment.logic.columns, deployment.key_groups)
+        self.rows = 0
+        self._bind(deployment)
+
+    def _bind(self, deployment: ColumnDeployment) -> None:
+        self.deployment = deployment
+        self._logic = deployment.logic
+        self._call("setup", lambda: self._logic.setup(self._context))
+
+    def redeploy(self, deployment: Any) -> None:
+        """New code for the same state, between epochs."""
+        self.close()
+        self._bind(deployment)
+
+    def close(self) -> None:
+        """Let the logic release what it made in ``setup``."""
+        self._call("close", self._logic.close)
+
+    # --- epochs ---
+
+    def begin(self, epoch: Epoch, groups: Iterable[KeyGroup]) -> None:
+        """An epoch begins."""
+        self._table.check_idle()
+        self._context.epoch = epoch
+        self.rows = 0
+
+    def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch | None:
+        """Take a sub-batch; the outputs that leave at once, if there are any."""
+        self.rows += batch.num_rows
+        last = batch.num_columns - 1
+        groups = batch.column(last).to_numpy(zero_copy_only=False)
+        rows = batch.select(range(last))
+        partial = getattr(self._logic, "partial_schema", None)
+        if partial is not None and rows.schema.names == partial.names:
+            # The feeder has combined the rows by key: the key's columns come first.
+            slots = self._table.locate([batch.column(i) for i in range(len(self.deployment.key))], groups)
+            self._call("process", lambda: self._merge(slots, rows))
+            return None
+        slots = self._table.locate([batch.column(i) for i in self.deployment.key], groups)
+        return self._call("process", lambda: self._logic.update(self._table, slots, rows, self._context))
+
+    def _merge(self, slots: Slots, rows: pa.RecordBatch) -> None:
+        assert isinstance(self._logic, PartialLogic)
+        self._logic.update_partial(self._table, slots, rows, self._context)
+
+    def seal(self) -> pa.RecordBatch | None:
+        """All rows of the epoch are here; the outputs for the keys that changed."""
+        changed = self._table.changed()
+        outputs = None
+        if len(changed):
+            outputs = self._call("result", lambda: self._logic.result(self._table, changed, self._context))
+        self._table.seal()
+        return outputs
+
+    def changes(self) -> Iterator[Changes]:
+        """What the epoch changed, by key group."""
+        table = self._table
+        for group in np.unique(table.index.group_of(table.index.touched)).tolist():
+            yield ColumnStore(KeyGroup(group), table).changes()
+
+    def commit(self) -> None:
+        """The epoch counts."""
+        self._table.commit()
+
+    def abort(self) -> None:
+        """The epoch does not count."""
+        self._table.abort()
+
+    # --- seeing it ---
+
+    def read(self, group: KeyGroup, key: Any) -> dict[str, Any] | None:
+        """The committed state of a key."""
+        return ColumnStore(group, self._table).read(key)
+
+    def read_batch(self, group: KeyGroup, key: Any) -> pa.RecordBatch | None:
+        """The committed state of a key, encoded."""
+        keys, state = ColumnStore(group, self._table).extract([key])
+        return state if keys else None
+
+    def snapshot(self) -> Iterator[tuple[Any, dict[str, Any]]]:
+        """The committed state of every key."""
+        for group in range(self.deployment.key_groups):
+            yield from ColumnStore(KeyGroup(group), self._table).snapshot()
+
+    @property
+    def keys(self) -> int:
+        """The number of keys with state."""
+        return self._table.index.live
+
+    @property
+    def groups(self) -> int:
+        """The number of key groups with state."""
+        return len(np.unique(self._table.index.group_of(self._table.index.all_slots())))
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the state."""
+        return self._table.nbytes
+
+    def _call(self, method: str, function: Callable[[], _T]) -> _T:
+        try:
+            return function()
+        except BedloadError:
+            raise
+        except Exception as error:
+            raise operator_failed(
+                self.deployment.name, method, error, worker=self._worker, epoch=self._context.epoch
+            ) from error

@@ -1,0 +1,262 @@
+"""Operators on whole batches: user code that sees columns instead of rows, over columnar state.
+
+``process`` gets the batch, and the state of its distinct keys as one NumPy array per variable; it gives back the new
+arrays. Nothing is called per row or per key, so what it costs is what the user's array code costs.
+"""
+
+from __future__ import annotations
+
+import datetime
+import inspect
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from bedload.core.errors import DefinitionError, OutputError, StateTypeError
+from bedload.state import StateSpec
+from bedload.state.types import OptionalNode, ScalarNode
+from bedload.store.columns import ColumnSpec, ColumnTable
+from bedload.store.columns.index import Slots
+from bedload.worker.operator import Context, OperatorMeta
+
+State = dict[str, npt.NDArray[Any]]
+
+
+class VectorBatch:
+    """A batch of input rows, as columns, and which key each row belongs to."""
+
+    def __init__(self, rows: pa.RecordBatch, index: npt.NDArray[np.int64], keys: list[pa.Array]) -> None:
+        self._rows = rows
+        self.index = index
+        """For each row, the position of its key in ``keys`` and in the arrays of the state."""
+        self.key_columns = keys
+        """The distinct keys, one Arrow array per key column."""
+
+    @property
+    def keys(self) -> pa.Array:
+        """The distinct keys, if the key is one column."""
+        if len(self.key_columns) != 1:
+            raise AttributeError("the key has several columns: use key_columns")
+        return self.key_columns[0]
+
+    def __len__(self) -> int:
+        return int(self._rows.num_rows)
+
+    def __getitem__(self, column: str) -> pa.Array:
+        """An input column, as an Arrow array."""
+        try:
+            return self._rows.column(column)
+        except KeyError:
+            raise KeyError(f"no column {column!r}; there are: {', '.join(self._rows.schema.names)}") from None
+
+    def numpy(self, column: str) -> npt.NDArray[Any]:
+        """An input column, as a NumPy array; nulls become NaN or None, as Arrow does it."""
+        values: npt.NDArray[Any] = self[column].to_numpy(zero_copy_only=False)
+        return values
+
+
+class VectorOperator(metaclass=OperatorMeta):
+    """User logic over the columnar state of many keys at once.
+
+    ::
+
+        class Mean(bl.VectorOperator):
+            n: int = bl.value(0)
+            total: float = bl.value(0.0)
+
+            def process(self, batch, state, ctx):
+                count = len(state["n"])
+                n = state["n"] + np.bincount(batch.index, minlength=count)
+                total = state["total"] + np.bincount(batch.index, batch.numpy("speed"), minlength=count)
+                return {"n": n, "total": total}
+
+            def result(self, keys, state, ctx):
+                return {"car": keys, "n": state["n"], "mean": state["total"] / state["n"]}
+
+    ``process`` returns the new state (variables that are left out stay as they are), or a pair of that and outputs.
+    ``result`` is called at the end of the epoch with the keys that changed in it and their state, and returns outputs:
+    a mapping from output column to array, or a record batch. State variables are scalars: bool, int, float, str, bytes,
+    date, and ``X | None`` of these.
+    """
+
+    __slots__ = ()
+
+    __bedload_specs__: ClassVar[tuple[StateSpec, ...]]
+
+    def process(self, batch: VectorBatch, state: State, ctx: Context) -> Any:
+        """Take a batch and the state of its distinct keys; return the new state, or (new state, outputs)."""
+        raise NotImplementedError
+
+    def result(self, keys: Any, state: State, ctx: Context) -> Any:
+        """Give the outputs for the keys that changed in the epoch."""
+        raise NotImplementedError
+
+    def setup(self, ctx: Context) -> None:
+        """Make what is needed; called once per worker."""
+
+    def close(self) -> None:
+        """Release what :meth:`setup` made."""
+
+
+def check_vector_operator(operator: type[VectorOperator]) -> None:
+    """Raise a DefinitionError for an operator that cannot run."""
+    if operator.process is VectorOperator.process:
+        raise DefinitionError(f"operator {operator.__name__} has no process(self, batch, state, ctx)")
+    for method, names in (("process", ("batch", "state", "ctx")), ("result", ("keys", "state", "ctx"))):
+        try:
+            inspect.signature(getattr(operator, method)).bind(None, *names)
+        except TypeError as error:
+            raise DefinitionError(
+                f"operator {operator.__name__}: {method} must be callable as "
+                f"{method}(self, {', '.join(names)}): {error}"
+            ) from error
+    vector_columns(operator)
+
+
+_TYPES = {
+    bool: pa.bool_(),
+    int: pa.int64(),
+    float: pa.float64(),
+    str: pa.string(),
+    bytes: pa.binary(),
+    datetime.date: pa.date32(),
+}
+
+
+def vector_columns(operator: type[VectorOperator]) -> tuple[ColumnSpec, ...]:
+    """The operator's state variables as columns."""
+    columns = []
+    for spec in operator.__bedload_specs__:
+        node = spec.type.item if isinstance(spec.type, OptionalNode) else spec.type
+        kind = _TYPES.get(node.py) if isinstance(node, ScalarNode) else None
+        if kind is None:
+            raise StateTypeError(
+                f"operator {operator.__name__}: state variable {spec.name!r} is not a bool, int, float, str, "
+                f"bytes or date. A VectorOperator keeps one array per variable; use bl.Operator for other types"
+            )
+        columns.append(ColumnSpec(spec.name, kind, spec.default))
+    return tuple(columns)
+
+
+class VectorLogic:
+    """A vector operator, as what runs on columns."""
+
+    def __init__(self, operator: type[VectorOperator], output: pa.Schema) -> None:
+        self._operator = operator
+        self._output = output
+
+    @cached_property
+    def columns(self) -> tuple[ColumnSpec, ...]:
+        """The state columns."""
+        return vector_columns(self._operator)
+
+    @cached_property
+    def _user(self) -> VectorOperator:
+        # The operator has no slots of its own: what setup makes needs a place.
+        made = type(self._operator.__name__, (_Attributes, self._operator), {})
+        user: VectorOperator = made()
+        return user
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return VectorLogic, (self._operator, self._output)
+
+    def setup(self, ctx: Context) -> None:
+        """The operator's own."""
+        self._user.setup(ctx)
+
+    def close(self) -> None:
+        """The operator's own."""
+        self._user.close()
+
+    def update(self, table: ColumnTable, slots: Slots, batch: pa.RecordBatch, ctx: Context) -> pa.RecordBatch | None:
+        """Gather the state of the batch's distinct keys, call ``process``, scatter what it returns."""
+        distinct, index = np.unique(slots, return_inverse=True)
+        view = VectorBatch(batch, index, table.keys(distinct))
+        returned = self._user.process(view, self._gather(table, distinct), ctx)
+        state, outputs = returned if isinstance(returned, tuple) else (returned, None)
+        if state is not None:
+            self._scatter(table, distinct, state)
+        return self._batch(outputs)
+
+    def result(self, table: ColumnTable, slots: Slots, ctx: Context) -> pa.RecordBatch | None:
+        """The outputs for the keys that changed."""
+        if self._operator.result is VectorOperator.result:
+            return None
+        keys = table.keys(slots)
+        return self._batch(self._user.result(keys[0] if len(keys) == 1 else keys, self._gather(table, slots), ctx))
+
+    def _gather(self, table: ColumnTable, slots: Slots) -> State:
+        state = {}
+        for spec in self.columns:
+            values = table.values(spec.name)[slots]
+            if spec.nullable:
+                valid = table.valid(spec.name)[slots]
+                if not valid.all():
+                    values = values.astype(np.float64 if values.dtype.kind in "iuf" else object)
+                    values[~valid] = np.nan if values.dtype.kind == "f" else None
+            state[spec.name] = values
+        return state
+
+    def _scatter(self, table: ColumnTable, slots: Slots, state: Any) -> None:
+        if not isinstance(state, Mapping):
+            raise StateTypeError(
+                f"process of operator {self._operator.__name__} returned {type(state).__name__}; return a dict from "
+                f"state variable to array, or a pair of that and outputs"
+            )
+        known = {spec.name: spec for spec in self.columns}
+        for name, values in state.items():
+            spec = known.get(name)
+            if spec is None:
+                raise StateTypeError(
+                    f"process of operator {self._operator.__name__} returned state {name!r}, which is not declared; "
+                    f"there are: {', '.join(known)}"
+                )
+            array = self._array(name, values, spec.type, StateTypeError)
+            if len(array) != len(slots):
+                raise StateTypeError(
+                    f"process of operator {self._operator.__name__}: state column {name!r} has {len(array)} values for "
+                    f"{len(slots)} keys"
+                )
+            table.write_column(slots, name, array)
+
+    def _array(self, name: str, values: Any, kind: pa.DataType, error: type[Exception]) -> pa.Array:
+        try:
+            if isinstance(values, (pa.Array, pa.ChunkedArray)):
+                array = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
+                return array if array.type == kind else array.cast(kind)
+            array = pa.array(values, from_pandas=True)
+            return array if array.type == kind else array.cast(kind)
+        except (pa.ArrowException, TypeError, ValueError) as problem:
+            raise error(
+                f"operator {self._operator.__name__}: column {name!r} does not fit {kind}: {problem}"
+            ) from problem
+
+    def _batch(self, outputs: Any) -> pa.RecordBatch | None:
+        if outputs is None:
+            return None
+        if isinstance(outputs, pa.RecordBatch):
+            outputs = {name: outputs.column(i) for i, name in enumerate(outputs.schema.names)}
+        if not isinstance(outputs, Mapping) or set(outputs) != set(self._output.names):
+            given = sorted(outputs) if isinstance(outputs, Mapping) else type(outputs).__name__
+            raise OutputError(
+                f"operator {self._operator.__name__}: outputs must be a dict with the columns "
+                f"{', '.join(self._output.names)}, not {given}"
+            )
+        arrays = [self._array(field.name, outputs[field.name], field.type, OutputError) for field in self._output]
+        if len({len(array) for array in arrays}) > 1:
+            lengths = ", ".join(f"{n}: {len(a)}" for n, a in zip(self._output.names, arrays, strict=True))
+            raise OutputError(f"operator {self._operator.__name__}: output columns differ in length ({lengths})")
+        if not len(arrays[0]):
+            return None
+        return pa.RecordBatch.from_arrays(arrays, schema=self._output)
+
+
+class _Attributes:
+    """A place for what ``setup`` makes."""
+
+
+__all__ = ["VectorBatch", "VectorLogic", "VectorOperator", "check_vector_operator", "vector_columns"]

@@ -1,0 +1,254 @@
+"""A column table: what counts as a change, what is refused, and what a failure leaves behind."""
+
+from __future__ import annotations
+
+import decimal
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from bedload.core.errors import ClusterError, KeyTypeError, NullKey, ProtocolError, StateTypeError
+from bedload.core.ids import KeyGroup
+from bedload.store.columns import ColumnSpec, ColumnTable
+
+N = ColumnSpec("n", pa.int64(), 0)
+LAST = ColumnSpec("last", pa.float64())
+LABEL = ColumnSpec("label", pa.string())
+
+
+def table_of(*columns: ColumnSpec, key: pa.DataType | None = None, **options: Any) -> ColumnTable:
+    return ColumnTable([key or pa.int64()], columns, 4, block=4, **options)
+
+
+def locate(table: ColumnTable, keys: list[Any], group: int = 0) -> Any:
+    return table.locate([pa.array(keys, table.words.types[0])], np.full(len(keys), group))
+
+
+def committed(table: ColumnTable) -> dict[Any, tuple[Any, ...]]:
+    slots = table.committed_slots()
+    values = zip(*(column.to_pylist() for column in table.committed(slots).columns), strict=True)
+    return dict(zip(table.keys(slots)[0].to_pylist(), values, strict=True))
+
+
+# --- what is a change ---
+
+
+def test_a_nan_is_no_change_of_a_nan_but_minus_zero_is_one_of_zero() -> None:
+    table = table_of(ColumnSpec("x", pa.float64(), 0.0))
+    slots = locate(table, [1, 2])
+    table.values("x")[slots] = [np.nan, 0.0]
+    table.commit()
+    table.values("x")[locate(table, [1, 2])] = [np.nan, -0.0]
+    assert table.changed().tolist() == [slots[1]]
+
+
+def test_what_stands_under_a_null_is_no_change() -> None:
+    table = table_of(LAST)
+    slots = locate(table, [1, 2])
+    table.commit()
+    locate(table, [1, 2])
+    table.values("last")[slots] = 5.0
+    table.valid("last")[slots[1]] = True
+    assert table.changed().tolist() == [slots[1]]
+
+
+def test_a_nullable_column_tells_null_from_nan() -> None:
+    table = table_of(LAST)
+    table.write_column(locate(table, [1, 2, 3]), "last", pa.array([None, float("nan"), 1.0]))
+    table.commit()
+    column = table.committed(table.committed_slots()).column("last")
+    assert column.null_count == 1
+    assert np.isnan(column[1].as_py())
+
+
+def test_lists_of_equal_length_are_values_not_a_matrix() -> None:
+    table = table_of(ColumnSpec("items", pa.list_(pa.int64()), []))
+    table.write_column(locate(table, [1, 2]), "items", pa.array([[1, 2], [3, 4]]))
+    locate(table, [3])
+    table.commit()
+    assert committed(table) == {1: ([1, 2],), 2: ([3, 4],), 3: ([],)}
+
+
+def test_a_key_that_was_deleted_and_made_again_is_a_change_even_if_it_came_out_the_same() -> None:
+    table = table_of(N)
+    slots = locate(table, [1, 2])
+    table.commit()
+    table.delete(locate(table, [1]))
+    locate(table, [1, 2])
+    assert table.changed().tolist() == table.created().tolist() == [slots[0]]
+    assert table.removed().tolist() == []
+
+
+# --- keys ---
+
+
+@pytest.mark.parametrize(
+    "junk",
+    [
+        pa.array(np.array([1, 2]), mask=np.array([True, True])),
+        pa.array(np.array([0.5, np.nan]), mask=np.array([True, True])),
+        pa.Array.from_buffers(
+            pa.string(), 2, [pa.py_buffer(b"\0"), pa.py_buffer(np.array([0, 1, 3], np.int32)), pa.py_buffer(b"abb")]
+        ),
+    ],
+    ids=["integers", "doubles", "strings"],
+)
+def test_what_stands_under_a_null_is_no_part_of_a_key(junk: pa.Array) -> None:
+    table = ColumnTable([pa.int64(), junk.type], [N], 1)
+    first, second = table.locate([pa.array([7, 7]), junk], np.zeros(2)).tolist()
+    assert first == second
+    table.check()
+
+
+# --- snapshots ---
+
+
+def test_within_an_epoch_reads_see_the_last_commit() -> None:
+    table = table_of(N)
+    table.values("n")[locate(table, [1, 2, 3])] = [10, 20, 30]
+    table.commit()
+    table.values("n")[locate(table, [1, 9])] = 99
+    table.delete(locate(table, [2]))
+    assert committed(table) == {1: (10,), 2: (20,), 3: (30,)}
+    assert table.find([pa.array([9, 2])], np.zeros(2)).tolist()[0] == -1
+    assert table.extract_group(KeyGroup(0)).to_pydict() == {"key0": [1, 2, 3], "n": [10, 20, 30]}
+
+
+def test_what_was_extracted_does_not_change_with_the_table() -> None:
+    table = table_of(N)
+    # One range of slots, which could have been given without a copy.
+    slots = locate(table, list(range(8)))
+    table.values("n")[slots] = 1
+    table.commit()
+    batch = table.extract_group(KeyGroup(0))
+    values = table.committed(table.committed_slots())
+    locate(table, list(range(8)))
+    table.values("n")[slots] = 2
+    assert batch.column("n").to_pylist() == values.column("n").to_pylist() == [1] * 8
+
+
+def test_a_key_that_is_made_again_starts_anew() -> None:
+    table = table_of(N, LAST, LABEL)
+    row = pa.record_batch([pa.array([5]), pa.array([0.5]), pa.array(["x"])], names=["n", "last", "label"])
+    table.write(locate(table, [1]), row)
+    table.commit()
+    table.delete(locate(table, [1]))
+    slots = locate(table, [1])
+    assert table.current(slots).to_pylist() == [{"n": 0, "last": None, "label": None}]
+    table.abort()
+    assert committed(table) == {1: (5, 0.5, "x")}
+
+
+# --- what is refused ---
+
+
+def test_a_full_table_says_so_and_the_abort_leaves_the_committed_state() -> None:
+    table = table_of(N, max_slots=16)
+    table.values("n")[locate(table, [1, 2])] = [1, 2]
+    table.commit()
+    with pytest.raises(ClusterError, match="room for 16 keys"):
+        locate(table, list(range(40)))
+    table.values("n")[:] = 77
+    table.abort()
+    table.check()
+    assert committed(table) == {1: (1,), 2: (2,)}
+
+
+def test_key_groups_that_do_not_exist_are_refused() -> None:
+    table = table_of(N)
+    for group in (-1, 4):
+        with pytest.raises(ProtocolError, match="from 0 to 3"):
+            locate(table, [1], group)
+    with pytest.raises(ProtocolError, match="2 keys were given with 1"):
+        table.locate([pa.array([1, 2])], np.zeros(1))
+
+
+def test_null_is_no_key_in_a_single_column() -> None:
+    table = table_of(N, key=pa.string())
+    for keys in (pa.array(["a", None]), pa.array(["a", None]).dictionary_encode(null_encoding="encode")):
+        with pytest.raises(NullKey, match="1 of 2 rows"):
+            table.locate([keys], np.zeros(2))
+        assert table.find([keys], np.zeros(2)).tolist() == [-1, -1]
+
+
+@pytest.mark.parametrize(
+    ("declared", "given"),
+    [
+        (pa.int64(), pa.array([1], pa.int32())),
+        (pa.string(), pa.array([b"a"])),
+        (pa.decimal128(10, 2), pa.array([decimal.Decimal("1.0")], pa.decimal128(10, 1))),
+        (pa.binary(2), pa.array([b"abc"], pa.binary(3))),
+    ],
+)
+def test_keys_of_another_type_are_refused(declared: pa.DataType, given: pa.Array) -> None:
+    with pytest.raises(KeyTypeError, match="was given"):
+        table_of(N, key=declared).locate([given], np.zeros(1))
+
+
+def test_other_layouts_of_a_key_find_the_same_slot() -> None:
+    table = table_of(N, key=pa.string())
+    slots = locate(table, ["a", "bb"])
+    for kind in (pa.large_string(), pa.dictionary(pa.int8(), pa.string())):
+        given = pa.array(["bb", "a"], pa.string()).cast(kind)
+        assert table.locate([given], np.zeros(2)).tolist() == [slots[1], slots[0]]
+
+
+def test_a_null_in_a_column_without_nulls_is_refused_and_nothing_is_installed() -> None:
+    table = table_of(N, key=pa.string())
+    with pytest.raises(StateTypeError, match="'n' is not nullable"):
+        table.install([pa.array(["a", "b"])], np.zeros(2), pa.record_batch({"n": pa.array([1, None])}))
+    table.check()
+    assert committed(table) == {}
+    table.check_idle()
+
+
+def test_state_of_another_shape_is_not_installed() -> None:
+    table = table_of(N, LAST)
+    with pytest.raises(ProtocolError, match="does not fit"):
+        table.install_batch(pa.record_batch({"key0": pa.array([1]), "n": pa.array([1])}), np.zeros(1))
+    with pytest.raises(StateTypeError, match="'n' has type int64"):
+        table.write_column(locate(table, [1]), "n", pa.array(["many"]))
+
+
+def test_objects_of_another_type_are_refused_at_the_seal() -> None:
+    table = table_of(LABEL)
+    table.values("label")[locate(table, [1])] = 5
+    with pytest.raises(StateTypeError, match="'label'"):
+        table.seal()
+
+
+def test_only_located_keys_are_deleted() -> None:
+    table = table_of(N)
+    slots = locate(table, [1])
+    table.commit()
+    with pytest.raises(ProtocolError, match="has not located"):
+        table.delete(slots)
+
+
+def test_a_slot_is_freed_once() -> None:
+    table = table_of(N)
+    slots = locate(table, [1, 2])
+    table.commit()
+    table.discard(np.concatenate((slots[:1], slots[:1])))
+    table.check()
+    assert table.index.live == 1
+    with pytest.raises(ProtocolError, match="holds no key"):
+        table.discard(slots[:1])
+
+
+def test_moving_needs_the_epoch_to_have_ended() -> None:
+    table = table_of(N)
+    slots = locate(table, [1])
+    with pytest.raises(ProtocolError):
+        table.discard(slots)
+    with pytest.raises(ProtocolError):
+        table.drop_group(KeyGroup(0))
+    with pytest.raises(ProtocolError):
+        table.install([pa.array([1])], np.zeros(1), pa.record_batch({"n": pa.array([1])}))
+
+
+def test_a_column_without_nulls_has_no_mask() -> None:
+    with pytest.raises(ProtocolError, match="not nullable"):
+        table_of(N).valid("n")
