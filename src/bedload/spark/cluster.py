@@ -207,7 +207,10 @@ class Cluster:
         return {int(worker): self._driver.pids[worker] for worker in alive}
 
     def epochs(self) -> list[dict[str, Any]]:
-        """The latest epochs, oldest first: operator, query, epoch, committed, rows, keys and busy seconds."""
+        """The latest epochs, oldest first: operator, query, epoch, committed, rows, keys and busy seconds.
+
+        Rows are counted as they reach the workers: those that a feeder combined by key count as one.
+        """
         return [
             {
                 "operator": str(item.operator),
