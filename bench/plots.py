@@ -95,5 +95,5 @@ def short(value: float) -> str:
     for unit, suffix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if value >= unit:
             scaled = value / unit
-            return f"{scaled:.0f}{suffix}" if scaled >= 10 or scaled == int(scaled) else f"{scaled:.1f}{suffix}"
-    return f"{value:.0f}" if value >= 10 or value == int(value) else f"{value:.1f}"
+            return f"{scaled:.0f}{suffix}" if scaled >= 9.95 or scaled == int(scaled) else f"{scaled:.1f}{suffix}"
+    return f"{value:.0f}" if value >= 9.95 or value == int(value) else f"{value:.1f}"

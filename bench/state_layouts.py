@@ -1,4 +1,4 @@
-"""The layouts of the state study, behind one set of operations: rows, columns, and plain dicts.
+"""The layouts of the state study behind one set of operations; rows and plain dicts are here.
 
 Invariants:
 - Every layout takes the same Arrow batch and leaves the same state; `state` gives it as plain values for the check.
@@ -14,19 +14,15 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from typing import Any, ClassVar, Protocol
 
-import numpy as np
 import pyarrow as pa
 
 from bedload import state as bl
-from bedload.core.ids import NO_EPOCH, KeyGroup, WorkerId
+from bedload.core.ids import KeyGroup
 from bedload.keys import freeze_keys
-from bedload.operators.aggregates import Aggregates
-from bedload.operators.aggregates import count as agg_count
 from bedload.state import RecordLayout, codec
 from bedload.store import RowStore
-from bedload.store.columns import ColumnSpec, ColumnStore, ColumnTable, warm_up
 from bedload.worker.grouping import Grouped, group_rows
-from bedload.worker.operator import Context, Operator, make_shared, state_of
+from bedload.worker.operator import Operator, make_shared, state_of
 from bench.state_inputs import GROUPS, LIST_LENGTH, NESTED_LENGTH, Batch, Keys, Shape
 
 
@@ -299,11 +295,11 @@ class RowLayout:
         for group in groups:
             keys, state = self._stores[group].extract()
             parts.append((group, state.append_column("key", pa.array(keys, pa.int64()))))
-        return [group for group, _ in parts], _to_bytes([batch for _, batch in parts])
+        return [group for group, _ in parts], to_bytes([batch for _, batch in parts])
 
     def install(self, payload: Any) -> None:
         groups, data = payload
-        for group, batch in zip(groups, _from_bytes(data), strict=True):
+        for group, batch in zip(groups, from_bytes(data), strict=True):
             self._stores[group].install(freeze_keys([batch.column("key")]), batch)
 
     def discard(self, groups: Iterable[int]) -> None:
@@ -317,103 +313,8 @@ class RowLayout:
         """Nothing is held."""
 
 
-# --- columns
-
-COLUMN_KINDS = ("value", "list")
-"""What columns can hold: numbers as arrays; bytes and lists as objects, which are replaced, never changed."""
-
-
-class ColumnLayout:
-    """`ColumnTable`: arrays by slot, as aggregates and vector operators have them."""
-
-    epochs: ClassVar[bool] = True
-
-    def __init__(self, shape: Shape) -> None:
-        self._shape = shape
-        self._context = Context("state", WorkerId(0), NO_EPOCH)
-        if shape.counter:
-            rows = pa.schema([("key", pa.int64())])
-            self._count: Aggregates | None = Aggregates({"n": agg_count()}, rows, [0], ["key"])
-            (spec,) = self._count.columns
-        else:
-            item = pa.binary() if shape.large else pa.int64()
-            self._count = None
-            spec = ColumnSpec("state", pa.list_(item), []) if shape.kind == "list" else ColumnSpec("state", item, b"")
-        self._spec = spec
-        warm_up()
-        self._table = ColumnTable([pa.int64()], [spec], GROUPS)
-        self._stores = [ColumnStore(KeyGroup(group), self._table) for group in range(GROUPS)]
-
-    def fill(self, keys: Keys, states: list[Any]) -> None:
-        column = pa.array(states, self._spec.type)
-        batch = pa.RecordBatch.from_arrays([column], names=[self._spec.name])
-        self._table.install([keys.column], keys.groups, batch)
-
-    def update(self, batch: Batch) -> None:
-        table = self._table
-        slots = table.locate([batch.keys.column], batch.keys.groups)
-        if self._count is not None:
-            rows = pa.RecordBatch.from_arrays([batch.keys.column], names=["key"])
-            self._count.update(table, slots, rows, self._context)
-        elif self._shape.kind == "value":
-            distinct, last = np.unique(slots[::-1], return_index=True)
-            table.write_column(distinct, self._spec.name, batch.values.take(pa.array(len(slots) - 1 - last)))
-        else:
-            order = np.argsort(slots, kind="stable")
-            distinct, begins = np.unique(slots[order], return_index=True)
-            values = batch.values.take(pa.array(order)).to_pylist()
-            live = table.values(self._spec.name)
-            ends = [*begins[1:].tolist(), len(values)]
-            for slot, begin, end in zip(distinct.tolist(), begins.tolist(), ends, strict=True):
-                live[slot] = [*live[slot], *values[begin:end]][-LIST_LENGTH:]
-
-    def touched(self) -> int:
-        return len(self._table.index.touched)
-
-    def commit(self) -> None:
-        self._table.seal()
-        self._table.commit()
-
-    def abort(self) -> None:
-        self._table.abort()
-
-    def read(self, group: int, key: int) -> Any:
-        found = self._stores[group].read(key)
-        return None if found is None else found[self._spec.name]
-
-    def read_many(self, keys: Keys) -> Sequence[Any]:
-        found: Sequence[Any] = self._table.committed(self._table.find([keys.column], keys.groups)).column(0)
-        return found
-
-    def scan(self) -> int:
-        return int(self._table.extract(self._table.committed_slots()).num_rows)
-
-    def state(self) -> dict[int, Any]:
-        batch = self._table.extract(self._table.committed_slots())
-        return dict(zip(*(column.to_pylist() for column in batch.columns), strict=True))
-
-    def extract(self, groups: Iterable[int]) -> Any:
-        slots = np.concatenate([self._table.committed_slots(KeyGroup(group)) for group in groups])
-        batch = self._table.extract(slots)
-        return _to_bytes([batch.append_column("group", pa.array(self._table.index.group_of(slots)))])
-
-    def install(self, payload: Any) -> None:
-        (batch,) = _from_bytes(payload)
-        groups = batch.column("group").to_numpy()
-        self._table.install_batch(batch.select(range(batch.num_columns - 1)), groups)
-
-    def discard(self, groups: Iterable[int]) -> None:
-        for group in groups:
-            self._table.drop_group(KeyGroup(group))
-
-    def fresh(self) -> "ColumnLayout":
-        return ColumnLayout(self._shape)
-
-    def close(self) -> None:
-        """Nothing is held."""
-
-
-def _to_bytes(batches: list[pa.RecordBatch]) -> pa.Buffer:
+def to_bytes(batches: list[pa.RecordBatch]) -> pa.Buffer:
+    """Batches of one schema as a stream of Arrow."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batches[0].schema) as writer:
         for batch in batches:
@@ -421,9 +322,21 @@ def _to_bytes(batches: list[pa.RecordBatch]) -> pa.Buffer:
     return sink.getvalue()
 
 
-def _from_bytes(data: pa.Buffer) -> list[pa.RecordBatch]:
+def from_bytes(data: pa.Buffer) -> list[pa.RecordBatch]:
+    """The batches of a stream."""
     with pa.ipc.open_stream(data) as reader:
         return list(reader)
+
+
+COLUMN_KINDS = ("value", "list")
+"""What columns can hold: numbers as arrays; bytes and lists as objects, which are replaced, never changed."""
+
+
+def column_layout(shape: Shape) -> Layout:
+    """Made late: compiled kernels are loaded only where they are measured."""
+    from bench.state_columns import ColumnLayout
+
+    return ColumnLayout(shape)
 
 
 def rocksdb_layout(shape: Shape) -> Layout:
@@ -435,7 +348,7 @@ def rocksdb_layout(shape: Shape) -> Layout:
 
 LAYOUTS: dict[str, Callable[[Shape], Layout]] = {
     "rows": RowLayout,
-    "columns": ColumnLayout,
+    "columns": column_layout,
     "dict": DictLayout,
     "rocksdb": rocksdb_layout,
 }

@@ -133,7 +133,7 @@ def test_the_report_has_the_common_form() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "text"), [(4.2, "4.2"), (950, "950"), (1_234, "1.2k"), (35_000, "35k"), (2_000_000, "2M")]
+    ("value", "text"), [(4.2, "4.2"), (950, "950"), (1_234, "1.2k"), (9_999, "10k"), (35_000, "35k"), (2_000_000, "2M")]
 )
 def test_numbers_on_bars_are_short(value: float, text: str) -> None:
     assert short(value) == text

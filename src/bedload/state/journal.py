@@ -73,6 +73,8 @@ class Tracked:
 
     def _bl_touch(self) -> None:
         """Open this container's log for the epoch and tell the owner."""
+        if self._bl_log is not None:
+            return  # a method that was looked up before the first change: ``add = self.seen.add``
         self._bl_begin()
         self._bl_journal.dirty.append(self)
         owner = self._bl_owner
