@@ -35,7 +35,14 @@ BASELINE = "spark-native-rocksdb"
 MANY_KEYS = 100_000
 # JVM starts and first batches alone would use up a quick run, so it leaves out what no other figure needs:
 # transformWithState counts by the better of its two forms, which was rows in every run.
-QUICK_NOT = ("bedload-operator-now", "spark-native-default", "spark-tws-pandas", "bytewax", "pathway")
+QUICK_NOT = (
+    "bedload-operator-now",
+    "bedload-aggregate",
+    "spark-native-default",
+    "spark-tws-pandas",
+    "bytewax",
+    "pathway",
+)
 QUICK_MANY_KEYS = ("bedload-operator", "bedload-aggregate", BASELINE)
 RUN_SECONDS = 600.0
 BUSY_LIMIT = 0.3
@@ -99,8 +106,8 @@ def _plan(system: System, keys: int, options: argparse.Namespace) -> Run:
     if system.slow:
         settle, batches = (0, 1) if options.quick else (1, 3)
     else:
-        settle = 2 if options.quick else 4
-        batches = 4 if options.quick else 10
+        settle = 1 if options.quick else 4
+        batches = 3 if options.quick else 10
         if options.large or keys >= MANY_KEYS:
             settle, batches = settle // 2, batches // 2
     return Run(system.name, keys, rows, fill_batches(keys, rows) + settle, batches)
