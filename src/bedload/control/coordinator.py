@@ -35,9 +35,8 @@ class _Deploying:
 class Coordinator:
     """The state of a cluster, as decided in the driver."""
 
-    def __init__(self, workers: dict[WorkerId, str], *, durable: bool = False) -> None:
+    def __init__(self, workers: dict[WorkerId, str]) -> None:
         self._addresses = dict(workers)
-        self._durable = durable
         self._operators: dict[OperatorName, OperatorEpochs] = {}
         self._deploying: dict[DeploymentId, _Deploying] = {}
         self._deployments = 0
