@@ -54,8 +54,7 @@ fix: $(INSTALL_STAMP) ## format, and repair what ruff can repair
 ifeq ($(strip $(BENCH)),)
 bench: ## run a benchmark: make bench BENCH=counter ARGS=--quick (without BENCH: list them)
 	@echo "make bench BENCH=<name> [ARGS=...], where <name> is one of:"
-	@for file in bench/[a-z]*.py; do \
-		[ -e "$$file" ] || { echo "  (there are none yet)"; continue; }; \
+	@for file in $$(grep -l 'ArgumentParser' bench/*.py | grep -v _); do \
 		printf '  %-12s %s\n' "$$(basename "$$file" .py)" "$$(sed -n '1s/^"""\([^"]*\).*/\1/p' "$$file")"; \
 	done
 else

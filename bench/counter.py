@@ -26,7 +26,7 @@ from pyspark.sql import SparkSession
 from rich.console import Console
 
 from bench.counter_systems import SYSTEMS, System
-from bench.isolate import NotAvailable, Outcome, WrongAnswer, run_isolated
+from bench.isolate import Outcome, WrongAnswer, run_isolated
 from bench.report import Column, Report, Result, Status, machine_info, median_of_rounds, ratio, short_count
 from bench.source import fill_batches, keyed_rows, true_counts
 from bench.spark_run import CORES, SESSION, make_session, run_collecting, run_timed
@@ -134,8 +134,6 @@ def measure(system: str, run: dict[str, Any], check: bool, conf: dict[str, str],
             raise WrongAnswer(f"the measured batches held {rate.rows:,} rows instead of {expected:,}")
         jvm: Any = spark._jvm
         return {**rate.as_json(), "note": opened.note, "java": jvm.java.lang.System.getProperty("java.version")}
-    except NotImplementedError as error:
-        raise NotAvailable(f"NotImplementedError: {error}") from error
     finally:
         spark.stop()
 

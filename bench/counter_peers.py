@@ -7,8 +7,8 @@ Invariants:
   is ended with it; those processes import nothing but NumPy and the peer.
 - A rate is rows over the time from the moment the warm-up rows were counted to the moment all were.
 
-Why another interpreter is allowed (`BENCH_PEERS_PYTHON`): Pathway asks for other versions of pyarrow and
-pandas than Bedload is measured with.
+Why another interpreter is allowed (`BENCH_PEERS_PYTHON`): Pathway asks for another version of pyarrow
+than Bedload is measured with.
 
 How each is run, as it does best on two cores: Bytewax as two processes with one worker each, since its
 operators are Python and share a lock inside a process; Pathway with two threads of its own engine and its
