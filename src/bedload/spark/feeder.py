@@ -10,6 +10,7 @@ that was killed half way leaves no answers behind for the next one.
 
 from __future__ import annotations
 
+import gc
 import itertools
 import os
 import time
@@ -46,6 +47,9 @@ _LOSS_TRIES, _LOSS_PAUSE_SECONDS = 20, 0.1
 
 _pool: dict[tuple[str, bytes], list[Channel]] = {}
 _opens = itertools.count()
+_fed = itertools.count()
+_FREEZES = 3
+"""The first feeder of a process imports, the next may still compile a kernel that the first had no use for."""
 
 
 class Combiner(Protocol):
@@ -124,6 +128,7 @@ class _Feed:
         except DataError as error:
             self._tell(session, error)
             raise
+        _spare_the_collector()
         # Not reached when the consumer stopped early: then the connections are dropped with their answers.
         for channel in (self._coordinator, *self._workers.values()):
             _give(channel, self._spec)
@@ -230,6 +235,17 @@ class _Feed:
         """Bad data found here: no retry can help, so the coordinator ends the epoch everywhere."""
         message = m.FeederFailed(self._spec.operator, session.turn, m.WireError.of(error))
         self._coordinator.send(m.encode(message))
+
+
+def _spare_the_collector() -> None:
+    """Keep what the first feeders of a process imported and compiled out of its garbage collections.
+
+    SUBTLE: Spark's daemon runs a full collection after every task. With our compiled kernels in the process that took
+    50 ms and more of each trigger, three times as long as all the rest of a feeder. What is loaded once stays loaded,
+    so there is nothing to collect in it.
+    """
+    if next(_fed) < _FREEZES:
+        gc.freeze()
 
 
 def _take(address: str, spec: FeederSpec) -> Channel:

@@ -35,6 +35,8 @@ class Plans:
         self._context: Any = spark.sparkContext._jsc.sc()
         self._active: Any = spark._jsparkSession.sharedState().activeStreamingQueries()
         self._seen: dict[QueryId, Any] = {}
+        self._paths: dict[str, tuple[str, tuple[int, ...]]] = {}
+        """For each mark the run whose plan it was last found in, and where."""
 
     def running(self) -> frozenset[QueryId]:
         """The queries that run now."""
@@ -47,19 +49,27 @@ class Plans:
             batch = execution.lastExecution()
             if batch is None or batch.currentBatchId() != epoch:
                 raise ProtocolError(f"query {query} is not at epoch {epoch} any more")
-            nodes = [node for node in _walk(batch.executedPlan()) if _is_feeder(node, name)]
-            if len(nodes) == 1:
-                return int(nodes[0].execute().getNumPartitions())
+            plan, run = batch.executedPlan(), str(execution.runId().toString())
+            # Every call to the JVM counts here, and the plans of a run have the same shape: look there first.
+            known = self._paths.get(name)
+            node = _at(plan, known[1]) if known is not None and known[0] == run else None
+            if node is not None and _is_feeder(node, name):
+                return int(node.execute().getNumPartitions())
+            found = [(path, node) for path, node in _walk(plan) if _is_feeder(node, name)]
+            if len(found) == 1:
+                path, node = found[0]
+                self._paths[name] = run, path
+                return int(node.execute().getNumPartitions())
         except Py4JError as error:
             raise ProtocolError(f"cannot read the plan of query {query}: {error}") from error
-        if not nodes:
+        if not found:
             raise DefinitionError(
                 f"the plan of query {query} does not contain the operator. Apply operators to streaming "
                 f"DataFrames, not to the batch inside foreachBatch"
             )
         raise DefinitionError(
-            f"the operator is {len(nodes)} times in the plan of query {query}: its output is used twice (a union "
-            f"or join with itself), so each row would be applied {len(nodes)} times. Write the output to a sink "
+            f"the operator is {len(found)} times in the plan of query {query}: its output is used twice (a union "
+            f"or join with itself), so each row would be applied {len(found)} times. Write the output to a sink "
             f"and read it from there, or give each application another name"
         )
 
@@ -105,15 +115,36 @@ def _is_feeder(node: Any, name: str) -> bool:
     return bool(node.nodeName() == "MapInArrow" and node.func().name() == name)
 
 
-def _walk(node: Any) -> Iterator[Any]:
-    yield node
-    kind = node.getClass().getSimpleName()
-    if kind == "AdaptiveSparkPlanExec":
-        yield from _walk(node.executedPlan())
-        return
-    if kind.endswith("QueryStageExec"):
-        yield from _walk(node.plan())
+_INSIDE = -1
+"""The step of a path into the plan that an adaptive node wraps."""
+
+
+def _walk(node: Any, path: tuple[int, ...] = ()) -> Iterator[tuple[tuple[int, ...], Any]]:
+    yield path, node
+    inside = _inside(node)
+    if inside is not None:
+        yield from _walk(inside, (*path, _INSIDE))
         return
     children = node.children()
     for index in range(children.size()):
-        yield from _walk(children.apply(index))
+        yield from _walk(children.apply(index), (*path, index))
+
+
+def _at(node: Any, path: tuple[int, ...]) -> Any:
+    """The node at the end of a path, or None if the plan has none there."""
+    for step in path:
+        if step == _INSIDE:
+            node = _inside(node)
+        else:
+            children = node.children()
+            node = children.apply(step) if step < children.size() else None
+        if node is None:
+            return None
+    return node
+
+
+def _inside(node: Any) -> Any:
+    kind = node.getClass().getSimpleName()
+    if kind == "AdaptiveSparkPlanExec":
+        return node.executedPlan()
+    return node.plan() if kind.endswith("QueryStageExec") else None
