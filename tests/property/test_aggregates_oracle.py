@@ -46,10 +46,13 @@ VALUES: dict[pa.DataType, st.SearchStrategy[Any]] = {
     pa.timestamp("us", "UTC"): st.datetimes(timezones=st.just(UTC)),
     pa.duration("us"): st.timedeltas(datetime.timedelta(-1000), datetime.timedelta(1000)),
     pa.decimal128(5, 2): st.decimals(-999, 999, places=2),
+    pa.decimal128(9, 3): st.decimals(-999999, 999999, places=3),
+    pa.decimal128(18, 6): st.decimals(-(10**12) + 1, 10**12 - 1, places=6),
     pa.decimal128(30, 10): st.decimals(-(10**19), 10**19, places=10),
+    pa.decimal128(38, 4): st.decimals(-(10**29), 10**29, places=4),
 }
 KINDS = list(VALUES)
-BYS = [pa.int32(), pa.float64(), pa.bool_(), pa.string(), pa.decimal128(5, 2), pa.timestamp("us")]
+BYS = [pa.int32(), pa.float64(), pa.bool_(), pa.string(), pa.decimal128(5, 2), pa.decimal128(38, 4), pa.timestamp("us")]
 
 Row = tuple[str, Any, Any]
 

@@ -186,7 +186,9 @@ KINDS = [
     pa.timestamp("us"),
     pa.duration("us"),
     pa.decimal128(7, 2),
+    pa.decimal128(9, 3),
     pa.decimal128(18, 6),
+    pa.decimal128(28, 4),
     pa.decimal128(38, 18),
 ]
 
@@ -211,7 +213,9 @@ def test_values_and_types_are_those_of_spark(spark: SparkSession, kind: pa.DataT
     assert different == []
 
 
-@pytest.mark.parametrize("kind", [pa.float64(), pa.decimal128(18, 6)], ids=str)
+@pytest.mark.parametrize(
+    "kind", [pa.float64(), pa.decimal128(7, 2), pa.decimal128(18, 6), pa.decimal128(38, 18)], ids=str
+)
 def test_aggregating_ahead_gives_what_spark_gives(spark: SparkSession, kind: pa.DataType) -> None:
     rows = _rows(kind, seed=100)
     names = {"rows", "count", "min", "max", "sum", "mean", "var", "std_pop"}
@@ -237,9 +241,10 @@ def _both_fail(spark: SparkSession, rows: pa.Table, function: agg.Function, colu
         (pa.int64(), [2**63 - 1, 1], agg.sum("x"), "sum(x)"),
         (pa.int64(), [-(2**63), -1], agg.sum("x"), "sum(x)"),
         (pa.decimal128(38, 0), [decimal.Decimal("9" * 38)] * 2, agg.sum("x"), "sum(x)"),
+        (pa.decimal128(38, 0), [decimal.Decimal("-" + "9" * 38)] * 2, agg.sum("x"), "sum(x)"),
         (pa.decimal128(38, 0), [decimal.Decimal("9" * 38)], agg.mean("x"), "avg(x)"),
     ],
-    ids=["bigint", "bigint, negative", "decimal", "mean of decimals"],
+    ids=["bigint", "bigint, negative", "decimal", "decimal, negative", "mean of decimals"],
 )
 def test_what_overflows_in_spark_overflows_here(
     spark: SparkSession, kind: pa.DataType, values: list[Any], function: agg.Function, column: str

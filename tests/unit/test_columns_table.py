@@ -249,6 +249,146 @@ def test_moving_needs_the_epoch_to_have_ended() -> None:
         table.install([pa.array([1])], np.zeros(1), pa.record_batch({"n": pa.array([1])}))
 
 
+# --- keys that come in within an epoch ---
+
+
+def install(table: ColumnTable, keys: list[Any], group: int, **columns: list[Any]) -> None:
+    types = {spec.name: spec.type for spec in table.columns}
+    state = pa.record_batch({name: pa.array(values, types[name]) for name, values in columns.items()})
+    table.install([pa.array(keys, table.words.types[0])], np.full(len(keys), group), state)
+
+
+@pytest.mark.parametrize("ending", ["commit", "abort"])
+def test_keys_installed_within_an_epoch_are_committed_state_however_it_ends(ending: str) -> None:
+    table = table_of(N, LAST)
+    table.values("n")[locate(table, [1, 2])] = [1, 2]
+    table.commit()
+    table.values("n")[locate(table, [1, 9])] = 77
+    touched = table.index.touched.tolist()
+    install(table, list(range(20, 60)), 1, n=list(range(40)), last=[0.5, None] * 20)
+    table.check()
+    assert table.index.touched.tolist() == touched
+    assert committed(table)[21] == (1, None)
+    table.values("n")[locate(table, [20], group=1)] = -1
+    table.delete(locate(table, [21], group=1))
+    assert committed(table)[20] == (0, 0.5)
+    table.commit() if ending == "commit" else table.abort()
+    table.check()
+    found = committed(table)
+    expected = (
+        {20: (-1, 0.5), 21: None, 1: (77, None)} if ending == "commit" else {20: (0, 0.5), 21: (1, None), 9: None}
+    )
+    assert {key: found.get(key) for key in expected} == expected
+    assert found[59] == (39, None)
+
+
+def test_installed_keys_are_no_change_until_they_are_changed() -> None:
+    table = table_of(N)
+    table.values("n")[locate(table, [1])] = 1
+    install(table, [5, 6], 1, n=[5, 6])
+    table.values("n")[locate(table, [6], group=1)] = 7
+    delta = table.delta()
+    assert delta is not None
+    assert delta.select(["bedload_group", "bedload_key_0", "n"]).to_pylist() == [
+        {"bedload_group": 0, "bedload_key_0": 1, "n": 1},
+        {"bedload_group": 1, "bedload_key_0": 6, "n": 7},
+    ]
+
+
+def test_a_column_that_the_installed_state_does_not_have_starts_as_for_a_new_key() -> None:
+    table = table_of(N, LAST, LABEL)
+    install(table, [1, 2], 0, label=["a", None])
+    assert committed(table) == {1: (0, None, "a"), 2: (0, None, None)}
+
+
+def test_within_an_epoch_keys_that_are_there_are_not_installed() -> None:
+    table = table_of(N)
+    table.values("n")[locate(table, [1, 2])] = [1, 2]
+    table.commit()
+    locate(table, [1])
+    for there in (1, 2):
+        with pytest.raises(ProtocolError, match="there already"):
+            install(table, [30, there, 31], 0, n=[0, 0, 0])
+        table.check()
+        assert table.index.live == 2
+    table.abort()
+    assert committed(table) == {1: (1,), 2: (2,)}
+
+
+def test_an_install_that_fails_within_an_epoch_leaves_the_epoch_as_it_was() -> None:
+    table = table_of(N, key=pa.string())
+    table.values("n")[locate(table, ["a"])] = 5
+    with pytest.raises(StateTypeError, match="not nullable"):
+        install(table, [f"key {i}" for i in range(40)], 1, n=[None] * 40)
+    table.check()
+    assert table.index.live == 1
+    table.commit()
+    assert committed(table) == {"a": (5,)}
+
+
+def test_an_install_that_fails_between_epochs_leaves_nothing() -> None:
+    table = table_of(N, LAST, ColumnSpec("m", pa.int64(), 0))
+    install(table, [1], 0, n=[1])
+    for keys in ([4, 5], [4, 1]):
+        with pytest.raises(StateTypeError):
+            install(table, keys, 0, n=[9, 9], m=[1, None])
+    table.check()
+    table.check_idle()
+    assert committed(table) == {1: (1, None, 0)}
+
+
+def test_a_table_that_is_full_takes_nothing_of_an_install() -> None:
+    table = table_of(N, max_slots=16)
+    locate(table, [1])
+    with pytest.raises(ClusterError, match="room for 16 keys"):
+        install(table, list(range(100, 140)), 1, n=[0] * 40)
+    table.check()
+    assert table.index.live == 1
+
+
+# --- deltas ---
+
+
+def test_a_delta_is_sorted_by_group_and_removed_keys_are_null_in_it() -> None:
+    table = table_of(N, LABEL)
+    for group in (2, 0):
+        slots = locate(table, [group * 10, group * 10 + 1], group)
+        table.write(slots, pa.record_batch({"n": pa.array([1, 2]), "label": pa.array(["a", None])}))
+    table.commit()
+    assert table.delta() is None
+    table.values("n")[locate(table, [20], 2)] = 9
+    slots = locate(table, [0, 21, 30], 0)
+    table.delete(slots[[0, 2]])
+    delta = table.delta()
+    assert delta is not None
+    delta.validate(full=True)
+    assert [tuple(row.values()) for row in delta.to_pylist()] == [
+        (0, 0, 21, 0, None),
+        (0, 2, 0, None, None),
+        (2, 0, 20, 9, "a"),
+    ]
+
+
+def test_a_delta_of_nothing_but_removed_keys() -> None:
+    table = table_of(N)
+    locate(table, [1, 2])
+    table.commit()
+    table.delete(locate(table, [2]))
+    delta = table.delta()
+    assert delta is not None
+    assert [tuple(row.values()) for row in delta.to_pylist()] == [(0, 2, 2, None)]
+
+
+def test_a_delta_does_not_change_with_the_table() -> None:
+    table = table_of(N)
+    slots = locate(table, list(range(8)))
+    table.values("n")[slots] = 1
+    delta = table.delta()
+    assert delta is not None
+    table.values("n")[slots] = 2
+    assert delta.column("n").to_pylist() == [1] * 8
+
+
 def test_a_column_without_nulls_has_no_mask() -> None:
     with pytest.raises(ProtocolError, match="not nullable"):
         table_of(N).valid("n")

@@ -5,13 +5,17 @@
     cluster.aggregate(cars, key="car", n=bl.agg.count(), mean=bl.agg.mean("speed"), top=bl.agg.max("speed"))
 
 A function describes (:mod:`.functions`), planning turns it into parts of state and a result (:mod:`.planning`,
-:mod:`.parts`, :mod:`.picks`, :mod:`.reducing`, :mod:`.results`), and :class:`Aggregates` runs them on columns.
+:mod:`.parts`, :mod:`.picks`, :mod:`.sketches`, :mod:`.heavy_hitters`, :mod:`.reducing`, :mod:`.results`), and
+:class:`Aggregates` runs them on columns.
 """
 
 from bedload.operators.aggregates.functions import (
     Function,
     all,  # noqa: A004 - named as in Spark, used as bl.agg.all
     any,  # noqa: A004
+    approx_distinct,
+    approx_quantile,
+    approx_top_k,
     arg_max,
     arg_min,
     collect_list,
@@ -36,6 +40,9 @@ __all__ = [
     "Function",
     "all",
     "any",
+    "approx_distinct",
+    "approx_quantile",
+    "approx_top_k",
     "arg_max",
     "arg_min",
     "collect_list",

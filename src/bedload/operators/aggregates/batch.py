@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from bedload.core.errors import DataError
-from bedload.keys.columns import bytes_of, longs_of, numbers_of
-from bedload.keys.kinds import MAX_LONG_DIGITS
+from bedload.keys.columns import bytes_of
 from bedload.operators.aggregates import kernels as k
 from bedload.operators.aggregates.carriers import is_decimal
 from bedload.store.columns.compiling import read_only
+from bedload.store.columns.distinct import distinct
 from bedload.store.columns.index import Flags, Slots
+from bedload.store.columns.layout import array_of
 
 
 class Overflowed(Exception):
@@ -39,7 +39,7 @@ class Batch:
         self.slots = slots
         self._columns = columns
         self._names = names
-        self._numbers: dict[tuple[int, Any], npt.NDArray[Any]] = {}
+        self._numbers: dict[tuple[int, np.dtype[Any]], npt.NDArray[Any]] = {}
         self._valid: dict[int, Flags] = {}
         self._everything: Flags | None = None
         self._groups: tuple[Slots, npt.NDArray[np.int32]] | None = None
@@ -48,15 +48,19 @@ class Batch:
         """A column."""
         return self._columns[at]
 
-    def numbers(self, at: int, dtype: Any) -> npt.NDArray[Any]:
+    def numbers(self, at: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         """A column of numbers in a carrier's type. What stands under a null is arbitrary."""
-        found = self._numbers.get((at, dtype))
+        wanted = np.dtype(dtype)
+        found = self._numbers.get((at, wanted))
         if found is None:
             column = self._columns[at]
-            if is_decimal(column.type):
-                column = column.cast(pa.float64())
-            found = read_only(numbers_of(column), dtype)
-            self._numbers[at, dtype] = found
+            if not is_decimal(column.type):
+                found = array_of(column)
+            elif wanted.kind == "f":
+                found = array_of(column.cast(pa.float64()))
+            else:
+                found = array_of(column, wanted)
+            found = self._numbers[at, wanted] = read_only(found, wanted)
         return found
 
     def valid(self, at: int) -> Flags:
@@ -80,35 +84,21 @@ class Batch:
     def groups(self) -> tuple[Slots, npt.NDArray[np.int32]]:
         """The different slots, in order of first appearance, and for each row the number of its slot in them."""
         if self._groups is None:
-            encoded = pa.array(self.slots).dictionary_encode()
-            self._groups = encoded.dictionary.to_numpy(), read_only(encoded.indices.to_numpy(), np.int32)
+            slots, groups = distinct(self.slots)
+            self._groups = slots, read_only(groups, np.int32)
         return self._groups
 
     def last_best_rows(self, at: int, largest: bool) -> npt.NDArray[np.int64]:
         """For each group the last one of the rows in which a column is best; no row for a group that has but nulls.
 
-        The column is one of strings, binary or decimals.
+        The column is one of strings or binary.
         """
         slots, groups = self.groups
         rows = np.full(len(slots), -1, np.int64)
-        column, ok = self._columns[at], self.valid(at)
-        if not is_decimal(column.type):
-            data, starts, lengths = bytes_of(column)
-            arrays = read_only(data, np.uint8), read_only(starts, np.int64), read_only(lengths, np.int64)
-            k.last_best_bytes(groups, *arrays, ok, largest, rows)
-        else:
-            numbers = longs_of(column) if column.type.precision <= MAX_LONG_DIGITS else self._ranks(column)
-            k.last_best_rows(groups, read_only(numbers, np.int64), ok, largest, rows)
+        data, starts, lengths = bytes_of(self._columns[at])
+        arrays = read_only(data, np.uint8), read_only(starts, np.int64), read_only(lengths, np.int64)
+        k.last_best_bytes(groups, *arrays, self.valid(at), largest, rows)
         return rows[rows >= 0]
-
-    def _ranks(self, column: pa.Array) -> npt.NDArray[np.int64]:
-        """Numbers that are ordered as the values are; arbitrary under a null."""
-        encoded = column.dictionary_encode()
-        order = pc.sort_indices(encoded.dictionary).to_numpy()
-        rank = np.zeros(len(order) + 1, np.int64)
-        rank[order] = np.arange(len(order))
-        ranks: npt.NDArray[np.int64] = rank[encoded.indices.fill_null(len(order)).to_numpy()]
-        return ranks
 
     def objects(self, at: int, rows: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
         """The values of some rows as Python objects."""

@@ -1,8 +1,9 @@
 """How values are carried in state, and what types the results have.
 
 A carrier is the Arrow type of a state column: 64-bit integers for integers, dates, times and timestamps, doubles for
-floats, booleans; and for everything else the type itself, kept as Python objects. Three carriers for numbers instead
-of a dozen types keep the number of compiled kernels small; Spark, too, gives every field of a row eight bytes.
+floats, booleans; and for everything else the type itself, decimals in words and the rest as Python objects. Three
+carriers for numbers instead of a dozen types keep the number of compiled kernels small; Spark, too, gives every field
+of a row eight bytes.
 
 Result types are Spark's; ``tests/spark/test_aggregates_spark.py`` compares them with Spark itself.
 """

@@ -8,11 +8,17 @@ Invariant: a description pickles, and is equal to another one if and only if it 
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from bedload.core.errors import DefinitionError
+
+MIN_RSE = 0.001
+MIN_RANK_ERROR = 0.0001
+MAX_TRACKED = 1_000_000
+"""What the sketches can do at most; the last one is Spark's limit."""
 
 
 @dataclass(frozen=True)
@@ -128,6 +134,55 @@ def collect_set(column: str, limit: int) -> Function:
     return _of("collect_set", column, limit=_checked_limit("collect_set", limit))
 
 
+def approx_distinct(column: str, rse: float = 0.05) -> Function:
+    """About how many different values there are (Spark's ``approx_count_distinct``): bigint, never null.
+
+    ``rse`` is the relative standard error: two estimates of three are that close. It costs ``1 / rse**2`` bytes for a
+    key with many values; one with a few is counted exactly, in a few bytes. Needs ``pip install bedload[sketches]``.
+    """
+    if not _is_number(rse) or not MIN_RSE <= rse < 1:
+        raise DefinitionError(
+            f"bl.agg.approx_distinct: rse={rse!r} must be a relative standard error from {MIN_RSE} up and below 1"
+        )
+    return _of("approx_distinct", column, rse=float(rse))
+
+
+def approx_quantile(column: str, q: float | Sequence[float], *, rank_error: float = 0.01) -> Function:
+    """About the value below or at which a share of the values is: double for one q, an array for a list of them.
+
+    ``q`` is between 0 (the smallest value, exactly) and 1 (the largest). The rank of the answer is off by
+    at most ``rank_error``, with 99 % confidence: with 0.01, the median is some value between the ranks 0.49 and 0.51.
+    NaN is left out. Needs ``pip install bedload[sketches]``.
+    """
+    several = isinstance(q, Sequence) and not isinstance(q, str)
+    ranks: tuple[Any, ...] = tuple(q) if isinstance(q, Sequence) and several else (q,)
+    if not ranks or not builtins.all(_is_number(rank) and 0 <= rank <= 1 for rank in ranks):
+        raise DefinitionError(
+            f"bl.agg.approx_quantile: q={q!r} must be a number from 0 to 1, or a list of them: 0.5 is the median"
+        )
+    if not _is_number(rank_error) or not MIN_RANK_ERROR <= rank_error < 1:
+        raise DefinitionError(
+            f"bl.agg.approx_quantile: rank_error={rank_error!r} must be a share of the rows from {MIN_RANK_ERROR} up "
+            f"and below 1"
+        )
+    floats = tuple(float(rank) for rank in ranks)
+    return _of("approx_quantile", column, q=floats if several else floats[0], rank_error=float(rank_error))
+
+
+def approx_top_k(column: str, k: int = 5, *, max_items_tracked: int = 256) -> Function:
+    """About the ``k`` most frequent values, as an array of structs (item, count), the most frequent one first.
+
+    A count is off by at most ``2.7 / max_items_tracked`` of the key's rows. A value that does not occur more often than
+    the error is left out, so there may be fewer than ``k``. Needs ``pip install bedload[sketches]``.
+    """
+    if not _is_whole(k) or not _is_whole(max_items_tracked) or not 1 <= k <= max_items_tracked <= MAX_TRACKED:
+        raise DefinitionError(
+            f"bl.agg.approx_top_k: k={k!r} and max_items_tracked={max_items_tracked!r} must be whole numbers with "
+            f"1 <= k <= max_items_tracked <= {MAX_TRACKED}"
+        )
+    return _of("approx_top_k", column, k=k, max_items_tracked=max_items_tracked)
+
+
 def reduce(
     columns: str | Sequence[str],
     *,
@@ -176,6 +231,14 @@ def reduce(
             "bl.agg.reduce: a state of several numbers needs a result function that makes one of them"
         )
     return _of("reduce", *names, init=init, update=update, merge=merge, result=result)
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, float) or _is_whole(value)
 
 
 def _checked_limit(name: str, limit: object) -> int:

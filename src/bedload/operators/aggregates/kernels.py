@@ -5,7 +5,9 @@ where that is null; then come the arrays of the state, by slot, with their masks
 new slots start so, and nulls are written so.
 
 Values come as 64-bit integers, doubles or booleans only (see :mod:`~bedload.operators.aggregates.carriers`), always
-read-only and with a mask: so each kernel is compiled once or twice, not for every type and layout that Arrow has.
+read-only and with a mask: so each kernel is compiled once or twice, not for every type and layout that Arrow has. Where
+values are but copied they may be wide decimals, too; what else is done with those is in
+:mod:`~bedload.operators.aggregates.decimal_kernels`.
 """
 
 from __future__ import annotations
@@ -184,18 +186,11 @@ def winning_rows(slots: Any, by: Any, ok: Any, best: Any, valid: Any, largest: b
 
 
 @jit
-def last_best_rows(groups: Any, by: Any, ok: Any, largest: bool, rows: Any) -> None:
-    """For each group of a batch the last one of its best rows, -1 if it has none that counts."""
-    for i in range(groups.shape[0]):
-        if ok[i]:
-            row = rows[groups[i]]
-            if row < 0 or not (by[row] > by[i] if largest else by[i] > by[row]):
-                rows[groups[i]] = i
-
-
-@jit
 def last_best_bytes(groups: Any, data: Any, starts: Any, lengths: Any, ok: Any, largest: bool, rows: Any) -> None:
-    """The same for strings of bytes, which lie in ``data``."""
+    """For each group of a batch the last one of its best rows, -1 if it has none that counts.
+
+    Values are strings of bytes, which lie in ``data``.
+    """
     for i in range(groups.shape[0]):
         if ok[i]:
             row = rows[groups[i]]

@@ -8,7 +8,7 @@
 
 Invariants: it pickles; parts that several aggregates need are there once; the state columns of an aggregate have the
 same names and types whatever aggregates are beside it; what ``partial`` and ``update_partial`` leave is what ``update``
-leaves on the same rows, but for the rounding of doubles.
+leaves on the same rows, but for the rounding of doubles and the error of sketches.
 """
 
 from __future__ import annotations
@@ -58,6 +58,14 @@ class Aggregates:
     def mergeable(self) -> bool:
         """Whether all functions can be aggregated ahead, whatever the order of rows."""
         return all(part.mergeable for part in self._parts)
+
+    @property
+    def needs(self) -> dict[str, tuple[str, ...]]:
+        """For each function the state columns that it is computed from, which may be shared with others."""
+        return {
+            str(aggregate.function): tuple(spec.name for part in aggregate.result.parts for spec in part.columns)
+            for aggregate in self._aggregates.values()
+        }
 
     def setup(self, ctx: Context) -> None:
         """Nothing is shared."""

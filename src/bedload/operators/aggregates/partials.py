@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from bedload.store.columns import ColumnSpec
 from bedload.store.columns.index import Flags, Slots
+from bedload.store.columns.layout import arrow_of
 
 PREFIX = "__p"
 """Partial columns are named ``__p0``, ``__p1``, ... by the number of their state column."""
@@ -25,7 +26,7 @@ class Scratch:
 
     def __init__(self, columns: Sequence[ColumnSpec], slots: int) -> None:
         self._columns = columns
-        self._values = {spec.name: _initial(spec, slots) for spec in columns}
+        self._values = {spec.name: np.full(slots, spec.start(), spec.dtype) for spec in columns}
         self._valid = {spec.name: np.zeros(slots, bool) for spec in columns if spec.nullable}
 
     def values(self, name: str) -> npt.NDArray[Any]:
@@ -38,10 +39,11 @@ class Scratch:
 
     def arrays(self) -> list[pa.Array]:
         """All columns as Arrow."""
-        return [
-            pa.array(self._values[spec.name], type=spec.type, mask=~self._valid[spec.name] if spec.nullable else None)
-            for spec in self._columns
-        ]
+        return [self._array(spec) for spec in self._columns]
+
+    def _array(self, spec: ColumnSpec) -> pa.Array:
+        values = self._values[spec.name]
+        return arrow_of(values, self._valid.get(spec.name), spec.type) if spec.fixed else pa.array(values, spec.type)
 
 
 def group_keys(keys: Sequence[pa.Array]) -> tuple[Slots, int, npt.NDArray[np.int64]]:
@@ -62,10 +64,3 @@ def group_keys(keys: Sequence[pa.Array]) -> tuple[Slots, int, npt.NDArray[np.int
 def _codes(column: pa.Array) -> tuple[Slots, int]:
     encoded = column.dictionary_encode(null_encoding="encode")
     return encoded.indices.to_numpy().astype(np.int64), len(encoded.dictionary)
-
-
-def _initial(spec: ColumnSpec, slots: int) -> npt.NDArray[Any]:
-    initial = spec.initial
-    if initial is None and spec.fixed:
-        initial = 0
-    return np.full(slots, initial, spec.dtype)

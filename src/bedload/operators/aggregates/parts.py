@@ -10,7 +10,6 @@ because the before-images share them.
 
 from __future__ import annotations
 
-import decimal
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,11 +19,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from bedload.operators.aggregates import decimals
 from bedload.operators.aggregates import kernels as k
 from bedload.operators.aggregates.batch import Batch, Overflowed
-from bedload.operators.aggregates.carriers import carrier, has_numbers, is_integer, restore, sum_type
+from bedload.operators.aggregates.carriers import carrier, has_numbers, is_decimal, is_integer, restore, sum_type
 from bedload.store.columns import ColumnSpec
 from bedload.store.columns.index import Flags, Slots
+from bedload.store.columns.layout import arrow_of
 
 
 class State(Protocol):
@@ -74,7 +75,10 @@ class Held(Part):
 
 def read_column(spec: ColumnSpec, state: State, slots: Slots, kind: pa.DataType) -> pa.Array:
     """A state column as values of their own type."""
-    return restore(state.values(spec.name)[slots], ~state.valid(spec.name)[slots] if spec.nullable else None, kind)
+    values, valid = state.values(spec.name)[slots], state.valid(spec.name)[slots] if spec.nullable else None
+    if is_decimal(kind):
+        return arrow_of(values, valid, kind)
+    return restore(values, None if valid is None else ~valid, kind)
 
 
 @dataclass(frozen=True)
@@ -175,7 +179,7 @@ class Sum(Held):
 
 @dataclass(frozen=True)
 class DecimalSum(Held):
-    """A sum of decimals: added up by Arrow within a batch, and by Python per key of the batch."""
+    """A sum of decimals."""
 
     column: str
     at: int
@@ -203,28 +207,9 @@ class DecimalSum(Held):
         self._add(state, batch, where[self.name])
 
     def _add(self, state: State, batch: Batch, at: int) -> None:
-        slots, groups = batch.groups
-        column = batch.column(at)
-        # A batch's sum has at most ten digits more. 128 bits hold 38, and Arrow would wrap around in silence.
-        roomy = pa.decimal128(38, self.kind.scale)
-        if column.type.precision + 10 > roomy.precision:
-            roomy = pa.decimal256(76, self.kind.scale)
-        rows = pa.table({"group": groups, "value": column.cast(roomy)})
-        found = rows.group_by("group", use_threads=False).aggregate([("value", "sum")])
-        sums = state.values(self.name)
-        limit = decimal.Decimal(10) ** (self.kind.precision - self.kind.scale)
-        for group, more in zip(found["group"].to_pylist(), found["value_sum"].to_pylist(), strict=True):
-            if more is not None:
-                slot = slots[group]
-                held = sums[slot]
-                total = more if held is None else EXACT.add(held, more)
-                if not -limit < total < limit:
-                    raise Overflowed(self, int(np.argmax(groups == group)))
-                sums[slot] = total
-
-
-EXACT = decimal.Context(prec=100, rounding=decimal.ROUND_HALF_UP)
-"""Python's own context rounds to 28 digits, in every operation but comparisons."""
+        row = decimals.add(batch, at, self.kind, state.values(self.name), state.valid(self.name))
+        if row >= 0:
+            raise Overflowed(self, row)
 
 
 @dataclass(frozen=True)

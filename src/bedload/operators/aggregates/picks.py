@@ -1,7 +1,7 @@
 """Parts that keep values of single rows: first and last, the row where another column is best, collected values.
 
 Each first finds the rows of a batch that count, with a compiled loop, and then copies their values to the state. So
-values may be of any type: only those of the few rows that were picked become Python objects.
+values may be of any type: where it has no array of its own, only the few rows that were picked become Python objects.
 """
 
 from __future__ import annotations
@@ -15,12 +15,15 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from bedload.keys import NAN
+from bedload.operators.aggregates import decimal_kernels as dk
+from bedload.operators.aggregates import decimals
 from bedload.operators.aggregates import kernels as k
 from bedload.operators.aggregates.batch import Batch
-from bedload.operators.aggregates.carriers import carrier, has_numbers, is_float, list_type
+from bedload.operators.aggregates.carriers import carrier, is_decimal, is_float, list_type
 from bedload.operators.aggregates.parts import Held, State
 from bedload.store.columns import ColumnSpec
 from bedload.store.columns.index import Slots
+from bedload.store.columns.layout import WIDE
 
 RowNumbers = npt.NDArray[np.int64]
 
@@ -32,7 +35,7 @@ def put(state: State, spec: ColumnSpec, batch: Batch, at: int, rows: RowNumbers)
     if not spec.fixed:
         held[slots] = batch.objects(at, rows)
         return
-    held[slots] = batch.numbers(at, held.dtype.type)[rows]
+    held[slots] = batch.numbers(at, held.dtype)[rows]
     state.valid(spec.name)[slots] = batch.valid(at)[rows]
 
 
@@ -59,14 +62,21 @@ class WideExtreme(Held):
 
     def update(self, state: State, batch: Batch) -> None:
         """Compare."""
-        _win_wide(state.values(self.name), batch, self.at, self.largest)
+        self._compare(state, batch, self.at)
 
     def merge(self, state: State, batch: Batch, where: Mapping[str, int]) -> None:
         """Compare extremes."""
-        _win_wide(state.values(self.name), batch, where[self.name], self.largest)
+        self._compare(state, batch, where[self.name])
+
+    def _compare(self, state: State, batch: Batch, at: int) -> None:
+        if is_decimal(self.kind):
+            held, valid = state.values(self.name), state.valid(self.name)
+            decimals.keep_best(batch, at, self.largest, held, valid)
+        else:
+            _win_objects(state.values(self.name), batch, at, self.largest)
 
 
-def _win_wide(held: npt.NDArray[Any], batch: Batch, by: int, largest: bool) -> RowNumbers:
+def _win_objects(held: npt.NDArray[Any], batch: Batch, by: int, largest: bool) -> RowNumbers:
     """Update the best objects; the rows that won over them, or drew with them."""
     rows = batch.last_best_rows(by, largest)
     values = batch.objects(by, rows)
@@ -124,7 +134,7 @@ class Last(Held):
         (value,) = self.columns
         if value.fixed:
             held, valid = state.values(value.name), state.valid(value.name)
-            numbers = batch.numbers(self.at, held.dtype.type)
+            numbers = batch.numbers(self.at, held.dtype)
             k.keep_last(batch.slots, numbers, batch.valid(self.at), self.ignore_nulls, held, valid)
             return
         rows = np.flatnonzero(batch.valid(self.at)) if self.ignore_nulls else np.arange(len(batch.slots))
@@ -158,12 +168,13 @@ class Arg(Held):
         """Take the values of the rows that win."""
         value, by = self.columns
         best = state.values(by.name)
-        if has_numbers(self.by_kind):
+        if by.fixed:
             rows = np.empty(len(batch.slots), np.int64)
-            numbers, counts = batch.numbers(self.by_at, best.dtype.type), batch.valid(self.by_at)
-            rows = rows[: k.winning_rows(batch.slots, numbers, counts, best, state.valid(by.name), self.largest, rows)]
+            numbers, counts = batch.numbers(self.by_at, best.dtype), batch.valid(self.by_at)
+            winning = dk.winning_rows if best.dtype == WIDE else k.winning_rows
+            rows = rows[: winning(batch.slots, numbers, counts, best, state.valid(by.name), self.largest, rows)]
         else:
-            rows = _win_wide(best, batch, self.by_at, self.largest)
+            rows = _win_objects(best, batch, self.by_at, self.largest)
         if len(rows):
             put(state, value, batch, self.at, rows)
 

@@ -23,10 +23,20 @@ from bedload.operators.aggregates.carriers import (
     sum_type,
 )
 from bedload.operators.aggregates.functions import Function
+from bedload.operators.aggregates.heavy_hitters import FrequentItems, TopK, lg_size_for
 from bedload.operators.aggregates.parts import Count, Extreme, Held, Logical, Moments, Rows, mean_sum_part, sum_part
 from bedload.operators.aggregates.picks import Arg, Collected, First, Last, WideExtreme
 from bedload.operators.aggregates.reducing import Reduced
 from bedload.operators.aggregates.results import AsHeld, DecimalMean, DoubleMean, OwnResult, Result, Spread
+from bedload.operators.aggregates.sketches import (
+    DistinctCount,
+    DistinctSketch,
+    Quantiles,
+    QuantileSketch,
+    k_for,
+    lg_k_for,
+    library,
+)
 
 
 @dataclass(frozen=True)
@@ -58,7 +68,7 @@ def plan(name: str, function: Function, schema: pa.Schema) -> Aggregate:
 
 
 _Planned = tuple[pa.DataType, Result]
-_NEVER_NULL = frozenset({"count", "collect_list", "collect_set", "reduce"})
+_NEVER_NULL = frozenset({"count", "collect_list", "collect_set", "approx_distinct", "approx_top_k", "reduce"})
 
 
 def _column(name: str, function: Function, column: str, schema: pa.Schema) -> Column:
@@ -176,6 +186,36 @@ def _collect(distinct: bool) -> Callable[[str, Function, list[Column]], _Planned
     return planned
 
 
+def _approx_distinct(name: str, function: Function, columns: list[Column]) -> _Planned:
+    (x,) = columns
+    _check_order(name, function, x)
+    library()
+    return pa.int64(), DistinctCount(DistinctSketch(x.name, x.at, lg_k_for(function.option("rse"))))
+
+
+def _approx_quantile(name: str, function: Function, columns: list[Column]) -> _Planned:
+    (x,) = columns
+    _check_number(name, function, x)
+    part = QuantileSketch(x.name, x.at, k_for(function.option("rank_error")))
+    q = function.option("q")
+    several = isinstance(q, tuple)
+    result = Quantiles(part, q if several else (q,), several)
+    return result.kind, result
+
+
+def _approx_top_k(name: str, function: Function, columns: list[Column]) -> _Planned:
+    (x,) = columns
+    types = pa.types
+    if not (has_numbers(x.kind) or is_wide(x.kind)) or any(
+        refused(x.kind) for refused in (types.is_binary, types.is_large_binary, types.is_duration)
+    ):
+        raise _refuse(name, function, x, "a boolean, a number, a string, a date, a time or a decimal")
+    library()
+    part = FrequentItems(x.name, x.at, lg_size_for(function.option("max_items_tracked")))
+    result = TopK(part, function.option("k"), x.kind)
+    return result.kind, result
+
+
 def _reduce(name: str, function: Function, columns: list[Column]) -> _Planned:
     for column in columns:
         if not has_numbers(column.kind):
@@ -210,5 +250,8 @@ _PLANNERS: dict[str, Callable[[str, Function, list[Column]], _Planned]] = {
     "arg_max": _arg(largest=True),
     "collect_list": _collect(distinct=False),
     "collect_set": _collect(distinct=True),
+    "approx_distinct": _approx_distinct,
+    "approx_quantile": _approx_quantile,
+    "approx_top_k": _approx_top_k,
     "reduce": _reduce,
 }

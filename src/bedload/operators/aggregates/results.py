@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import decimal
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
@@ -11,10 +10,12 @@ import numpy as np
 import pyarrow as pa
 
 from bedload.core.errors import DataError
+from bedload.operators.aggregates import decimals
 from bedload.operators.aggregates.functions import Function
-from bedload.operators.aggregates.parts import EXACT, Count, DecimalSum, Held, Moments, Part, State, Sum
+from bedload.operators.aggregates.parts import Count, DecimalSum, Held, Moments, Part, State, Sum
 from bedload.operators.aggregates.reducing import Reduced
 from bedload.store.columns.index import Slots
+from bedload.store.columns.layout import arrow_of
 
 
 class Result(ABC):
@@ -82,22 +83,17 @@ class DecimalMean(Result):
 
     def column(self, state: State, slots: Slots) -> pa.Array:
         """The quotients, null where there was nothing."""
-        places = decimal.Decimal(1).scaleb(-self.kind.scale)
-        limit = decimal.Decimal(10) ** (self.kind.precision - self.kind.scale)
-        means: list[decimal.Decimal | None] = []
-        counts = state.values(self.count.name)[slots].tolist()
-        for total, count in zip(state.values(self.total.name)[slots], counts, strict=True):
-            mean = (
-                None if total is None else EXACT.divide(total, decimal.Decimal(count)).quantize(places, context=EXACT)
+        totals, counts = state.values(self.total.name)[slots], state.values(self.count.name)[slots]
+        scale = self.total.kind.scale
+        means, row = decimals.divide(totals, counts, self.kind.scale - scale, self.kind)
+        if row >= 0:
+            mean = decimals.exact_mean(totals[row], int(counts[row]), scale, self.kind)
+            raise DataError(
+                f"aggregate {self.name}={self.function}: the mean {mean} does not fit {self.kind}, the type that "
+                f"Spark gives it (ARITHMETIC_OVERFLOW). Cast the column to double, or to fewer digits",
+                aggregate=self.name,
             )
-            if mean is not None and not -limit < mean < limit:
-                raise DataError(
-                    f"aggregate {self.name}={self.function}: the mean {mean} does not fit {self.kind}, the type that "
-                    f"Spark gives it (ARITHMETIC_OVERFLOW). Cast the column to double, or to fewer digits",
-                    aggregate=self.name,
-                )
-            means.append(mean)
-        return pa.array(means, type=self.kind)
+        return arrow_of(means, counts != 0, self.kind)
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,14 @@
 """One value column of a table: what it holds, its array by slot, and the old values of the touched slots.
 
-Numbers are arrays of their type, with a mask if they are nullable. Everything else (strings, lists) is an array of
-Python objects, which are taken as immutable: to change one, assign another.
+Numbers, times and decimals are arrays of their :mod:`~bedload.store.columns.layout`, with a mask if they are nullable.
+Everything else (strings, lists) is an array of Python objects, which are taken as immutable: to change one, assign
+another.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ import pyarrow as pa
 
 from bedload.core.errors import StateTypeError
 from bedload.store.columns.index import Flags, Slots
+from bedload.store.columns.layout import WIDE, array_of, arrow_of, layout_of
 from bedload.store.columns.memory import GrowingArray
 
 
@@ -26,21 +29,29 @@ class ColumnSpec:
     type: pa.DataType
     initial: Any = None
 
-    @property
+    @cached_property
     def fixed(self) -> bool:
         """Whether it is an array of numbers, rather than of Python objects."""
-        kind = self.type
-        return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind))
+        return layout_of(self.type) is not None
 
-    @property
+    @cached_property
     def dtype(self) -> np.dtype[Any]:
-        """The NumPy type that holds it."""
-        return np.dtype(self.type.to_pandas_dtype()) if self.fixed else np.dtype(object)
+        """The NumPy type of its array."""
+        layout = layout_of(self.type)
+        return np.dtype(object) if layout is None else layout
 
-    @property
+    @cached_property
     def nullable(self) -> bool:
         """Whether it has a mask: a number that starts as null."""
         return self.fixed and self.initial is None
+
+    def start(self) -> Any:
+        """What a new key holds, in the layout: nothing but zeros if that is null."""
+        if not self.fixed:
+            return self.initial
+        if self.initial is None:
+            return np.zeros((), self.dtype)
+        return array_of(pa.array([self.initial], self.type))[0]
 
 
 class Values:
@@ -97,6 +108,8 @@ class Values:
     def differs(self, slots: Slots) -> Flags:
         """For each touched slot, whether its value is another one than before."""
         now, then = self.live[slots], self.before[: len(slots)]
+        if now.dtype == WIDE:
+            return np.asarray((now["low"] != then["low"]) | (now["high"] != then["high"]), np.bool_)
         if now.dtype.kind == "f":
             # By their bits: a NaN is no change of itself, and minus zero is one of zero.
             bits = f"i{now.dtype.itemsize}"
@@ -152,8 +165,7 @@ class Column:
 
     def __init__(self, spec: ColumnSpec) -> None:
         self.spec = spec
-        zero = spec.dtype.type(0) if spec.nullable else spec.initial
-        self.values = Values(spec.dtype, zero)
+        self.values = Values(spec.dtype, spec.start())
         self.mask = Values(np.dtype(np.bool_), False) if spec.nullable else None
 
     @property
@@ -184,21 +196,22 @@ class Column:
         if not spec.fixed:
             self.values.live[slots] = np.fromiter(values.to_pylist(), object, len(values))
             return
+        numbers = array_of(values, spec.dtype)
+        valid = values.is_valid().to_numpy(zero_copy_only=False) if values.null_count else None
         if self.mask is not None:
-            self.mask.live[slots] = values.is_valid().to_numpy(zero_copy_only=False)
-        if values.null_count:
+            self.mask.live[slots] = True if valid is None else valid
+        if valid is not None:
             if self.mask is None:
                 raise StateTypeError(f"state column {spec.name!r} is not nullable, but a null was given")
-            values = values.fill_null(pa.scalar(False) if pa.types.is_boolean(spec.type) else pa.scalar(0, spec.type))
-        self.values.live[slots] = values.to_numpy(zero_copy_only=False)
+            numbers = numbers.copy()
+            numbers[~valid] = np.zeros((), spec.dtype)
+        self.values.live[slots] = numbers
 
     def read(self, slots: Slots, places: npt.NDArray[np.integer[Any]] | None) -> pa.Array:
         """The current values as Arrow, or the old ones of slots with a place."""
         spec, values = self.spec, self.values.take(slots, places)
-        if self.mask is not None:
-            return pa.array(values, type=spec.type, mask=~self.mask.take(slots, places))
         if spec.fixed:
-            return pa.array(values, type=spec.type)
+            return arrow_of(values, None if self.mask is None else self.mask.take(slots, places), spec.type)
         try:
             return pa.array(values.tolist(), type=spec.type)
         except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
@@ -210,6 +223,9 @@ class Column:
 
 def as_range(slots: Slots) -> slice | Slots:
     """Slots one after another as a slice, which is copied as a whole."""
-    if len(slots) and int(slots[-1]) - int(slots[0]) == len(slots) - 1 and (np.diff(slots) == 1).all():
-        return slice(int(slots[0]), int(slots[-1]) + 1)
+    if not len(slots):
+        return slots
+    begin, end = int(slots[0]), int(slots[-1]) + 1
+    if end - begin == len(slots) and (len(slots) <= 2 or (np.diff(slots) == 1).all()):
+        return slice(begin, end)
     return slots

@@ -186,13 +186,14 @@ class KeyIndex:
         owner[owner == group] = -1
         self._list_free_blocks(owner)
 
-    def end_epoch(self) -> None:
-        """Forget what was touched."""
-        self.mark[self.touched] = 0
-        self._counters[k.TOUCHED] = 0
-        if len(self._touched) > self.kept_places:
-            self._touched.resize(self.kept_places)
-            self._fresh.resize(self.kept_places)
+    def untouch(self, since: int = 0) -> None:
+        """Forget what was touched from this place on: all of it at the end of an epoch."""
+        self.mark[self.touched[since:]] = 0
+        self._counters[k.TOUCHED] = since
+        kept = max(self.kept_places, since)
+        if len(self._touched) > kept:
+            self._touched.resize(kept)
+            self._fresh.resize(kept)
 
     def check(self) -> None:
         """Raise AssertionError unless the invariants hold."""

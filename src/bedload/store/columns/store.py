@@ -51,13 +51,6 @@ class ColumnStore:
         created = frozenset(self._keys(self._mine(table.created())))
         return Changes(self.group, entries, created, tuple(self._keys(self._mine(table.removed()))))
 
-    def replay(self, changes: Changes) -> None:
-        """Apply the changes of one epoch to the committed state."""
-        self.discard(changes.removed)
-        if changes.entries:
-            rows = pa.RecordBatch.from_pylist(list(changes.entries.values()), schema=self._schema())
-            self.install(list(changes.entries), rows)
-
     def read(self, key: Any) -> dict[str, Any] | None:
         """The committed state of a key."""
         slots = self._find([key])
@@ -82,7 +75,6 @@ class ColumnStore:
 
     def install(self, keys: list[Any], state: pa.RecordBatch) -> None:
         """Put in what another store extracted."""
-        self.begin()
         if keys:
             self.table.install(self._columns(keys), self._groups(len(keys)), state)
 
@@ -120,6 +112,3 @@ class ColumnStore:
 
     def _groups(self, count: int) -> npt.NDArray[np.int16]:
         return np.full(count, self.group, np.int16)
-
-    def _schema(self) -> pa.Schema:
-        return pa.schema([(spec.name, spec.type) for spec in self.table.columns])

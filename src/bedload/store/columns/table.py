@@ -11,6 +11,7 @@ nothing, except that they hold no Python objects; a deleted key keeps its slot, 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -24,6 +25,7 @@ from bedload.store.columns.column import Column, ColumnSpec, Values
 from bedload.store.columns.index import BLOCK, MAX_SLOTS, Flags, KeyIndex, Slots
 from bedload.store.columns.key_words import KeyWords
 from bedload.store.columns.memory import GrowingArray
+from bedload.store.deltas import PUT, REMOVE, delta_batch
 
 Groups = npt.NDArray[np.integer[Any]]
 
@@ -70,7 +72,7 @@ class ColumnTable:
         return slots
 
     def values(self, name: str) -> npt.NDArray[Any]:
-        """The live array of a column, by slot. It may be replaced by the next :meth:`locate`."""
+        """The live array of a column, by slot. It may be replaced by the next :meth:`locate` or :meth:`install`."""
         return self._columns[name].values.live
 
     def valid(self, name: str) -> npt.NDArray[np.bool_]:
@@ -123,6 +125,22 @@ class ColumnTable:
         """Slots of the committed keys that this epoch deleted."""
         touched, fresh = self.index.touched, self.index.fresh
         return touched[self._deleted.array[: len(touched)] & ~fresh]
+
+    def delta(self) -> pa.RecordBatch | None:
+        """What the epoch changed, in delta form (:mod:`bedload.store.deltas`); None if nothing."""
+        changed, removed = self.changed(), self.removed()
+        slots = np.concatenate((changed, removed)) if len(removed) else changed
+        if not len(slots):
+            return None
+        gone = np.arange(len(slots)) >= len(changed)
+        groups = self.index.group_of(slots).astype(np.int16)
+        order = np.argsort(groups, kind="stable")
+        slots, gone = slots[order], gone[order]
+        state = self.current(slots[~gone])
+        if len(removed):
+            state = state.take(pa.array(np.cumsum(~gone) - 1, mask=gone))
+        ops = np.where(gone, REMOVE, PUT).astype(np.int8)
+        return delta_batch(groups[order], ops, self.keys(slots), dict(zip(self._columns, state.columns, strict=True)))
 
     def seal(self) -> None:
         """Raise :class:`StateTypeError` if a column of objects holds what is not of its type; before the commit."""
@@ -194,18 +212,34 @@ class ColumnTable:
         return self.extract(self.committed_slots(group))
 
     def install(self, keys: Sequence[pa.Array], groups: Groups, state: pa.RecordBatch) -> None:
-        """Put keys in as committed state; between epochs."""
-        self.check_idle()
+        """Put keys in as committed state; a column that the state does not have starts as for a new key.
+
+        Between epochs, keys that are there are overwritten. While an epoch is under way none of them may be there: they
+        come in beside it, as if they had been there when it began. Live arrays may be replaced, as by :meth:`locate`.
+        """
+        index, known, saved = self.index, len(self.index.touched), False
+        words = self.words.encode(keys)
         try:
-            slots = self.locate(keys, groups)
-            self.write(slots, state)
+            slots = index.locate(words, groups)
+            self._make_room()
+            if not index.fresh[known:].all() or (index.mark[slots] <= known).any():
+                if known:
+                    raise ProtocolError("keys were installed within an epoch, but some of them are there already")
+                self._take_images(0)
+                saved = True
+            for name, column in self._columns.items():
+                if name in state.schema.names:
+                    column.write(slots, state.column(name))
+                else:
+                    for array in column.arrays:
+                        array.start(slots)
         except BaseException:
-            self.abort()
+            self.abort() if saved else self._take_out(known)
             raise
-        self._end(np.empty(0, np.int64))
+        self._end(np.empty(0, np.int64)) if saved else index.untouch(known)
 
     def install_batch(self, batch: pa.RecordBatch, groups: Groups) -> None:
-        """Put in what :meth:`extract` of another table gave; between epochs."""
+        """Put in what :meth:`extract` of another table gave."""
         keys, count = batch.columns, len(self.words.types)
         if batch.num_columns != count + len(self.columns):
             raise ProtocolError(
@@ -232,9 +266,12 @@ class ColumnTable:
 
     @property
     def nbytes(self) -> int:
-        """Memory of the table, exact for numbers; objects count as pointers."""
+        """Memory of the table, exact for numbers and for binary; other objects count as pointers.
+
+        It looks at every binary value.
+        """
         arrays = sum(array.nbytes for array in self._values) + self._deleted.nbytes + self._remade.nbytes
-        return self.index.nbytes + self.words.nbytes + arrays
+        return self.index.nbytes + self.words.nbytes + arrays + self._binary_bytes()
 
     @property
     def bytes_per_key(self) -> float:
@@ -258,6 +295,17 @@ class ColumnTable:
 
     # --- steps ---
 
+    def _binary_bytes(self) -> int:
+        """Bytes of the binary values, and of those before-images that are other ones."""
+        total = 0
+        for column in self._columns.values():
+            if pa.types.is_binary(column.spec.type) or pa.types.is_large_binary(column.spec.type):
+                live, touched = column.values.live, self.index.touched
+                pairs = zip(column.values.before[: len(touched)], live[touched], strict=True)
+                total += sum(sys.getsizeof(value) for value in live if value is not None)
+                total += sum(sys.getsizeof(then) for then, now in pairs if then is not None and then is not now)
+        return total
+
     def _take_images(self, known: int) -> None:
         index = self.index
         self._make_room()
@@ -272,6 +320,13 @@ class ColumnTable:
             if made is not None:
                 array.start(made)
             array.save(touched, known)
+
+    def _take_out(self, known: int) -> None:
+        """Remove the keys that were made from a place on, and forget the places."""
+        self._make_room()
+        made = self.index.touched[known:][self.index.fresh[known:]]
+        self.index.untouch(known)
+        self._free(made)
 
     def _make_room(self) -> None:
         capacity = self.index.capacity
@@ -332,7 +387,7 @@ class ColumnTable:
             self._deleted.array[:count] = False
             self._remade.array[:count] = False
             self._any_deleted = False
-        self.index.end_epoch()
+        self.index.untouch()
         kept = self.index.kept_places
         for array in self._values:
             array.release(kept)
