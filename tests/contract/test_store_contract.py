@@ -289,26 +289,6 @@ def test_reads_see_the_last_commit_and_abort_goes_back_to_it(layout: str, histor
 @layouts
 @settings(max_examples=150, deadline=None)
 @given(history=histories)
-def test_changes_of_committed_epochs_replayed_on_nothing_give_the_state(layout: str, history: History) -> None:
-    subject = LAYOUTS[layout]()
-    store, backup = subject.make(), subject.make()
-    for steps, ending in history:
-        store.begin()
-        for op in steps:
-            subject.run(store, op)
-        store.seal()
-        changes = copy.deepcopy(store.changes())
-        if ending == "commit":
-            store.commit()
-            backup.replay(changes)
-        else:
-            store.abort()
-        assert committed(backup) == committed(store)
-
-
-@layouts
-@settings(max_examples=150, deadline=None)
-@given(history=histories)
 def test_changes_name_every_key_that_differs_and_none_that_was_not_touched(layout: str, history: History) -> None:
     subject = LAYOUTS[layout]()
     store = subject.make()
@@ -368,6 +348,62 @@ def test_extract_within_an_epoch_gives_the_committed_state(subject: Subject) -> 
     subject.run(store, Add("c", 5))
     other.install(*store.extract())
     assert committed(other) == before
+
+
+@pytest.mark.parametrize("ending", ["commit", "abort"])
+def test_keys_that_come_in_within_an_epoch_are_committed_state(subject: Subject, ending: str) -> None:
+    store, other = subject.make(), subject.make()
+    for key in "bc":
+        subject.run(other, Add(key, 2))
+    other.commit()
+    before = committed(other)
+    subject.run(store, Add("a", 1))
+    store.install(*other.extract())
+    assert committed(store) == before
+    subject.run(store, Add("b", 5))
+    subject.run(store, Forget("c"))
+    assert committed(store) == before
+    store.seal()
+    assert set(store.changes().entries) == {"a", "b"}
+    assert store.changes().created == {"a"}
+    assert store.changes().removed == ("c",)
+    if ending == "abort":
+        store.abort()
+        assert committed(store) == before
+    else:
+        store.commit()
+        assert {key: state["total"] for key, state in committed(store).items()} == {"a": 1, "b": 7}
+
+
+@pytest.mark.parametrize("how", ["untouched", "touched", "made", "removed"])
+def test_within_an_epoch_keys_that_are_there_are_not_installed_over(subject: Subject, how: str) -> None:
+    store, other = subject.make(), subject.make()
+    for key in "xab":
+        subject.run(other, Add(key, 2))
+    other.commit()
+    subject.run(store, Add("z" if how == "made" else "a", 1))
+    store.commit()
+    if how == "removed":
+        subject.run(store, Forget("a"))
+    else:
+        subject.run(store, Add("z" if how == "untouched" else "a", 3))
+    before = committed(store)
+    with pytest.raises(ProtocolError, match="there already"):
+        store.install(*other.extract(["x", "a", "b"]))
+    assert committed(store) == before
+    store.abort()
+    assert committed(store) == before
+
+
+def test_between_epochs_an_install_takes_the_place_of_what_was_there(subject: Subject) -> None:
+    store, other = subject.make(), subject.make()
+    for key in "ab":
+        subject.run(other, Add(key, 2))
+    other.commit()
+    subject.run(store, Add("a", 1))
+    store.commit()
+    store.install(*other.extract())
+    assert committed(store) == committed(other)
 
 
 def test_extract_leaves_keys_without_state_out(subject: Subject) -> None:

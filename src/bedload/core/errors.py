@@ -28,6 +28,14 @@
     │   ├── WorkerStartFailed      a worker process did not come up; carries the end of its log
     │   ├── WorkerLost             a worker died; its key groups are gone unless they are durable
     │   └── WorkerUnreachable      no connection to an endpoint
+    ├── CheckpointError            look after the checkpoint
+    │   ├── StoreError             the store did not do it: see that it is reachable and writable, try again
+    │   ├── CheckpointDamaged      a file is not what was written: restore it, or go back to an older epoch
+    │   ├── CheckpointForeign      the folder holds something else: give the checkpoint one of its own
+    │   ├── CheckpointVersion      written by a newer Bedload: install that one
+    │   ├── Fenced                 a newer attachment has taken the checkpoint over: end this one
+    │   ├── SchemaChanged          the operator's state has another shape than the stored one
+    │   └── EpochNotRetained       that epoch's state is not kept (any more): ask for one that is
     ├── SecretRefused              the caller does not have the cluster's secret
     ├── ProtocolError              a damaged or unexpected message: report it
     └── VersionMismatch            the two ends run different versions of Bedload
@@ -158,6 +166,38 @@ class WorkerLost(ClusterError):
 
 class WorkerUnreachable(ClusterError):
     """No connection to an endpoint of the cluster."""
+
+
+class CheckpointError(BedloadError):
+    """Look after the checkpoint."""
+
+
+class StoreError(CheckpointError):
+    """The store did not do what it was asked to."""
+
+
+class CheckpointDamaged(CheckpointError):
+    """A file of the checkpoint is not what was written."""
+
+
+class CheckpointForeign(CheckpointError):
+    """The folder holds files, and no checkpoint."""
+
+
+class CheckpointVersion(CheckpointError):
+    """The checkpoint was written by a newer version of Bedload."""
+
+
+class Fenced(CheckpointError):
+    """A newer attachment has taken the checkpoint over."""
+
+
+class SchemaChanged(CheckpointError):
+    """The operator's state has another shape than the stored one."""
+
+
+class EpochNotRetained(CheckpointError):
+    """The state of that epoch is not kept, or not any more."""
 
 
 class SecretRefused(BedloadError):

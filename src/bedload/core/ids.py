@@ -31,6 +31,9 @@ Turn = NewType("Turn", int)
 """One attempt at one epoch of one operator. Later attempts have larger numbers, whatever their
 epoch, run or query: a message whose turn is not the current one is from another attempt."""
 
+Generation = NewType("Generation", int)
+"""One attachment of a cluster to a checkpoint, numbered from 1. It is the upper half of its turns."""
+
 RoutingVersion = NewType("RoutingVersion", int)
 """Counts the changes of one operator's routing table."""
 
@@ -42,3 +45,23 @@ NO_QUERY = QueryId("")
 
 NO_EPOCH = Epoch(-1)
 """The epoch of state that no query has committed to yet."""
+
+_COUNTER_BITS = 32
+_COUNTER_MASK = (1 << _COUNTER_BITS) - 1
+
+
+def make_turn(generation: Generation, counter: int) -> Turn:
+    """The turn of that number in that attachment: unique, and ascending over attachments."""
+    if generation < 0 or not 0 <= counter <= _COUNTER_MASK:
+        raise ValueError(f"no turn has generation {generation} and counter {counter}")
+    return Turn(generation << _COUNTER_BITS | counter)
+
+
+def generation_of(turn: Turn) -> Generation:
+    """The attachment that a turn belongs to."""
+    return Generation(turn >> _COUNTER_BITS)
+
+
+def counter_of(turn: Turn) -> int:
+    """The number of a turn in its attachment."""
+    return turn & _COUNTER_MASK

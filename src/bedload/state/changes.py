@@ -16,18 +16,22 @@ from __future__ import annotations
 import collections
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
+from operator import is_
 from typing import Any
 
 from bedload.state.journal import MISSING
 
 
 class Changes:
-    """A patch, as opposed to a whole new value."""
+    """A patch, as opposed to a whole new value.
+
+    Nobody changes one, but the classes are not frozen: that would make making one several times as slow.
+    """
 
     __slots__ = ()
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(slots=True)
 class MapChanges(Changes):
     """Of a dict or Counter: first remove, then put, in this order.
 
@@ -38,7 +42,7 @@ class MapChanges(Changes):
     put: dict[Any, Any]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(slots=True)
 class SetChanges(Changes):
     """Of a set."""
 
@@ -46,7 +50,7 @@ class SetChanges(Changes):
     removed: frozenset[Any]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(slots=True)
 class SequenceChanges(Changes):
     """Of a list or deque: ``head + old[start:start + kept] + tail``, with ``items`` of the kept replaced."""
 
@@ -57,7 +61,7 @@ class SequenceChanges(Changes):
     items: dict[int, Any]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(slots=True)
 class StructChanges(Changes):
     """Of a dataclass: the changed fields."""
 
@@ -93,6 +97,14 @@ def diff_map(
     Keys that stayed come first and in their old order; the first key that is new or out of order
     starts what was put at the end, and everything after it was, too.
     """
+    if len(new) >= len(old) and all(map(is_, old, new)):
+        # By far the most common: every key is where it was, and new ones are behind them.
+        get = old.get
+        if dirty is never:
+            return MapChanges((), {key: value for key, value in new.items() if value is not get(key, MISSING)})
+        return MapChanges(
+            (), {key: plain(value) for key, value in new.items() if value is not get(key, MISSING) or dirty(value)}
+        )
     removed = [key for key in old if key not in new]
     put: dict[Any, Any] = {}
     order = iter(old)
@@ -118,11 +130,21 @@ def diff_sequence(
     dirty: Callable[[Any], bool] = never,
 ) -> SequenceChanges | None:
     """The changes between two short sequences, or None if writing the new one whole is no more."""
-    kept = min(len(old), len(new))
-    items = {i: plain(b) for i, (a, b) in enumerate(zip(old, new, strict=False)) if a is not b or dirty(b)}
+    start = 0
+    if old and new and old[0] is not new[0]:
+        # A sequence of bounded length drops at the front what it gains at the end.
+        first = new[0]
+        start = next((i for i, item in enumerate(old) if item is first), 0)
+    kept = min(len(old) - start, len(new))
+    stays = old[start:] if start else old
+    if dirty is never and all(map(is_, stays, new)):
+        items = {}
+    else:
+        pairs = enumerate(zip(stays, new, strict=False))
+        items = {i: plain(b) for i, (a, b) in pairs if a is not b or dirty(b)}
     if 2 * len(items) > kept or kept == 0:
         return None
-    return SequenceChanges(0, kept, (), tuple(map(plain, new[kept:])), items)
+    return SequenceChanges(start, kept, (), tuple(map(plain, new[kept:])), items)
 
 
 def apply_changes(target: Any, changes: Any) -> Any:

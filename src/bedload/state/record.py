@@ -8,14 +8,15 @@ Invariants: an image is a tuple in the order of the specs; ``None`` stands for "
 new key to ``changes`` and ``changed``, and an untouched one to ``snapshot``; after ``adopt`` every
 attribute is set and every container on the record is tracked, and is this record's own.
 
-Why generated functions: ``fill``, ``image``, ``restore``, ``adopt`` and ``changed`` run per key and epoch
+Why generated functions: ``fill``, ``image``, ``restore``, ``adopt``, ``changed`` and ``written`` run per key and epoch
 or more often. Written out for the variables at hand they are a few attribute accesses; as loops over
 specs they cost several times that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from operator import attrgetter
 from typing import Any
 
@@ -24,8 +25,9 @@ from bedload.state.codec import check_value
 from bedload.state.handling import handling
 from bedload.state.journal import Journal, Tracked
 from bedload.state.opaque import decode_opaque, encode_opaque
+from bedload.state.patches import is_exact, is_small
 from bedload.state.specs import StateSpec
-from bedload.state.types import OpaqueNode, OptionalNode, TupleNode, TypeNode
+from bedload.state.types import OpaqueNode, OptionalNode, ScalarNode, TupleNode, TypeNode
 
 
 class _Variable:
@@ -93,6 +95,11 @@ class RecordLayout:
     """After user code: track plain containers that it assigned, give deleted attributes their default."""
     changed: Callable[[Any, tuple[Any, ...] | None], bool]
     """Whether anything differs from the image."""
+    written: Callable[[Sequence[Any], Sequence[tuple[Any, ...]]], list[int]]
+    """For objects and their images, which variables a backup must write: bit ``i`` is the variable ``i``.
+
+    Unlike ``changed`` it tells values apart that are equal but encoded differently, such as ``0.0`` and ``-0.0``.
+    """
 
     def __init__(self, specs: Sequence[StateSpec]) -> None:
         self.specs = tuple(specs)
@@ -105,6 +112,29 @@ class RecordLayout:
         self.restore = _function("restore(obj, image)", self._restore_lines(), scope)
         self.adopt = _function("adopt(obj, journal)", self._adopt_lines(), scope)
         self.changed = _function("changed(obj, image)", self._changed_lines(), scope)
+        self.written = _function("written(objs, images)", [f"return [{self._written()}]"], scope)
+
+    @cached_property
+    def gather(self) -> Callable[..., None] | None:
+        """For layouts of small values alone: ``gather(objs, absent, keys, *columns)`` appends what a delta writes.
+
+        One pass, because with millions of keys every look at an object is a cache miss. None for other layouts.
+        """
+        if not all(is_small(v.spec.type) and v.live is None and v.encode is None for v in self._variables):
+            return None
+        numbers = range(len(self._variables))
+        differs = " or ".join(f"({self._differs(i, v)})" for i, v in enumerate(self._variables)) or "False"
+        lines = [
+            "for obj in objs:",
+            "    image = obj._bedload_image",
+            f"    if image is absent or {differs}:",
+            "        add_key(obj._bedload_key)",
+            *(f"        add{i}(obj.{v.name})" for i, v in enumerate(self._variables)),
+        ]
+        head = ["add_key = keys.append", *(f"add{i} = column{i}.append" for i in numbers)]
+        columns = "".join(f", column{i}" for i in numbers)
+        made: Callable[..., None] = _function(f"gather(objs, absent, keys{columns})", [*head, *lines], self._scope())
+        return made
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.specs,)
@@ -148,12 +178,21 @@ class RecordLayout:
                 f"there is a stored value but no declaration for {', '.join(sorted(unknown))}; declare it, "
                 "or leave it out of what is loaded"
             )
+        self.load_columns([obj], {name: [value] for name, value in values.items()}, journal)
+
+    def load_columns(self, objs: Sequence[Any], values: Mapping[str, Sequence[Any]], journal: Journal) -> None:
+        """Install plain values on new objects, a column at a time; a variable without one gets its default."""
         for variable in self._variables:
-            name, place = variable.name, _place(obj, variable.name)
-            if name in values:
-                setattr(obj, name, variable.take(values[name], journal, place))
+            name, live = variable.name, variable.live
+            if name not in values:
+                for obj in objs:
+                    setattr(obj, name, variable.fresh(journal, _place(obj, name)))
+            elif live is None:
+                for obj, value in zip(objs, values[name], strict=True):
+                    setattr(obj, name, value)
             else:
-                setattr(obj, name, variable.fresh(journal, place))
+                for obj, value in zip(objs, values[name], strict=True):
+                    setattr(obj, name, live.adopt(value, journal, None, _place(obj, name)))
 
     def check(self, obj: Any, key: Any = None) -> None:
         """Refuse values that cannot be encoded as declared; the error names variable, key and value."""
@@ -174,6 +213,7 @@ class RecordLayout:
             scope[f"encode{i}"], scope[f"decode{i}"] = variable.encode, variable.decode
             if variable.live is not None:
                 scope[f"adopt{i}"], scope[f"differs{i}"] = variable.live.adopt, variable.live.differs
+                scope[f"dirty{i}"] = variable.live.dirty
             if variable.encode is None:
                 scope[f"d{i}"] = variable.spec.fresh_default()  # adopting copies, so one is enough
         return scope
@@ -245,6 +285,24 @@ class RecordLayout:
                     "if x is not old and x != old: return True",
                 ]
         return [*lines, "return False"]
+
+    def _written(self) -> str:
+        bits = [f"({1 << i} if {self._differs(i, v)} else 0)" for i, v in enumerate(self._variables)]
+        return f"{' | '.join(bits) or '0'} for obj, image in zip(objs, images)"
+
+    def _differs(self, i: int, variable: _Variable) -> str:
+        name, node = variable.name, variable.spec.type
+        if variable.encode is not None:
+            return f"encode{i}(obj.{name}) != image[{i}]"
+        if variable.live is not None:
+            test = "differs" if is_exact(node) else "dirty"
+            return f"(x := obj.{name}) is not image[{i}] or {test}{i}(x)"
+        other = f"(x := obj.{name}) is not image[{i}]"
+        if is_exact(node):
+            return f"{other} and x != image[{i}]"
+        if node == ScalarNode(float):
+            return f"{other} and (x != image[{i}] or not x)"  # of equal floats, only zeros are of two kinds
+        return other
 
 
 def _place(obj: Any, name: str) -> int:

@@ -30,6 +30,7 @@ from bedload.state.types import (
     SetNode,
     TypeNode,
     parse_type,
+    rename_problem,
 )
 
 Kind = Literal["value", "list", "map", "set", "counter", "deque"]
@@ -53,6 +54,7 @@ class Declaration:
     default: Any = NO_DEFAULT
     maxlen: int | None = None
     codec: Codec | None = None
+    renamed_from: str | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -65,6 +67,8 @@ class StateSpec:
     default: Any = dataclasses.field(hash=False)
     maxlen: int | None
     codec: Codec | None
+    renamed_from: str | None = dataclasses.field(default=None, compare=False)
+    """What it was called in stored state. It says nothing about the state that it has."""
 
     def fresh_default(self) -> Any:
         """A plain value for a new key: its own where it could change in place."""
@@ -100,47 +104,52 @@ _FACTORY_OF: tuple[tuple[type, str], ...] = (
 )
 
 
-def value(default: Any = NO_DEFAULT, *, codec: Codec | None = None) -> Any:
+def value(default: Any = NO_DEFAULT, *, codec: Codec | None = None, renamed_from: str | None = None) -> Any:
     """A single value: a scalar, a tuple, a dataclass, or anything that a codec asked for by name takes.
 
-    A dataclass given as the default is copied for each key.
+    A dataclass given as the default is copied for each key. ``renamed_from``, here and in the other declarations, is
+    the name that the variable had: state that was stored under it is taken over.
     """
-    return Declaration("value", default=default, codec=codec)
+    return Declaration("value", default=default, codec=codec, renamed_from=renamed_from)
 
 
-def list_(maxlen: int | None = None) -> Any:
+def list_(maxlen: int | None = None, *, renamed_from: str | None = None) -> Any:
     """A list; with ``maxlen`` it keeps the last so many, dropping from the left."""
-    return Declaration("list", maxlen=maxlen)
+    return Declaration("list", maxlen=maxlen, renamed_from=renamed_from)
 
 
-def map_() -> Any:
+def map_(*, renamed_from: str | None = None) -> Any:
     """A dict."""
-    return Declaration("map")
+    return Declaration("map", renamed_from=renamed_from)
 
 
-def set_() -> Any:
+def set_(*, renamed_from: str | None = None) -> Any:
     """A set."""
-    return Declaration("set")
+    return Declaration("set", renamed_from=renamed_from)
 
 
-def counter() -> Any:
+def counter(*, renamed_from: str | None = None) -> Any:
     """A ``collections.Counter``."""
-    return Declaration("counter")
+    return Declaration("counter", renamed_from=renamed_from)
 
 
-def deque(maxlen: int | None = None) -> Any:
+def deque(maxlen: int | None = None, *, renamed_from: str | None = None) -> Any:
     """A ``collections.deque``."""
-    return Declaration("deque", maxlen=maxlen)
+    return Declaration("deque", maxlen=maxlen, renamed_from=renamed_from)
 
 
 def build_specs(
     cls_name: str, annotations: Mapping[str, Any], declarations: Mapping[str, Declaration]
 ) -> tuple[StateSpec, ...]:
     """The specs of a class, from its resolved annotations and its declarations, in their order."""
-    return tuple(
+    specs = tuple(
         _build(f"{cls_name}.{name}", name, annotations.get(name, NO_DEFAULT), declaration)
         for name, declaration in declarations.items()
     )
+    problem = rename_problem({spec.name: spec.renamed_from for spec in specs})
+    if problem is not None:
+        raise StateTypeError(f"{cls_name}: {problem}")
+    return specs
 
 
 def _build(where: str, name: str, annotation: Any, declared: Declaration) -> StateSpec:
@@ -149,8 +158,9 @@ def _build(where: str, name: str, annotation: Any, declared: Declaration) -> Sta
     if declared.kind == "value":
         node = _value_node(where, annotation, declared)
         default = _value_default(where, node, declared)
-        return StateSpec(name, "value", node, default, None, declared.codec)
-    return StateSpec(name, declared.kind, _container_node(where, annotation, declared), None, declared.maxlen, None)
+        return StateSpec(name, "value", node, default, None, declared.codec, declared.renamed_from)
+    node = _container_node(where, annotation, declared)
+    return StateSpec(name, declared.kind, node, None, declared.maxlen, None, declared.renamed_from)
 
 
 def _container_node(where: str, annotation: Any, declared: Declaration) -> TypeNode:

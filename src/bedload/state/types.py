@@ -15,6 +15,7 @@ import dataclasses
 import datetime as dt
 import types
 import typing
+from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any, Literal
 
@@ -321,6 +322,9 @@ def _parse_dataclass(cls: type, outer: tuple[type, ...]) -> StructNode:
             "they name at module level"
         ) from None
     fields = []
+    problem = rename_problem({field.name: field_renamed_from(field) for field in dataclasses.fields(cls)})
+    if problem is not None:
+        raise UnknownType(f"dataclass {cls.__name__}: {problem}")
     for field in dataclasses.fields(cls):
         try:
             fields.append((field.name, _parse(hints[field.name], (*outer, cls))))
@@ -328,6 +332,25 @@ def _parse_dataclass(cls: type, outer: tuple[type, ...]) -> StructNode:
             raise UnknownType(f"field {field.name!r} of {cls.__name__}: {unknown}") from None
     params = cls.__dataclass_params__  # type: ignore[attr-defined]
     return StructNode(cls, tuple(fields), params.frozen)
+
+
+def field_renamed_from(field: dataclasses.Field[Any]) -> Any:
+    """What a dataclass field was called: ``dataclasses.field(..., metadata={"renamed_from": "old"})``."""
+    return field.metadata.get("renamed_from")
+
+
+def rename_problem(renames: Mapping[str, Any]) -> str | None:
+    """What is wrong with the former names of variables or fields, if something is."""
+    taken: dict[str, str] = {}
+    for name, former in renames.items():
+        if former is None:
+            continue
+        if not isinstance(former, str) or not former or former == name:
+            return f"renamed_from={former!r} of {name!r}: give the other name that it had, or leave it out"
+        if former in taken:
+            return f"{taken[former]!r} and {name!r} are both renamed_from={former!r}; one of them can be"
+        taken[former] = name
+    return None
 
 
 def _name(annotation: Any) -> str:

@@ -10,7 +10,9 @@ Invariants, kept by the contract suite for every layout:
 - between ``begin`` and ``commit``/``abort``, reads give the state as of ``begin``;
 - ``abort`` leaves exactly the state as of ``begin``; ``commit`` leaves the current one;
 - ``changes`` lists just the keys whose state differs from the state as of ``begin``;
-- applying the changes of successive epochs to an empty store gives the committed state.
+- a key that was installed is committed state, whatever becomes of an epoch that is under way.
+
+What makes epochs durable goes by all key groups of an operator at once: see :mod:`bedload.store.deltas`.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ class Sizes(NamedTuple):
 
 
 class Changes(NamedTuple):
-    """What an epoch changed in one key group: what a backup must write."""
+    """What an epoch changed in one key group, as plain values: to look at."""
 
     group: KeyGroup
     entries: dict[Any, dict[str, Any]]
@@ -69,10 +71,6 @@ class KeyGroupStore(Protocol):
         """The changed entries of the current epoch."""
         ...
 
-    def replay(self, changes: Changes) -> None:
-        """Apply the changes of one epoch to the committed state."""
-        ...
-
     def read(self, key: Any) -> dict[str, Any] | None:
         """The committed state of a key, as plain values; None if it has none."""
         ...
@@ -86,7 +84,7 @@ class KeyGroupStore(Protocol):
         ...
 
     def install(self, keys: list[Any], state: pa.RecordBatch) -> None:
-        """Put in what another store extracted; between epochs only."""
+        """Put in what another store extracted; if an epoch is under way, none of the keys may be there."""
         ...
 
     def discard(self, keys: Iterable[Any] | None = None) -> None:

@@ -11,15 +11,17 @@ the commit and the abort make none. ``touch`` runs once per key and sub-batch.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import compress
 from typing import Any
 
 import pyarrow as pa
 
 from bedload.core.errors import ProtocolError
 from bedload.core.ids import KeyGroup
-from bedload.state import Journal, RecordLayout, apply_changes, codec
+from bedload.state import Journal, RecordLayout, codec
 from bedload.store.base import Changes, Sizes
+from bedload.store.deltas import Written, plain_columns
 
 _ABSENT: Any = object()
 """The before-image of a key that had no state."""
@@ -90,6 +92,45 @@ class RowStore:
                 found.append(row)
         return found
 
+    def written(self) -> Written:
+        """What the epoch changed, for its delta; after :meth:`seal`."""
+        live = self._touched
+        if self._forgotten:
+            live = [row for row in live if id(row) not in self._forgotten]
+        created = [row for row in live if row._bedload_image is _ABSENT]
+        known = [row for row in live if row._bedload_image is not _ABSENT] if created else live
+        images = [row._bedload_image for row in known]
+        masks = self._layout.written(known, images)
+        if not all(masks):
+            known, images = list(compress(known, masks)), list(compress(images, masks))
+            masks = list(filter(None, masks))
+        removed = [key for key in self._gone if key not in self._rows]
+        return Written(self.group, created, known, images, masks, removed)
+
+    def gather(self, keys: list[Any], columns: Sequence[list[Any]]) -> list[Any]:
+        """The same for a layout of small values: adds the keys and values that a delta writes; the removed keys."""
+        gather = self._layout.gather
+        assert gather is not None
+        live = self._touched
+        if self._forgotten:
+            live = [row for row in live if id(row) not in self._forgotten]
+        gather(live, _ABSENT, keys, *columns)
+        return [key for key in self._gone if key not in self._rows]
+
+    def load(self, keys: Sequence[Any], values: Mapping[str, Sequence[Any]]) -> None:
+        """Put keys in as committed state, a column at a time. Within an epoch, none of them may be there."""
+        made, rows = self._row, self._rows
+        if self._touched and not (rows.keys().isdisjoint(keys) and self._gone.keys().isdisjoint(keys)):
+            raise ProtocolError(
+                f"key group {self.group}: keys were installed within an epoch, but some of them are there already"
+            )
+        objects = [made.__new__(made) for _ in keys]
+        for row, key in zip(objects, keys, strict=True):
+            row._bedload_key = key
+            row._bedload_image = None
+        self._layout.load_columns(objects, values, self._journal)
+        rows.update(zip(keys, objects, strict=True))
+
     def rebind(self, row: type) -> None:
         """New code for the same state, between epochs: the live objects change their class."""
         self.begin()
@@ -149,19 +190,6 @@ class RowStore:
         removed = tuple(key for key in gone if key not in self._rows)
         return Changes(self.group, entries, frozenset(created), removed)
 
-    def replay(self, changes: Changes) -> None:
-        """Apply one epoch's changes to the committed state."""
-        for key in changes.removed:
-            self._rows.pop(key, None)
-        for key, entries in changes.entries.items():
-            if key in changes.created:
-                state = dict(entries)
-            else:
-                state = self._layout.plain(self._rows[key])
-                for name, change in entries.items():
-                    state[name] = apply_changes(state[name], change)
-            self._load(key, state)
-
     def read(self, key: Any) -> dict[str, Any] | None:
         """The committed state of a key."""
         row = self._gone.get(key)
@@ -186,9 +214,7 @@ class RowStore:
 
     def install(self, keys: list[Any], state: pa.RecordBatch) -> None:
         """Put in what another store extracted."""
-        self.begin()
-        for key, values in zip(keys, codec.decode(self._layout.specs, state), strict=True):
-            self._load(key, values)
+        self.load(keys, plain_columns(self._layout.specs, state))
 
     def discard(self, keys: Iterable[Any] | None = None) -> None:
         """Drop these keys, or all."""
@@ -205,11 +231,6 @@ class RowStore:
 
     def _committed_keys(self) -> list[Any]:
         return [*self._rows, *(key for key in self._gone if key not in self._rows)]
-
-    def _load(self, key: Any, state: dict[str, Any]) -> None:
-        row = self._make(key)
-        row._bedload_image = None
-        self._layout.load(row, state, self._journal)
 
     def _make(self, key: Any) -> Any:
         row = self._rows[key] = self._row.__new__(self._row)

@@ -1,0 +1,35 @@
+"""``python -m bedload.checkpoint compact``: compacts what a JSON job on standard input says, at low priority.
+
+A job is ``{"url": …, "options": {…}, "operator": …, "turn": …, "groups": […]}``; without groups it means all of them.
+The result on standard output is ``{"parts": […]}``, as in a snapshot's manifest, or ``{"error": […]}`` with status 1.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+
+import msgspec
+
+from bedload.checkpoint.compaction import Result, run_job
+
+NICENESS = 10
+"""The worker beside it comes first."""
+
+
+def main(arguments: list[str]) -> int:
+    """Run the command; gives the exit status."""
+    if arguments != ["compact"]:
+        print("usage: python -m bedload.checkpoint compact  (the job as JSON on standard input)", file=sys.stderr)
+        return 2
+    os.nice(NICENESS)
+    with contextlib.redirect_stdout(sys.stderr):  # what libraries print is no result
+        output = run_job(sys.stdin.buffer.read())
+    sys.stdout.buffer.write(output)
+    sys.stdout.buffer.flush()
+    return 0 if msgspec.json.decode(output, type=Result).error is None else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

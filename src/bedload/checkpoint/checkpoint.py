@@ -1,0 +1,339 @@
+"""A checkpoint as a whole: what the files under one root mean together, and all reading and writing of records.
+
+Invariants:
+
+- A folder is a checkpoint if ``bedload.json`` says so. It is made in an empty folder only.
+- A generation is claimed once. Who claims one creates its file first and looks at turns and segments after that;
+  a worker writes its segment first and looks for a newer claim after that. So either the worker sees the claim,
+  or the new attachment sees the segment. Claims are never deleted: a zombie looks for the one after its own.
+- Promises before files: a manifest is written after its parts, a turn record before any segment is acknowledged,
+  and both are deleted before what they promise. A crash at any moment leaves files that nothing points to, never
+  the reverse; those are swept with the next garbage.
+
+Others may write and delete while this reads: an older attachment that does not know that it is over, or garbage
+collection. A file that was listed and is gone when it is read was not needed any more, and is looked over.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from importlib import metadata
+
+import msgspec
+
+from bedload.checkpoint import paths
+from bedload.checkpoint.export import copy_state
+from bedload.checkpoint.history import Garbage, History
+from bedload.checkpoint.records import (
+    FORMAT_NAME,
+    Claim,
+    Format,
+    Manifest,
+    OperatorSchema,
+    R,
+    TurnRecord,
+    decode,
+    encode,
+)
+from bedload.checkpoint.storage import Storage, without_secrets
+from bedload.core.clock import Clock, SystemClock
+from bedload.core.errors import CheckpointDamaged, CheckpointError, CheckpointForeign, Fenced
+from bedload.core.ids import Generation, OperatorName, Turn, generation_of
+
+_THREADS = 16
+"""Reads of small files under way at a time: an object store answers each in some 20 ms, whatever its size."""
+
+
+def _random_id() -> str:
+    return secrets.token_hex(16)
+
+
+class Checkpoint:
+    """All operators' durable state under one root. Get one by :meth:`open`."""
+
+    def __init__(self, storage: Storage, format: Format, clock: Clock, new_id: Callable[[], str]) -> None:  # noqa: A002
+        self.storage = storage
+        self.format = format
+        self.generation: Generation | None = None
+        """What :meth:`claim` gave."""
+        self._clock = clock
+        self._new_id = new_id
+        self._schemas: dict[tuple[OperatorName, int], OperatorSchema] = {}
+
+    @classmethod
+    def open(
+        cls,
+        storage: Storage,
+        *,
+        create: bool = True,
+        clock: Clock | None = None,
+        new_id: Callable[[], str] = _random_id,
+    ) -> Checkpoint:
+        """The checkpoint that is there; in an empty folder a new one, if ``create``."""
+        data = _read(storage, paths.FORMAT)
+        if data is None:
+            data = _make(storage, new_id, create)
+        found = decode(Format, data, f"{_shown(storage)}/{paths.FORMAT}")
+        if found.format != FORMAT_NAME:
+            raise CheckpointForeign(
+                f"{_shown(storage)}/{paths.FORMAT} is of format {found.format!r}, which is no checkpoint: give the "
+                "checkpoint an empty folder of its own"
+            )
+        return cls(storage, found, clock or SystemClock(), new_id)
+
+    # --- generations ---
+
+    def claim(self) -> Generation:
+        """Take the next generation: from here on, older attachments are fenced off."""
+        number = Generation((self.newest_generation() or 0) + 1)
+        while not self.storage.create(paths.generation(number), encode(self._claim(number))):
+            number = Generation(number + 1)
+        self.generation = number
+        return number
+
+    def newest_generation(self) -> Generation | None:
+        """The last one that was claimed."""
+        names = self.storage.list(paths.GENERATIONS)
+        return max((number for name in names if (number := paths.parse_generation(name)) is not None), default=None)
+
+    def newer_generation(self, generation: Generation) -> Claim | None:
+        """The claim of the next generation, if there is one: then this one is over."""
+        return newer_generation(self.storage, generation)
+
+    def check_fence(self) -> None:
+        """Raise :class:`Fenced` if a newer attachment has taken over."""
+        if self.generation is None:
+            raise CheckpointError("this attachment has claimed no generation: it may only read")
+        check_fence(self.storage, self.generation)
+
+    # --- operators and their schemas ---
+
+    def operators(self) -> list[OperatorName]:
+        """All operators that have durable state, by name."""
+        found = (paths.parse_operator(name) for name in self.storage.list(paths.OPERATORS))
+        return sorted(name for name in found if name is not None)
+
+    def schemas(self, operator: OperatorName) -> list[OperatorSchema]:
+        """All schemas of an operator, oldest first."""
+        numbers = map(paths.parse_schema, self.storage.list(paths.schemas(operator)))
+        return [self.schema(operator, number) for number in sorted(n for n in numbers if n is not None)]
+
+    def schema(self, operator: OperatorName, number: int) -> OperatorSchema:
+        """One schema of an operator."""
+        known = self._schemas.get((operator, number))
+        if known is None:
+            path = paths.schema(operator, number)
+            known = self._read(OperatorSchema, path)
+            if known is None:
+                raise CheckpointDamaged(
+                    f"{_shown(self.storage)}/{path} is missing: operator {operator} has state of that schema. Put the "
+                    "file back from a copy of the checkpoint.",
+                    path=path,
+                )
+            self._schemas[operator, number] = known
+        return known
+
+    def add_schema(self, operator: OperatorName, schema: OperatorSchema) -> OperatorSchema:
+        """The stored schema of that shape, whatever number the given one has; a new one if there is none."""
+        known = self.schemas(operator)
+        for old in known:
+            if msgspec.structs.replace(schema, number=old.number, version=old.version) == old:
+                return old
+        number = known[-1].number if known else 0
+        while True:
+            number += 1
+            new = msgspec.structs.replace(schema, number=number)
+            if self.storage.create(paths.schema(operator, number), encode(new)):
+                self._schemas[operator, number] = new
+                return new
+
+    # --- turns and snapshots ---
+
+    def write_turn(self, operator: OperatorName, record: TurnRecord) -> None:
+        """Write a turn's record; only after that may a worker say that it has sealed the turn."""
+        self.storage.write(paths.turn(operator, record.turn), encode(record))
+
+    def write_manifest(self, operator: OperatorName, manifest: Manifest) -> None:
+        """Make a snapshot count; only after all its files were written."""
+        self.storage.write(paths.manifest(operator, manifest.turn), encode(manifest))
+
+    def load_history(self, operator: OperatorName) -> History:
+        """All turns and snapshots of an operator. To go on from it, claim first."""
+        turns = self._numbered(paths.turns(operator), paths.parse_turn)
+        segments = self.storage.sizes(paths.deltas(operator))
+        snapshots = self._numbered(paths.snapshots(operator), paths.parse_snapshot)
+        with ThreadPoolExecutor(_THREADS, "bedload-checkpoint") as pool:
+            records = pool.map(lambda turn: self._read(TurnRecord, paths.turn(operator, turn)), turns)
+            manifests = pool.map(lambda turn: self._read(Manifest, paths.manifest(operator, turn)), snapshots)
+            return History(
+                operator,
+                [self._named(turn, found) for turn, found in zip(turns, records, strict=True) if found],
+                segments,
+                [self._named(turn, found) for turn, found in zip(snapshots, manifests, strict=True) if found],
+            )
+
+    # --- garbage ---
+
+    def collect_garbage(
+        self, operator: OperatorName, history: History, retain_epochs: int, keep: Collection[Turn] = ()
+    ) -> Garbage:
+        """Delete what no retained epoch needs, and have the history forget it; see :meth:`History.garbage`.
+
+        To delete on another thread than the history's: ``history.garbage``, :meth:`delete_garbage`,
+        ``history.forget``.
+        """
+        garbage = history.garbage(retain_epochs, keep)
+        self.delete_garbage(operator, garbage)
+        history.forget(garbage)
+        return garbage
+
+    def delete_garbage(self, operator: OperatorName, garbage: Garbage) -> None:
+        """Delete garbage, promises first, and snapshots as old that were never finished."""
+        if not garbage.paths:
+            return
+        self.check_fence()
+        self.storage.delete(garbage.promises)
+        # Again, as the first may have taken long. What is left when it raises, nothing points to.
+        self.check_fence()
+        self.storage.delete(garbage.files)
+        assert garbage.floor is not None
+        self.storage.delete(self._unfinished_snapshots(operator, garbage.floor))
+        given_up = self._numbered(paths.turns(operator), paths.parse_abandoned)
+        self.storage.delete([paths.abandoned(operator, turn) for turn in given_up if turn < garbage.floor])
+
+    # --- export ---
+
+    def export(
+        self, to: Storage, at: Mapping[OperatorName, Turn] | None = None, *, epochs_back: int = 1
+    ) -> dict[OperatorName, Turn]:
+        """Copy the state of all operators, as of their heads or of the turns in ``at``, into an empty folder.
+
+        The copy is a checkpoint that another cluster can start from; it counts when this returns. From it the last
+        ``epochs_back`` epochs can be run again: the last one may not be committed by Spark. Gives the turn that was
+        copied of each operator; one that has completed no turn has none.
+        """
+        if there := to.list(""):
+            raise CheckpointForeign(
+                f"{_shown(to)} holds files ({', '.join(there[:3])}): export into an empty folder of its own"
+            )
+        copied: dict[OperatorName, Turn] = {}
+        for operator in self.operators():
+            for schema in self.schemas(operator):
+                to.write(paths.schema(operator, schema.number), encode(schema))
+            wanted = (at or {}).get(operator)
+            turn = copy_state(self.storage, to, partial(self.load_history, operator), wanted, epochs_back)
+            if turn is not None:
+                copied[operator] = turn
+        # Turns must go up: the generations of the copy go on from those of the source.
+        newest = Generation(max([self.newest_generation() or 0, *(generation_of(turn) for turn in copied.values())]))
+        if newest:
+            to.write(paths.generation(newest), encode(self._claim(newest, exported_from=self.format.id)))
+        to.create(paths.FORMAT, encode(Format(id=self._new_id(), bedload=installed_version())))
+        return copied
+
+    # --- steps ---
+
+    def _claim(self, number: Generation, exported_from: str = "") -> Claim:
+        return Claim(
+            generation=number,
+            exported_from=exported_from,
+            token=self._new_id(),
+            when=self._clock.wall(),
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            bedload=installed_version(),
+        )
+
+    def _read(self, kind: type[R], path: str) -> R | None:
+        data = _read(self.storage, path)
+        return None if data is None else decode(kind, data, f"{_shown(self.storage)}/{path}")
+
+    def _numbered(self, folder: str, parse: Callable[[str], Turn | None]) -> list[Turn]:
+        return sorted(turn for name in self.storage.list(folder) if (turn := parse(name)) is not None)
+
+    def _named(self, turn: Turn, found: R) -> R:
+        if getattr(found, "turn", turn) != turn:
+            raise CheckpointDamaged(
+                f"the file of turn {turn} under {_shown(self.storage)} is that of another turn: {found}. Files of a "
+                "checkpoint must not be renamed or copied over each other; go on from a copy or an export of it."
+            )
+        return found
+
+    def _unfinished_snapshots(self, operator: OperatorName, floor: Turn) -> list[str]:
+        found: list[str] = []
+        for turn in self._numbered(paths.snapshots(operator), paths.parse_snapshot):
+            if turn < floor and not self.storage.exists(paths.manifest(operator, turn)):
+                found += _files_under(self.storage, paths.snapshot(operator, turn))
+        return found
+
+
+def newer_generation(storage: Storage, generation: Generation) -> Claim | None:
+    """The claim of the generation after this one, if there is one."""
+    path = paths.generation(Generation(generation + 1))
+    # A look costs less than a read that fails, and nearly always there is nothing.
+    data = _read(storage, path) if storage.exists(path) else None
+    return None if data is None else decode(Claim, data, f"{_shown(storage)}/{path}")
+
+
+def check_fence(storage: Storage, generation: Generation) -> None:
+    """Raise :class:`Fenced` if a newer attachment has taken the checkpoint over."""
+    claim = newer_generation(storage, generation)
+    if claim is not None:
+        raise Fenced(
+            f"the checkpoint {_shown(storage)} was taken over by generation {claim.generation} (host {claim.host}, "
+            f"process {claim.pid}); this is generation {generation}. What it writes does not count any more: end it; "
+            "if both should run, give each a checkpoint of its own.",
+            generation=generation,
+            newer=claim.generation,
+            host=claim.host,
+        )
+
+
+def installed_version() -> str:
+    """Of Bedload; empty if it is not installed as a package."""
+    try:
+        return metadata.version("bedload")
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def _make(storage: Storage, new_id: Callable[[], str], create: bool) -> bytes:
+    """Make a checkpoint in an empty folder; gives the content of the format file that counts."""
+    there = storage.list("")
+    # Somebody else may be making it at this moment.
+    if paths.FORMAT not in there:
+        if there:
+            raise CheckpointForeign(
+                f"{_shown(storage)} holds files ({', '.join(there[:3])}{', ...' if len(there) > 3 else ''}) but no "
+                f"{paths.FORMAT}: it is no checkpoint. Give the checkpoint an empty folder of its own; if this was "
+                f"one, put {paths.FORMAT} back."
+            )
+        if not create:
+            raise CheckpointForeign(f"there is no checkpoint at {_shown(storage)}: see that the URL is right")
+        storage.create(paths.FORMAT, encode(Format(id=new_id(), bedload=installed_version())))
+    return storage.read(paths.FORMAT)
+
+
+def _read(storage: Storage, path: str) -> bytes | None:
+    try:
+        return storage.read(path)
+    except FileNotFoundError:
+        return None
+
+
+def _files_under(storage: Storage, folder: str) -> list[str]:
+    files = storage.sizes(folder)
+    found = [f"{folder}/{name}" for name in files]
+    for name in storage.list(folder):
+        if name not in files:
+            found += _files_under(storage, f"{folder}/{name}")
+    return found
+
+
+def _shown(storage: Storage) -> str:
+    return without_secrets(storage.url)

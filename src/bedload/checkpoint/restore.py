@@ -1,0 +1,374 @@
+"""The state at a turn, read back from a snapshot and the deltas that came after it.
+
+The key groups asked for come in chunks: those of one snapshot part together, cut so that a chunk stays small. Each
+chunk is read, merged and given on by itself, while the next ones are read and merged in other threads.
+
+The operator may have been changed between turns. Then the plan has *stages*: the snapshot and the turns of one schema
+are read as they were written, and what they give is converted before the turns of the next one are merged into it.
+
+Invariants: every key group asked for comes once, also if it has no keys; every file that is needed is read once and
+checked, all others not at all; in memory are the deltas of the key groups asked for, and a few parts of the
+snapshot; what is missing or damaged is an error that names it, and no chunk comes after it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+from bedload.checkpoint import paths
+from bedload.checkpoint.evolution import Evolution, path_between
+from bedload.checkpoint.forms import StateForm, groups_of, select
+from bedload.checkpoint.merge import KeyFilter, check_delta, merge_checked
+from bedload.checkpoint.records import Manifest, OperatorSchema, SnapshotPart, TurnRecord
+from bedload.checkpoint.segments import decode_segment
+from bedload.checkpoint.snapshots import PartReader
+from bedload.checkpoint.storage import Storage, without_secrets
+from bedload.core.errors import CheckpointDamaged, DefinitionError, SchemaChanged
+from bedload.core.ids import OperatorName, WorkerId
+from bedload.store.deltas import OP, PATCHES
+
+Plan: TypeAlias = tuple[Manifest | None, Sequence[TurnRecord]]
+"""A snapshot, and the turns after it in their order: what ``History.restore_plan`` gives."""
+
+Chunk: TypeAlias = tuple[tuple[int, ...], pa.RecordBatch]
+Progress: TypeAlias = Callable[[int, int, int], None]
+"""Called with the key groups that are done, all that were asked for, and the bytes read."""
+
+CHUNK_ROWS = 1 << 18
+"""Rows of the snapshot in a chunk: some milliseconds of work for whoever takes it."""
+CHUNK_BYTES = 16 * 1024 * 1024
+"""The same in bytes of the snapshot's files."""
+CHUNK_GROUPS = 1024
+
+
+class Restore:
+    """Reads the state of one operator at one turn. Thread-safe, and good for any number of reads."""
+
+    def __init__(
+        self,
+        storage: Storage,
+        operator: OperatorName,
+        schema: OperatorSchema,
+        plan: Plan,
+        *,
+        schemas: Mapping[int, OperatorSchema] | None = None,
+        threads: int | None = None,
+    ) -> None:
+        """``schema`` is the one that the state is wanted in, ``schemas`` has by number those that it was written in."""
+        self._storage = storage
+        self._operator = operator
+        self._schema = schema
+        self._schemas = {**(schemas or {}), schema.number: schema}
+        self._manifest, self._turns = plan
+        self._threads = threads or min(4, os.cpu_count() or 1)
+
+    def chunks(
+        self,
+        groups: Iterable[int] | None = None,
+        *,
+        chunk_groups: int = CHUNK_GROUPS,
+        variables: Sequence[str] | None = None,
+        keys: Sequence[pa.Array] | None = None,
+        progress: Progress | None = None,
+    ) -> Iterator[Chunk]:
+        """The state of these key groups, or of all, chunk by chunk: the chunk's key groups, and their state.
+
+        ``variables`` leaves the others out; ``keys`` (key columns) leaves out all keys but these, and so all key
+        groups but theirs.
+        """
+        stages = self._stages(variables)
+        wanted = self._wanted(groups)
+        only = None if keys is None else KeyFilter(stages[-1].form, keys)
+        if only is not None:
+            wanted = [group for group in wanted if group in only.groups]
+        with ThreadPoolExecutor(self._threads, "bedload-restore") as pool:
+            try:
+                yield from self._run(pool, stages, wanted, chunk_groups, only, progress)
+            finally:
+                pool.shutdown(wait=True, cancel_futures=True)
+
+    def table(
+        self,
+        groups: Iterable[int] | None = None,
+        *,
+        variables: Sequence[str] | None = None,
+        keys: Sequence[pa.Array] | None = None,
+    ) -> pa.Table:
+        """As :meth:`chunks`, all at once."""
+        batches = [batch for _, batch in self.chunks(groups, variables=variables, keys=keys)]
+        return pa.Table.from_batches(batches, StateForm.of(self._schema, variables).schema)
+
+    def _wanted(self, groups: Iterable[int] | None) -> list[int]:
+        count = self._schema.key_groups
+        wanted = list(range(count)) if groups is None else sorted(set(groups))
+        if wanted and not 0 <= wanted[0] <= wanted[-1] < count:
+            raise DefinitionError(
+                f"operator {self._operator!r} has the key groups 0 to {count - 1}, but {wanted[0]} to {wanted[-1]} "
+                "were asked for"
+            )
+        return wanted
+
+    def _stages(self, variables: Sequence[str] | None) -> list[_Stage]:
+        """The plan by schema, oldest first; the last stage is in the wanted one, with these variables."""
+        plan: list[tuple[int, list[TurnRecord]]] = []
+        if self._manifest is not None:
+            plan.append((self._manifest.schema, []))
+        for record in self._turns:
+            if not plan or plan[-1][0] != record.schema:
+                plan.append((record.schema, []))
+            plan[-1][1].append(record)
+        if not plan or plan[-1][0] != self._schema.number:
+            plan.append((self._schema.number, []))
+        form = StateForm.of(self._schema, variables)
+        stages: list[_Stage] = []
+        for at in reversed(range(len(plan))):
+            number, turns = plan[at]
+            evolution = None if not at else self._evolution(plan[at - 1][0], number)
+            stages.insert(0, _Stage(self._schemas[number], form, tuple(turns), evolution))
+            if evolution is not None:
+                form = StateForm.of(self._schemas[plan[at - 1][0]], evolution.sources(form.variables))
+        return stages
+
+    def _evolution(self, stored: int, wanted: int) -> Evolution:
+        for number in (stored, wanted):
+            if number not in self._schemas:
+                raise CheckpointDamaged(
+                    f"the state of operator {self._operator!r} in {without_secrets(self._storage.url)} was written "
+                    f"with schema {number}, which is not known. Put its file back from a copy of the checkpoint"
+                )
+        return Evolution(path_between(self._schemas, stored, wanted), self._operator)
+
+    def _run(
+        self,
+        pool: ThreadPoolExecutor,
+        stages: Sequence[_Stage],
+        wanted: list[int],
+        chunk_groups: int,
+        only: KeyFilter | None,
+        progress: Progress | None,
+    ) -> Iterator[Chunk]:
+        segments = [
+            [
+                pool.submit(self._segment, stage.form, record, worker, wanted, only)
+                for record in stage.turns
+                for worker in _writers(record, wanted)
+            ]
+            for stage in stages
+        ]
+        read = [[segment.result() for segment in of_stage] for of_stage in segments]
+        deltas = [[segment.batch for segment in of_stage if segment.batch.num_rows] for of_stage in read]
+        bytes_read, done = sum(segment.bytes for of_stage in read for segment in of_stage), 0
+        running: deque[tuple[_Piece, Future[pa.RecordBatch]]] = deque()
+        pieces = self._pieces(wanted, chunk_groups, stages[0])
+        while True:
+            # As many ahead as there are threads: what is done and not yet taken is memory.
+            while len(running) <= self._threads and (piece := next(pieces, None)) is not None:
+                running.append((piece, pool.submit(self._merge, stages, piece, deltas, only)))
+            if not running:
+                return
+            piece, future = running.popleft()
+            batch = future.result()
+            done += len(piece.groups)
+            bytes_read += piece.bytes
+            if progress is not None:
+                progress(done, len(wanted), bytes_read)
+            yield piece.groups, batch
+
+    def _pieces(self, wanted: Sequence[int], chunk_groups: int, stage: _Stage) -> Iterator[_Piece]:
+        rest, form = set(wanted), stage.form
+        parts = () if self._manifest is None else self._manifest.parts
+        for part in parts:
+            groups = [group for group in part.groups if group in rest]
+            rest.difference_update(groups)
+            if not groups:
+                continue
+            reader = PartReader(self._storage, self._folder, stage.schema, part, tuple(form.variables))
+            size = _bytes(part, form)
+            step = _step(part, size, chunk_groups)
+            for at in range(0, len(groups), step):
+                # A file's bytes count when its first chunk is done.
+                yield _Piece(tuple(groups[at : at + step]), reader, 0 if at else size)
+        # Without a snapshot all groups are here; with one, those of a snapshot that left them out.
+        left = sorted(rest)
+        for at in range(0, len(left), chunk_groups):
+            yield _Piece(tuple(left[at : at + chunk_groups]), None, 0)
+
+    @property
+    def _folder(self) -> str:
+        assert self._manifest is not None
+        return paths.snapshot(self._operator, self._manifest.turn)
+
+    def _segment(
+        self, form: StateForm, record: TurnRecord, worker: WorkerId, wanted: Sequence[int], only: KeyFilter | None
+    ) -> _Segment:
+        whole, size = load_delta(self._storage, self._operator, form, record, worker)
+        batch = select(whole, wanted, form.key_groups)
+        if only is not None:
+            batch = only.keep(batch)
+        elif 2 * batch.num_rows < whole.num_rows:
+            batch = batch.take(pa.array(np.arange(batch.num_rows)))  # a slice would hold on to the whole
+        return _Segment(batch, size)
+
+    def _merge(
+        self,
+        stages: Sequence[_Stage],
+        piece: _Piece,
+        deltas: Sequence[Sequence[pa.RecordBatch]],
+        only: KeyFilter | None,
+    ) -> pa.RecordBatch:
+        state = stages[0].form.empty() if piece.reader is None else piece.reader.read(piece.groups)
+        if only is not None:
+            state = only.keep(state)
+        try:
+            for stage, changed in zip(stages, deltas, strict=True):
+                form = stage.form
+                if stage.evolution is not None:
+                    state = stage.evolution.apply(state, tuple(form.variables))
+                near = [_between(delta, piece.groups[0], piece.groups[-1]) for delta in changed]
+                state = merge_checked(form, state, [select(delta, piece.groups, form.key_groups) for delta in near])
+            return state
+        except CheckpointDamaged as bad:
+            raise CheckpointDamaged(
+                f"the state of operator {self._operator!r} in {without_secrets(self._storage.url)} cannot be put "
+                f"together (key groups {piece.groups[0]} to {piece.groups[-1]}): {bad.message}",
+                **bad.details,
+            ) from bad
+
+
+@dataclass(frozen=True)
+class _Stage:
+    """The part of a plan that was written in one schema."""
+
+    schema: OperatorSchema
+    form: StateForm
+    """With the variables that are needed."""
+    turns: tuple[TurnRecord, ...]
+    evolution: Evolution | None
+    """From the stage before; None: there is none."""
+
+
+@dataclass(frozen=True)
+class _Segment:
+    batch: pa.RecordBatch
+    bytes: int
+
+
+@dataclass(frozen=True)
+class _Piece:
+    groups: tuple[int, ...]
+    reader: PartReader | None
+    bytes: int
+
+
+def changes(
+    storage: Storage,
+    operator: OperatorName,
+    schema: OperatorSchema,
+    records: Sequence[TurnRecord],
+    groups: Iterable[int] | None = None,
+    *,
+    variables: Sequence[str] | None = None,
+) -> pa.Table:
+    """The change feed: what each of these turns changed, in their order, as it was written.
+
+    ``bedload_turn`` and ``bedload_epoch``, then the columns of the delta form. A variable is null where the row does
+    not say what it is: in a PATCH row those that did not change, and those whose patch is in ``bedload_patch``.
+    Patches cannot be converted, so all of these turns must have been written in this schema.
+    """
+    other = next((record for record in records if record.schema != schema.number), None)
+    if other is not None:
+        raise SchemaChanged(
+            f"the changes of operator {operator!r} in epoch {other.epoch} were written with its state in another shape "
+            f"(schema {other.schema}, and not {schema.number}): ask for the epochs of each shape by themselves",
+            operator=operator,
+        )
+    form = StateForm.of(schema, variables)
+    wanted = list(range(form.key_groups)) if groups is None else sorted(set(groups))
+    keys = [form.schema.field(name) for name in form.key_columns]
+    feed = pa.schema(
+        [
+            ("bedload_turn", pa.int64()),
+            ("bedload_epoch", pa.int64()),
+            form.schema.field(0),
+            (OP, pa.int8()),
+            *keys,
+            *form.variables.items(),
+            (PATCHES, pa.binary()),
+        ]
+    )
+    made = []
+    for record in records:
+        for worker in _writers(record, wanted):
+            batch, _ = load_delta(storage, operator, form, record, worker)
+            batch = select(batch, wanted, form.key_groups)
+            rows = batch.num_rows
+            told = {
+                "bedload_turn": pa.array(np.full(rows, record.turn)),
+                "bedload_epoch": pa.array(np.full(rows, record.epoch)),
+            }
+            if PATCHES not in batch.schema.names:
+                told[PATCHES] = pa.nulls(rows, pa.binary())
+            columns = [told[name] if name in told else batch.column(name) for name in feed.names]
+            made.append(pa.RecordBatch.from_arrays(columns, schema=feed))
+    return pa.Table.from_batches(made, feed)
+
+
+def load_delta(
+    storage: Storage, operator: OperatorName, form: StateForm, record: TurnRecord, worker: WorkerId
+) -> tuple[pa.RecordBatch, int]:
+    """What one worker changed in a turn, with the columns of the form alone, and the size of its file."""
+    path = paths.delta(operator, record.turn, worker)
+    where = f"{without_secrets(storage.url)}/{path}"
+    try:
+        data = pa.py_buffer(storage.read(path))
+    except FileNotFoundError as missing:
+        raise CheckpointDamaged(
+            f"the segment {where} (query {record.query}, epoch {record.epoch}) is not there, but the state that was "
+            "asked for needs it. Put the file back from a copy of the checkpoint, or restore an epoch that does not "
+            "need it",
+            path=where,
+        ) from missing
+    meta, batch = decode_segment(data, where)
+    if (meta.operator, meta.turn, meta.worker) != (operator, record.turn, worker):
+        raise CheckpointDamaged(
+            f"the segment {where} is of operator {meta.operator!r}, turn {meta.turn} and worker {meta.worker}: it was "
+            "put in another one's place. Put the right file back from a copy of the checkpoint",
+            path=where,
+        )
+    if not batch.num_columns:  # nothing changed
+        return form.empty_delta(), int(data.size)
+    check_delta(form, batch, f"the segment {where}")
+    names = [*form.schema.names, OP, *([PATCHES] if PATCHES in batch.schema.names else [])]
+    return batch.select(names), int(data.size)
+
+
+def _writers(record: TurnRecord, wanted: Sequence[int]) -> list[WorkerId]:
+    """The workers whose segments of a turn may have rows of these key groups."""
+    if not record.workers:
+        return []
+    owners = record.owner_of_groups
+    needed = {owners[group] for group in wanted}
+    return [worker for worker in record.workers if worker in needed]
+
+
+def _between(batch: pa.RecordBatch, low: int, high: int) -> pa.RecordBatch:
+    first, end = np.searchsorted(groups_of(batch), [low, high + 1]).tolist()
+    return batch.slice(first, end - first)
+
+
+def _bytes(part: SnapshotPart, form: StateForm) -> int:
+    names = [name for name in part.files if name in form.variables] or sorted(part.files)[:1]
+    return sum(part.files[name].bytes for name in names)
+
+
+def _step(part: SnapshotPart, size: int, chunk_groups: int) -> int:
+    chunks = max(part.rows / CHUNK_ROWS, size / CHUNK_BYTES, 1.0)
+    return max(1, min(chunk_groups, int(len(part.groups) / chunks)))

@@ -1,0 +1,178 @@
+"""What a declared type is made of, written down for those who do not have the operator's code.
+
+An Arrow type does not tell a Decimal from a str, a set from a list, or an int from an int that may be None, nor does it
+know what a new field of a dataclass starts with. A :class:`Shape` does. It is in the checkpoint beside the Arrow type,
+and :mod:`bedload.checkpoint.evolution` decides by it what a changed operator can take over.
+
+Invariants: a shape is plain data and needs no class of the user's; two variables of one shape have one Arrow type.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+import pyarrow as pa
+
+from bedload.core.errors import CheckpointDamaged, StateTypeError
+from bedload.state import StateSpec
+from bedload.state.arrow import arrow_type, encoder
+from bedload.state.types import (
+    CounterNode,
+    DequeNode,
+    ListNode,
+    MapNode,
+    OpaqueNode,
+    OptionalNode,
+    ScalarNode,
+    SetNode,
+    StructNode,
+    TupleNode,
+    TypeNode,
+    field_renamed_from,
+)
+
+ShapeKind: TypeAlias = Literal[
+    "bool",
+    "int",
+    "float",
+    "str",
+    "bytes",
+    "date",
+    "datetime",
+    "timedelta",
+    "Decimal",
+    "optional",
+    "tuple",
+    "tuple...",
+    "list",
+    "set",
+    "deque",
+    "free deque",
+    "dict",
+    "Counter",
+    "dataclass",
+    "opaque",
+]
+"""A free deque is one that carries its own maxlen; opaque is what only a codec can read."""
+
+
+class Shape(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One node of a declared type."""
+
+    kind: ShapeKind
+    items: tuple[Shape, ...] = ()
+    """What it holds; of a dict the keys and the values."""
+    fields: tuple[FieldShape, ...] = ()
+    """Of a dataclass."""
+    maxlen: int | None = None
+    name: str = ""
+    """Of the dataclass, or the annotation of an opaque value."""
+    codec: str = ""
+
+    def __str__(self) -> str:
+        inside = ", ".join(map(str, self.items))
+        match self.kind:
+            case "optional":
+                return f"{inside} | None"
+            case "tuple...":
+                return f"tuple[{inside}, ...]"
+            case "tuple":
+                return f"tuple[{inside or '()'}]"
+            case "free deque":
+                return f"deque[{inside}]"
+            case "dataclass":
+                return self.name
+            case "opaque":
+                return f"{self.name} by {self.codec}"
+        return f"{self.kind}[{inside}]" if self.items else self.kind
+
+
+class FieldShape(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One field of a dataclass."""
+
+    name: str
+    shape: Shape
+    default: bytes | None = None
+    """As :func:`pack_value` gives it; None if it has none."""
+    renamed_from: str | None = None
+
+
+def shape_of(node: TypeNode) -> Shape:
+    """The shape of a declared type."""
+    match node:
+        case ScalarNode(py):
+            return msgspec.convert({"kind": py.__name__}, Shape)
+        case OptionalNode(item):
+            return Shape(kind="optional", items=(shape_of(item),))
+        case TupleNode(items, repeated=repeated):
+            return Shape(kind="tuple..." if repeated else "tuple", items=tuple(map(shape_of, items)))
+        case ListNode(item, maxlen):
+            return Shape(kind="list", items=(shape_of(item),), maxlen=maxlen)
+        case DequeNode(item, maxlen, declared=True):
+            return Shape(kind="deque", items=(shape_of(item),), maxlen=maxlen)
+        case DequeNode(item):
+            return Shape(kind="free deque", items=(shape_of(item),))
+        case SetNode(item):
+            return Shape(kind="set", items=(shape_of(item),))
+        case MapNode(key, value):
+            return Shape(kind="dict", items=(shape_of(key), shape_of(value)))
+        case CounterNode(key):
+            return Shape(kind="Counter", items=(shape_of(key),))
+        case StructNode():
+            declared = {field.name: field for field in dataclasses.fields(node.cls)}
+            fields = tuple(_field(declared[name], of) for name, of in node.fields)
+            return Shape(kind="dataclass", name=str(node), fields=fields)
+        case OpaqueNode():
+            return Shape(kind="opaque", name=str(node), codec=node.codec)
+    raise AssertionError(node)
+
+
+def _field(declared: dataclasses.Field[Any], node: TypeNode) -> FieldShape:
+    return FieldShape(
+        name=declared.name,
+        shape=shape_of(node),
+        default=_field_default(declared, node),
+        renamed_from=field_renamed_from(declared),
+    )
+
+
+def _field_default(declared: dataclasses.Field[Any], node: TypeNode) -> bytes | None:
+    """What a field starts with; none if it does not say so, or says something that the field cannot hold."""
+    try:
+        if declared.default is not dataclasses.MISSING:
+            return pack_value(encoder(node)(declared.default), arrow_type(node))
+        if declared.default_factory is not dataclasses.MISSING:
+            return pack_value(encoder(node)(declared.default_factory()), arrow_type(node))
+    except (StateTypeError, pa.ArrowException, ValueError, TypeError, OverflowError):
+        return None
+    return None
+
+
+def default_of(spec: StateSpec) -> bytes:
+    """What a state variable of a new key is, as :func:`pack_value` gives it."""
+    return pack_value(encoder(spec.type)(spec.fresh_default()), arrow_type(spec.type))
+
+
+def pack_value(encoded: Any, kind: pa.DataType) -> bytes:
+    """One encoded value as an Arrow IPC stream of one column and one row."""
+    column = pa.array([encoded], kind)
+    sink = pa.BufferOutputStream()
+    batch = pa.RecordBatch.from_arrays([column], names=["value"])
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    return bytes(sink.getvalue())
+
+
+def unpack_value(data: bytes, kind: pa.DataType) -> pa.Array:
+    """The column of one row that :func:`pack_value` packed."""
+    try:
+        with pa.ipc.open_stream(data) as reader:
+            (batch,) = list(reader)
+        column = batch.column(0)
+    except (pa.ArrowException, OSError, ValueError) as bad:
+        raise CheckpointDamaged(f"a default in an operator's schema cannot be read: {bad}") from bad
+    if len(column) != 1 or column.type != kind:
+        raise CheckpointDamaged(f"a default in an operator's schema is {len(column)} {column.type}, and not one {kind}")
+    return column

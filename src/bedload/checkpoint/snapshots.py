@@ -1,0 +1,314 @@
+"""Snapshots: the state of key groups as Parquet, readable by any program that reads Parquet.
+
+A *part* has some key groups, and a file for each variable: ``bedload_group``, the key columns under the user's names,
+and the variable. Row *i* of all files of a part is the same key. A key group is one row group, so that a filter on
+``bedload_group`` skips the others, here and in Spark or DuckDB.
+
+Invariants: a file is what the manifest tells by its size and checksum, or :class:`CheckpointDamaged` names it; key
+groups without keys belong to a part but have no row group; a part without keys has no files.
+
+A file's name ends in its checksum, so two attempts at a snapshot never write the same file with different content,
+however late one of them comes. What an attempt leaves behind, :func:`stray_files` finds.
+
+ZSTD at its lowest level, and no dictionaries but for the key group: measured on a million int64 keys and counts
+(18 MB), that writes 7.8 MB in 67 ms; Snappy writes 10.7 MB in 59 ms. With strings ZSTD's files are 0.6 of Snappy's.
+With ZSTD, dictionaries made no file smaller, and took 37 to 52 % longer. A row group per key group costs 30 ms of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from threading import Lock
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import xxhash
+
+from bedload.checkpoint import paths
+from bedload.checkpoint.forms import StateForm, groups_of
+from bedload.checkpoint.parquet_types import stored_type
+from bedload.checkpoint.records import FileInfo, OperatorSchema, SnapshotPart
+from bedload.checkpoint.storage import Storage, without_secrets
+from bedload.core.errors import CheckpointDamaged
+from bedload.store.deltas import GROUP, spans
+
+TARGET_BYTES = 64 * 1024 * 1024
+"""Of a part, in memory. A part is what a restore holds at a time, and what a lost read costs."""
+
+KEYS_ONLY = "bedload_keys"
+"""Stands for a variable if an operator has none: its keys are state, too."""
+
+
+def write_part(
+    storage: Storage, folder: str, schema: OperatorSchema, batch: pa.RecordBatch, groups: Sequence[int] | None = None
+) -> SnapshotPart:
+    """Write the files of some key groups; ``groups`` names them if some may have no keys."""
+    there = spans(groups_of(batch))
+    held = tuple(group for group, _, _ in there)
+    covered = held if groups is None else tuple(sorted(groups))
+    files: dict[str, FileInfo] = {}
+    if batch.num_rows:
+        for variable, table in _tables(schema, batch).items():
+            data = _parquet(table, [(first, end) for _, first, end in there])
+            digest = xxhash.xxh3_64_hexdigest(data)
+            path = f"{paths.escape(variable)}/part-{covered[0]:05d}-{digest}.parquet"
+            storage.write(f"{folder}/{path}", data)
+            files[variable] = FileInfo(path=path, bytes=int(data.size), xxh3=digest)
+    return SnapshotPart(groups=covered, rows=batch.num_rows, files=files)
+
+
+def write_parts(
+    storage: Storage,
+    folder: str,
+    schema: OperatorSchema,
+    chunks: Iterable[tuple[Sequence[int], pa.RecordBatch]],
+    *,
+    target_bytes: int = TARGET_BYTES,
+) -> list[SnapshotPart]:
+    """Write key groups as they come, in parts of about this size. A key group is in one part, however large it is."""
+    written: list[SnapshotPart] = []
+    pending: list[pa.RecordBatch] = []
+    covered: list[int] = []
+    size = 0
+
+    def flush() -> None:
+        nonlocal size
+        table = pa.Table.from_batches(pending)
+        if not (len(pending) == 1 or _ascending(pending)):
+            table = table.sort_by(GROUP)
+        batches = table.combine_chunks().to_batches()
+        batch = batches[0] if batches else StateForm.of(schema).empty()
+        written.append(write_part(storage, folder, schema, batch, covered))
+        pending.clear()
+        covered.clear()
+        size = 0
+
+    for groups, batch in _cut(chunks, target_bytes):
+        if pending and size + batch.nbytes > target_bytes:
+            flush()
+        pending.append(batch)
+        covered += groups
+        size += batch.nbytes
+    if pending:
+        flush()
+    return written
+
+
+def read_part(
+    storage: Storage,
+    folder: str,
+    schema: OperatorSchema,
+    part: SnapshotPart,
+    groups: Sequence[int],
+    variables: Sequence[str] | None = None,
+) -> pa.RecordBatch:
+    """The state of some key groups of a part, with all variables or with some, in state form."""
+    return PartReader(storage, folder, schema, part, variables).read(groups)
+
+
+class PartReader:
+    """Reads key groups of one part. Each file is read and checked once, when first needed. Thread-safe."""
+
+    def __init__(
+        self,
+        storage: Storage,
+        folder: str,
+        schema: OperatorSchema,
+        part: SnapshotPart,
+        variables: Sequence[str] | None = None,
+    ) -> None:
+        self._storage = storage
+        self._folder = folder
+        self._schema = schema
+        self._part = part
+        self._form = StateForm.of(schema, variables)
+        self._lock = Lock()
+        self._files: list[_File] | None = None
+
+    def read(self, groups: Sequence[int]) -> pa.RecordBatch:
+        """The rows of these key groups, in state form."""
+        if not self._part.rows:
+            return self._form.empty()
+        files = self._open()
+        first, key_names = files[0], _key_names(self._schema, files[0].variable)
+        keyed = first.read(groups, [GROUP, *key_names, *_own(first, self._form)])
+        columns = {GROUP: keyed.column(GROUP)}
+        for name, stored in zip(self._form.key_columns, key_names, strict=True):
+            columns[name] = keyed.column(stored)
+        for file in files:
+            if file.variable in self._form.variables:
+                table = keyed if file is first else file.read(groups, [file.variable])
+                if table.num_rows != keyed.num_rows:
+                    raise file.damaged(f"it has {table.num_rows} rows where {first.where} has {keyed.num_rows}")
+                columns[file.variable] = table.column(file.variable)
+        return _in_form(self._form, columns, first)
+
+    def _open(self) -> list[_File]:
+        with self._lock:
+            if self._files is None:
+                # To read the keys, any file will do.
+                wanted = list(self._form.variables) or sorted(self._part.files)[:1]
+                self._files = [self._file(variable) for variable in wanted]
+            return self._files
+
+    def _file(self, variable: str) -> _File:
+        info = self._part.files.get(variable)
+        if info is None:
+            raise CheckpointDamaged(
+                f"the snapshot {without_secrets(self._storage.url)}/{self._folder} has no file of variable "
+                f"{variable!r} for key groups {self._part.groups[0]} to {self._part.groups[-1]}: it was written for "
+                "another schema of the operator"
+            )
+        return _File(self._storage, f"{self._folder}/{info.path}", variable, info)
+
+
+class _File:
+    """One Parquet file, in memory and checked."""
+
+    def __init__(self, storage: Storage, path: str, variable: str, info: FileInfo) -> None:
+        self.variable = variable
+        self.where = f"{without_secrets(storage.url)}/{path}"
+        try:
+            data = pa.py_buffer(storage.read(path))
+        except FileNotFoundError as missing:
+            raise self.damaged("it is not there") from missing
+        if data.size != info.bytes:
+            raise self.damaged(f"it has {data.size} bytes, and {info.bytes} were written")
+        if xxhash.xxh3_64_hexdigest(data) != info.xxh3:
+            raise self.damaged("its checksum differs: bytes in it have changed")
+        self._data = data
+        try:
+            self._metadata = pq.ParquetFile(pa.BufferReader(data)).metadata
+            self._row_groups = self._by_group()
+        except (pa.ArrowException, OSError, ValueError) as bad:
+            raise self.damaged(f"its checksum is right, but it is not Parquet ({bad})") from bad
+
+    def read(self, groups: Sequence[int], columns: Sequence[str]) -> pa.Table:
+        """Some columns of some key groups, sorted by group."""
+        numbers = sorted(self._row_groups[group] for group in groups if group in self._row_groups)
+        try:
+            # A reader of its own for each call: they are not thread-safe.
+            file = pq.ParquetFile(pa.BufferReader(self._data), metadata=self._metadata)
+            return file.read_row_groups(numbers, columns=list(columns), use_threads=False)
+        except (pa.ArrowException, OSError, KeyError) as bad:
+            raise self.damaged(f"its checksum is right, but it cannot be read ({bad})") from bad
+
+    def damaged(self, what: str) -> CheckpointDamaged:
+        """The error that names this file."""
+        return CheckpointDamaged(
+            f"the snapshot file {self.where} is damaged: {what}. Put the file back from a copy of the checkpoint, or "
+            "restore an epoch that does not need it",
+            path=self.where,
+            what=what,
+        )
+
+    def _by_group(self) -> dict[int, int]:
+        metadata = self._metadata
+        return {metadata.row_group(i).column(0).statistics.min: i for i in range(metadata.num_row_groups)}
+
+
+def stray_files(storage: Storage, folder: str, parts: Iterable[SnapshotPart]) -> list[str]:
+    """Parquet files in a snapshot's folder that none of its parts names: what failed attempts left there."""
+    named = {f"{folder}/{info.path}" for part in parts for info in part.files.values()}
+    there = [
+        f"{folder}/{variable}/{name}"
+        for variable in storage.list(folder)
+        if not variable.endswith(".json")
+        for name in storage.list(f"{folder}/{variable}")
+    ]
+    return [path for path in there if path not in named]
+
+
+# --- steps ---
+
+
+def _tables(schema: OperatorSchema, batch: pa.RecordBatch) -> Mapping[str, pa.Table]:
+    form = StateForm.of(schema)
+    form.check(batch, where="a snapshot to be written")
+    keys = [_stored(batch.column(name)) for name in form.key_columns]
+    tables = {}
+    for variable in form.variables or [KEYS_ONLY]:
+        columns = [batch.column(GROUP), *keys]
+        names = [GROUP, *_key_names(schema, variable)]
+        if form.variables:
+            columns.append(_stored(batch.column(variable)))
+            names.append(variable)
+        tables[variable] = pa.Table.from_arrays(columns, names=names)
+    return tables
+
+
+def _stored(column: pa.Array) -> pa.Array:
+    return column.cast(stored_type(column.type))
+
+
+def _key_names(schema: OperatorSchema, variable: str) -> list[str]:
+    """The names of the key columns beside a variable. Spark does not tell upper from lower case, so neither do we."""
+    taken = {GROUP, variable.lower()} | {name.lower() for name in schema.key_names}
+    names = []
+    for name in schema.key_names:
+        made = name
+        if name.lower() in (variable.lower(), GROUP):
+            while made.lower() in taken:
+                made = f"key_{made}"
+            taken.add(made.lower())
+        names.append(made)
+    return names
+
+
+def _parquet(table: pa.Table, row_groups: Iterable[tuple[int, int]]) -> pa.Buffer:
+    sink = pa.BufferOutputStream()
+    with pq.ParquetWriter(
+        sink,
+        table.schema,
+        compression="zstd",
+        compression_level=1,
+        use_dictionary=[GROUP],
+        write_page_checksum=True,
+        sorting_columns=[pq.SortingColumn(0)],
+    ) as writer:
+        for first, end in row_groups:
+            writer.write_table(table.slice(first, end - first), row_group_size=end - first)
+    return sink.getvalue()
+
+
+def _own(file: _File, form: StateForm) -> list[str]:
+    return [file.variable] if file.variable in form.variables else []
+
+
+def _in_form(form: StateForm, columns: Mapping[str, pa.ChunkedArray], file: _File) -> pa.RecordBatch:
+    arrays = []
+    for field in form.schema:
+        column: Any = columns[field.name].combine_chunks()
+        if isinstance(column, pa.ChunkedArray):
+            column = column.chunk(0) if column.num_chunks else pa.nulls(0, column.type)
+        try:
+            arrays.append(column.cast(field.type))
+        except pa.ArrowException as bad:
+            raise file.damaged(f"its column {field.name!r} is {column.type}, and not {field.type} ({bad})") from bad
+    return pa.RecordBatch.from_arrays(arrays, schema=form.schema)
+
+
+def _ascending(batches: Sequence[pa.RecordBatch]) -> bool:
+    last = -1
+    for batch in batches:
+        if batch.num_rows:
+            groups = groups_of(batch)
+            if groups[0] <= last:
+                return False
+            last = int(groups[-1])
+    return True
+
+
+def _cut(
+    chunks: Iterable[tuple[Sequence[int], pa.RecordBatch]], target_bytes: int
+) -> Iterable[tuple[Sequence[int], pa.RecordBatch]]:
+    """Chunks that are too large, by key group."""
+    for groups, batch in chunks:
+        if batch.nbytes <= target_bytes or len(groups) == 1:
+            yield groups, batch
+        else:
+            rows = {int(group): (first, end) for group, first, end in spans(groups_of(batch))}
+            for group in groups:
+                first, end = rows.get(group, (0, 0))
+                yield [group], batch.slice(first, end - first)

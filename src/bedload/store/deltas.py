@@ -1,0 +1,332 @@
+"""State on its way out of a store and back in: the same Arrow forms for every layout.
+
+*State form*: ``bedload_group``, the key columns ``bedload_key_0``…, and one typed column per state variable.
+
+*Delta form*, what one epoch changed: the same, with ``bedload_op`` behind the key group, and ``bedload_patch`` at the
+end if some row is a PATCH. Of a PUT row the variables are the key's whole state. Of a PATCH row the patch says which
+variables changed, and how (:mod:`bedload.state.patches`). Of a REMOVE row they are null.
+
+Invariants: a batch is sorted by key group and names a key once; it shares nothing with live state.
+
+Why operators whose variables are all small always write PUT rows: a patch would cost more than what it leaves out, and
+columns are made without a Python object per key.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Collection, Sequence
+from itertools import pairwise
+from operator import attrgetter
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from bedload.core.errors import ProtocolError, StateTypeError
+from bedload.core.ids import KeyGroup
+from bedload.keys.kinds import value_type
+from bedload.state import Changes, RecordLayout, StateSpec, codec
+from bedload.state.arrow import arrow_type, decode_all, encode_all
+from bedload.state.patches import Patch, has_patches, pack_patches, patch_encoder
+from bedload.state.types import OpaqueNode, OptionalNode, StructNode
+
+GROUP = "bedload_group"
+OP = "bedload_op"
+PATCHES = "bedload_patch"
+
+PUT, PATCH, REMOVE = 0, 1, 2
+"""What a row of a delta is: the key's whole state, changes of some variables, or the end of the key."""
+
+Groups = npt.NDArray[np.int16]
+
+
+def key_column(position: int) -> str:
+    """The name of a key column."""
+    return f"bedload_key_{position}"
+
+
+Kind: TypeAlias = Literal["value", "list", "map", "set", "counter", "deque", "struct", "opaque", "column"]
+"""How a variable was declared, and for values what they are; a column is one of the other layout."""
+
+
+class StateVariable(NamedTuple):
+    """A state variable as it is written down for those who do not have the operator's code."""
+
+    name: str
+    kind: Kind
+    type: str
+    """Its declared type, as text."""
+    field: pa.Field
+    """Its column."""
+
+
+def describe(specs: Sequence[StateSpec]) -> tuple[StateVariable, ...]:
+    """The variables of an operator on rows."""
+    return tuple(
+        StateVariable(spec.name, _kind(spec), str(spec.type), field)
+        for spec, field in zip(specs, codec.arrow_schema(specs), strict=True)
+    )
+
+
+def _kind(spec: StateSpec) -> Kind:
+    node = spec.type.item if isinstance(spec.type, OptionalNode) else spec.type
+    if isinstance(node, StructNode):
+        return "struct"
+    return "opaque" if isinstance(node, OpaqueNode) else spec.kind
+
+
+# --- both layouts ---
+
+
+def delta_batch(
+    groups: npt.NDArray[np.integer[Any]],
+    ops: npt.NDArray[np.int8],
+    keys: Sequence[pa.Array],
+    variables: dict[str, pa.Array],
+    patches: pa.Array | None = None,
+) -> pa.RecordBatch:
+    """A delta from its columns, sorted by key group."""
+    columns = {GROUP: pa.array(groups, pa.int16()), OP: pa.array(ops, pa.int8())}
+    columns |= {key_column(i): key for i, key in enumerate(keys)} | variables
+    if patches is not None:
+        columns[PATCHES] = patches
+    batch = pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
+    return sorted_by_group(batch, groups)
+
+
+def sorted_by_group(batch: pa.RecordBatch, groups: npt.NDArray[np.integer[Any]]) -> pa.RecordBatch:
+    """The batch in the order of these key groups; rows of a group stay in theirs."""
+    if (groups[1:] >= groups[:-1]).all():
+        return batch
+    # SUBTLE: a stable sort of 16-bit integers is a radix sort, several times as fast as of wider ones.
+    return batch.take(pa.array(np.argsort(groups.astype(np.int16), kind="stable")))
+
+
+class Installable(NamedTuple):
+    """A batch in state form, taken apart."""
+
+    groups: Groups
+    keys: list[pa.Array]
+    state: pa.RecordBatch
+
+
+def installable(state: pa.RecordBatch, keys: int, groups: Collection[KeyGroup]) -> Installable:
+    """Check that a batch is in state form with so many key columns, and holds nothing but these key groups."""
+    names = [GROUP, *map(key_column, range(keys))]
+    missing = [name for name in names if name not in state.schema.names]
+    if missing:
+        raise ProtocolError(
+            f"state cannot be installed without the columns {', '.join(missing)}; "
+            f"it has {', '.join(state.schema.names)}"
+        )
+    column: Groups = state.column(GROUP).to_numpy(zero_copy_only=False)
+    state = sorted_by_group(state, column)
+    column = state.column(GROUP).to_numpy(zero_copy_only=False)
+    others = np.setdiff1d(column, np.fromiter(groups, np.int64, len(groups)))
+    if len(others):
+        raise ProtocolError(f"state of key group {int(others[0])} came with an install of other key groups")
+    return Installable(column, [state.column(name) for name in names[1:]], state)
+
+
+def spans(groups: Groups) -> list[tuple[KeyGroup, int, int]]:
+    """Each key group of a sorted column, with its first row and the row after its last."""
+    if not len(groups):
+        return []
+    cuts = [0, *(np.flatnonzero(np.diff(groups)) + 1).tolist(), len(groups)]
+    return [(KeyGroup(int(groups[first])), first, end) for first, end in pairwise(cuts)]
+
+
+# --- rows ---
+
+
+class Written(NamedTuple):
+    """What an epoch changed in one key group of rows; all lists are of live objects and their before-images."""
+
+    group: KeyGroup
+    created: list[Any]
+    changed: list[Any]
+    images: list[tuple[Any, ...]]
+    """Of ``changed``."""
+    masks: list[int]
+    """Of ``changed``: which variables, as bits."""
+    removed: list[Any]
+    """Keys."""
+
+
+Gather: TypeAlias = Callable[[list[Any], Sequence[list[Any]]], list[Any]]
+"""Adds the keys and values that a delta of one key group writes; gives the removed keys."""
+
+
+class SmallDelta:
+    """The delta of rows of small values, gathered key group by key group.
+
+    Why not all at once: a key group's objects are in the processor's cache right after operator code ran on them.
+    """
+
+    def __init__(self, layout: RecordLayout) -> None:
+        self._specs = layout.specs
+        self._keys: list[Any] = []
+        self._columns: list[list[Any]] = [[] for _ in layout.specs]
+        self._groups: list[tuple[KeyGroup, int, int]] = []
+        self._gone: list[Any] = []
+
+    def add(self, group: KeyGroup, gather: Gather) -> None:
+        """Take in a key group."""
+        before = len(self._keys)
+        removed = gather(self._keys, self._columns)
+        self._gone += removed
+        self._groups.append((group, len(self._keys) - before, len(removed)))
+
+    def batch(self, key_types: Sequence[pa.DataType]) -> pa.RecordBatch | None:
+        """All that was gathered; None if nothing changed."""
+        keys, gone = self._keys, self._gone
+        if not keys and not gone:
+            return None
+        columns = zip(self._specs, self._columns, strict=True)
+        made = {spec.name: _column(spec, values, keys) for spec, values in columns}
+        numbers, counts, lost = zip(*self._groups, strict=True)
+        groups = np.repeat(numbers, counts)
+        ops = np.zeros(len(keys), np.int8)
+        if gone:
+            groups = np.concatenate((groups, np.repeat(numbers, lost)))
+            ops = np.concatenate((ops, np.full(len(gone), REMOVE, np.int8)))
+            made = {name: _extended(column, len(gone)) for name, column in made.items()}
+        return delta_batch(groups, ops, key_arrays(keys + gone, key_types), made)
+
+
+def rows_delta(
+    layout: RecordLayout, written: Sequence[Written], key_types: Sequence[pa.DataType]
+) -> pa.RecordBatch | None:
+    """The delta of key groups in ascending order; None if nothing changed."""
+    rows: list[Any] = []
+    for part in written:
+        rows += part.created
+        rows += part.changed
+    gone = [key for part in written for key in part.removed]
+    if not rows and not gone:
+        return None
+    keys = list(map(_key_of, rows))
+    columns, ops, patches = _patched(layout, written, rows, keys)
+    numbers = [part.group for part in written]
+    groups = np.repeat(numbers, [len(part.created) + len(part.changed) for part in written])
+    if gone:
+        groups = np.concatenate((groups, np.repeat(numbers, [len(part.removed) for part in written])))
+        ops = np.concatenate((ops, np.full(len(gone), REMOVE, np.int8)))
+        columns = {name: _extended(column, len(gone)) for name, column in columns.items()}
+        patches = None if patches is None else _extended(patches, len(gone))
+    return delta_batch(groups, ops, key_arrays(keys + gone, key_types), columns, patches)
+
+
+def key_arrays(keys: Sequence[Any], types: Sequence[pa.DataType]) -> list[pa.Array]:
+    """Keys as :func:`~bedload.keys.freeze_keys` made them, back as columns."""
+    parts: Any = [keys] if len(types) == 1 else list(zip(*keys, strict=True)) or [()] * len(types)
+    return [pa.array(part, value_type(kind)) for part, kind in zip(parts, types, strict=True)]
+
+
+def plain_columns(specs: Sequence[StateSpec], state: pa.RecordBatch) -> dict[str, list[Any]]:
+    """The plain values of the variables that a batch has."""
+    found = {}
+    for spec in specs:
+        if spec.name not in state.schema.names:
+            continue
+        column = state.column(spec.name)
+        if not column.type.equals(arrow_type(spec.type)):
+            raise StateTypeError(
+                f"state variable {spec.name!r} is stored as {column.type}, but {spec.type} is declared; "
+                "declare the type that it was stored with"
+            )
+        numbers = not column.null_count and (pa.types.is_integer(column.type) or pa.types.is_floating(column.type))
+        # Several times as fast as to_pylist.
+        values = column.to_numpy().tolist() if numbers else column.to_pylist()
+        found[spec.name] = decode_all(spec.type, values)
+    return found
+
+
+_key_of = attrgetter("_bedload_key")
+
+
+def _column(spec: StateSpec, values: list[Any], keys: Sequence[Any], rows: int | None = None, at: Any = ()) -> pa.Array:
+    """A column of whole values; with ``rows`` it is so long, null but for the rows ``at``."""
+    try:
+        encoded = encode_all(spec.type, values)
+        if rows is not None and len(values) < rows:
+            spread: list[Any] = [None] * rows
+            for i, value in zip(at, encoded, strict=True):
+                spread[i] = value
+            encoded = spread
+        return pa.array(encoded, arrow_type(spec.type))
+    except (StateTypeError, ValueError, TypeError, OverflowError, pa.ArrowException):
+        # The slow way finds which one it is, and names it with its key.
+        codec.encode((spec,), [{spec.name: value} for value in values], keys)
+        raise
+
+
+def _extended(column: pa.Array, nulls: int) -> pa.Array:
+    return pa.concat_arrays([column, pa.nulls(nulls, column.type)])
+
+
+def _patched(
+    layout: RecordLayout, written: Sequence[Written], rows: list[Any], keys: list[Any]
+) -> tuple[dict[str, pa.Array], npt.NDArray[np.int8], pa.Array | None]:
+    """The columns of whole values, and for rows that are not whole the patches."""
+    everything = (1 << len(layout.specs)) - 1
+    masks: list[int] = []
+    images: list[tuple[Any, ...] | None] = []
+    for part in written:
+        masks += [everything] * len(part.created)
+        masks += part.masks
+        images += [None] * len(part.created)
+        images += part.images
+    cells, patched = _cells(layout, rows, masks, images, keys)
+    columns = {}
+    for i, spec in enumerate(layout.specs):
+        at = [row for row, mask in enumerate(masks) if mask >> i & 1]
+        if patched[i]:
+            at = [row for row in at if row not in patched[i]]
+        values = list(map(attrgetter(spec.name), map(rows.__getitem__, at)))
+        columns[spec.name] = _column(spec, values, [keys[row] for row in at], len(rows), at)
+    ops = np.fromiter((cell is not None for cell in cells), np.int8, len(cells))
+    return columns, ops, pa.array(cells, pa.binary()) if ops.any() else None
+
+
+def _cells(
+    layout: RecordLayout,
+    rows: list[Any],
+    masks: list[int],
+    images: list[tuple[Any, ...] | None],
+    keys: list[Any],
+) -> tuple[list[bytes | None], list[set[int]]]:
+    """The packed patches of each row, None for a row that is whole; and by variable the rows with a patch of it."""
+    everything = (1 << len(layout.specs)) - 1
+    names = functools.cache(lambda mask: [name for i, name in enumerate(layout.names) if mask >> i & 1])
+    unpatched = functools.cache(lambda mask: None if mask == everything else pack_patches(dict.fromkeys(names(mask))))
+    cells: list[bytes | None] = list(map(unpatched, masks))
+    found: list[set[int]] = [set() for _ in layout.specs]
+    containers = [
+        (i, 1 << i, spec.name, attrgetter(spec.name), patch_encoder(spec.type), found[i].add)
+        for i, spec in enumerate(layout.specs)
+        if has_patches(spec.type)
+    ]
+    if not containers:
+        return cells, found
+    for row, (obj, mask, image) in enumerate(zip(rows, masks, images, strict=True)):
+        if image is None:
+            continue
+        patches: dict[str, Patch | None] = {}
+        try:
+            for i, bit, name, get, encode, add in containers:
+                # A container that was replaced is written whole, like one whose changes say that they are no less.
+                if (
+                    mask & bit
+                    and (value := get(obj)) is image[i]
+                    and isinstance(changes := value._bl_changes(), Changes)
+                ):
+                    patches[name] = encode(changes)
+                    add(row)
+            if patches:
+                cells[row] = pack_patches(dict.fromkeys(names(mask)) | patches)
+        except StateTypeError as bad:
+            raise StateTypeError(f"the state of key {keys[row]!r} ({', '.join(names(mask))}): {bad.message}") from None
+    return cells, found

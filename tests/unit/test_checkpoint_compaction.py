@@ -1,0 +1,154 @@
+"""Compaction writes a snapshot that stands for the deltas before it; a child process does it as the function does."""
+
+import json
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from tests.checkpoint_states import COUNTS, OPERATOR, Writer, delta, rows_of
+
+from bedload.checkpoint import __main__ as command
+from bedload.checkpoint import paths
+from bedload.checkpoint.checkpoint import Checkpoint
+from bedload.checkpoint.compaction import (
+    COMMAND,
+    Job,
+    compact,
+    decode_result,
+    encode_job,
+    manifest_of,
+    restore_at,
+    run_job,
+)
+from bedload.checkpoint.storage import Storage, open_storage
+from bedload.core.errors import CheckpointError, CheckpointForeign, EpochNotRetained
+from bedload.core.ids import Turn
+
+
+@pytest.fixture
+def storage(tmp_path: Path) -> Storage:
+    return open_storage(str(tmp_path))
+
+
+@pytest.fixture
+def writer(storage: Storage) -> Writer:
+    """A checkpoint of four turns."""
+    checkpoint = Checkpoint.open(storage)
+    checkpoint.add_schema(OPERATOR, COUNTS)
+    made = Writer(storage, COUNTS)
+    for turn in range(4):
+        changed = {key: {"n": turn} for key in range(turn * 10, 100)}
+        checkpoint.write_turn(OPERATOR, made.turn(delta(COUNTS, changed, removed=[turn])))
+    return made
+
+
+def state_at(storage: Storage, turn: Turn) -> dict[Any, Any]:
+    restore, _ = restore_at(Checkpoint.open(storage), OPERATOR, turn)
+    found: dict[Any, Any] = {}
+    for _, batch in restore.chunks():
+        found |= rows_of(batch)
+    return found
+
+
+def test_a_snapshot_stands_for_the_deltas_before_it(storage: Storage, writer: Writer) -> None:
+    expected = {record.turn: state_at(storage, record.turn) for record in writer.records}
+    third = writer.records[2]
+    parts = [*compact(storage, OPERATOR, third.turn, range(3)), *compact(storage, OPERATOR, third.turn, range(3, 8))]
+    manifest = manifest_of(third, COUNTS, parts)
+    Checkpoint.open(storage).write_manifest(OPERATOR, manifest)
+    assert manifest.rows == len(expected[third.turn])
+    old = [paths.delta(OPERATOR, record.turn, worker) for record in writer.records[:3] for worker in record.workers]
+    storage.delete(old)
+    assert {turn: state_at(storage, turn) for turn in list(expected)[2:]} == dict(list(expected.items())[2:])
+
+
+def test_a_snapshot_can_be_made_from_a_snapshot(storage: Storage, writer: Writer) -> None:
+    checkpoint, last = Checkpoint.open(storage), writer.records[-1]
+    expected = state_at(storage, last.turn)
+    for record in (writer.records[1], last):
+        checkpoint.write_manifest(OPERATOR, manifest_of(record, COUNTS, compact(storage, OPERATOR, record.turn)))
+    assert state_at(storage, last.turn) == expected
+
+
+def test_a_manifest_has_each_key_group_once(storage: Storage, writer: Writer) -> None:
+    record = writer.records[0]
+    some = compact(storage, OPERATOR, record.turn, range(5))
+    rest = compact(storage, OPERATOR, record.turn, range(4, 8))
+    with pytest.raises(CheckpointError, match="5 0 times"):
+        manifest_of(record, COUNTS, some)
+    with pytest.raises(CheckpointError, match="4 2 times"):
+        manifest_of(record, COUNTS, [*some, *rest])
+
+
+def test_the_manifest_says_what_the_turn_committed(storage: Storage, writer: Writer) -> None:
+    record = writer.records[2]
+    manifest = manifest_of(record, COUNTS, compact(storage, OPERATOR, record.turn))
+    assert (manifest.turn, manifest.epoch, manifest.committed) == (record.turn, 2, {"query": 2})
+    assert manifest.bytes == sum(info.bytes for part in manifest.parts for info in part.files.values())
+
+
+def test_a_child_process_writes_the_same_parts(storage: Storage, writer: Writer) -> None:
+    turn = writer.records[-1].turn
+    job = Job(url=storage.url, operator=OPERATOR, turn=turn, groups=(0, 3, 5))
+    done = subprocess.run(COMMAND, input=encode_job(job), capture_output=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert list(decode_result(done.stdout)) == compact(storage, OPERATOR, turn, [0, 3, 5])
+
+
+def test_a_child_that_fails_says_why(storage: Storage, writer: Writer, tmp_path: Path) -> None:
+    job = Job(url=storage.url, operator=OPERATOR, turn=Turn(1))
+    with pytest.raises(EpochNotRetained, match="turn 1"):
+        decode_result(run_job(encode_job(job)))
+    with pytest.raises(CheckpointForeign, match="nowhere"):
+        decode_result(run_job(encode_job(msgspec.structs.replace(job, url=str(tmp_path / "nowhere")))))
+
+
+def test_a_child_that_died_is_an_error_too() -> None:
+    with pytest.raises(CheckpointError, match="ended without a result"):
+        decode_result(b"")
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> Callable[[bytes], int]:
+    """Runs the command in this process, with that on its standard input."""
+
+    class Input:
+        def __init__(self, data: bytes) -> None:
+            self.buffer = self
+            self._data = data
+
+        def read(self) -> bytes:
+            return self._data
+
+    def call(data: bytes) -> int:
+        monkeypatch.setattr("sys.stdin", Input(data))
+        return command.main(["compact"])
+
+    return call
+
+
+def test_the_command_is_nice_and_prints_only_the_result(
+    storage: Storage,
+    writer: Writer,
+    run: Callable[[bytes], int],
+    monkeypatch: pytest.MonkeyPatch,
+    capfdbinary: pytest.CaptureFixture[bytes],
+) -> None:
+    nice: list[int] = []
+    monkeypatch.setattr(os, "nice", nice.append)
+    job = {"url": storage.url, "operator": OPERATOR, "turn": writer.records[-1].turn, "groups": [1]}
+    assert run(json.dumps(job).encode()) == 0
+    assert nice == [10]
+    (part,) = json.loads(capfdbinary.readouterr().out)["parts"]
+    assert part["groups"] == [1]
+    assert run(b"{}") == 1
+    assert json.loads(capfdbinary.readouterr().out)["error"][1].startswith("ValidationError")
+
+
+def test_another_command_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["compress"]) == 2
+    assert "usage" in capsys.readouterr().err

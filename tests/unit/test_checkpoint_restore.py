@@ -1,0 +1,242 @@
+"""State comes back from snapshot and deltas: all of it once, no file twice, and damage is an error that says where."""
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pytest
+from tests.checkpoint_states import COUNTS, OPERATOR, Writer, delta, groups_of_keys, rows_of, schema_of
+
+from bedload.checkpoint import paths, restore
+from bedload.checkpoint.compaction import manifest_of
+from bedload.checkpoint.records import Manifest
+from bedload.checkpoint.restore import Restore, changes
+from bedload.checkpoint.snapshots import write_parts
+from bedload.checkpoint.storage import Storage, open_storage
+from bedload.core.errors import CheckpointDamaged, DefinitionError
+from bedload.core.ids import WorkerId
+from bedload.store.deltas import OP, PATCHES, PUT, REMOVE
+
+
+class Watched:
+    """A storage that counts what is read."""
+
+    def __init__(self, storage: Storage) -> None:
+        self.inner = storage
+        self.url = storage.url
+        self.reads: Counter[str] = Counter()
+
+    def read(self, path: str) -> bytes:
+        self.reads[path] += 1
+        return self.inner.read(path)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+
+@pytest.fixture
+def storage(tmp_path: Path) -> Watched:
+    return Watched(open_storage(str(tmp_path)))
+
+
+def counts(keys: Sequence[int], n: int = 0) -> dict[Any, dict[str, Any]]:
+    return {key: {"n": n} for key in keys}
+
+
+def history(storage: Any, schema: Any = COUNTS) -> tuple[Writer, dict[Any, dict[str, Any]]]:
+    """Three turns, and the state after them."""
+    writer = Writer(storage, schema)
+    writer.turn(delta(schema, counts(range(100))))
+    writer.turn(delta(schema, counts(range(50, 150), 1), removed=[0, 1]))
+    writer.turn(delta(schema, counts([7], 2), removed=[149]))
+    expected = counts(range(100)) | counts(range(50, 150), 1) | counts([7], 2)
+    return writer, {key: row for key, row in expected.items() if key not in (0, 1, 149)}
+
+
+def snapshot(writer: Writer, turn: int, target_bytes: int = 1 << 20, left_out: Sequence[int] = ()) -> Manifest:
+    record = writer.records[turn]
+    read = Restore(writer.storage, OPERATOR, writer.schema, writer.plan(turn=record.turn))
+    folder = paths.snapshot(OPERATOR, record.turn)
+    parts = write_parts(writer.storage, folder, writer.schema, read.chunks(chunk_groups=2), target_bytes=target_bytes)
+    manifest = manifest_of(record, writer.schema, parts)
+    kept = tuple(part for part in parts if not set(part.groups) & set(left_out))
+    return msgspec.structs.replace(manifest, parts=kept)
+
+
+def restored(writer: Writer, manifests: Any = (), **options: Any) -> tuple[list[int], dict[Any, Any]]:
+    """The key groups in the order in which they came, and the state."""
+    groups: list[int] = []
+    found: dict[Any, Any] = {}
+    for some, batch in Restore(writer.storage, OPERATOR, writer.schema, writer.plan(manifests)).chunks(**options):
+        groups += some
+        rows = rows_of(batch)
+        assert not rows.keys() & found.keys()
+        assert set(batch.column(0).to_pylist()) <= set(some)
+        found |= rows
+    return groups, found
+
+
+@pytest.mark.parametrize("chunk_groups", [1, 3, 1024])
+@pytest.mark.parametrize("at", [None, 0, 1, 2])
+def test_every_key_group_comes_once_with_its_state(storage: Watched, chunk_groups: int, at: int | None) -> None:
+    writer, expected = history(storage)
+    manifests = [] if at is None else [snapshot(writer, at, target_bytes=400)]
+    groups, found = restored(writer, manifests, chunk_groups=chunk_groups)
+    assert sorted(groups) == list(range(8))
+    assert found == expected
+
+
+def test_only_the_key_groups_asked_for_are_read(storage: Watched) -> None:
+    writer, expected = history(storage)
+    manifest = snapshot(writer, 1, target_bytes=1)
+    storage.reads.clear()
+    groups, found = restored(writer, [manifest], groups=[4, 2])
+    assert sorted(groups) == [2, 4]
+    assert found == {key: row for key, row in expected.items() if groups_of_keys(COUNTS, [key])[0] in (2, 4)}
+    files = {f"{paths.snapshot(OPERATOR, manifest.turn)}/{manifest.parts[i].files['n'].path}" for i in (2, 4)}
+    assert storage.reads == dict.fromkeys([*files, paths.delta(OPERATOR, writer.records[2].turn, WorkerId(0))], 1), (
+        "the other worker owns none of them, and the other parts have none of them"
+    )
+
+
+def test_each_file_is_read_once(storage: Watched) -> None:
+    writer, _ = history(storage)
+    manifest = snapshot(writer, 0)
+    storage.reads.clear()
+    restored(writer, [manifest], chunk_groups=1)
+    assert set(storage.reads.values()) == {1}
+    assert len(storage.reads) == 1 + 2 * 2
+
+
+def test_key_groups_that_a_snapshot_left_out_come_from_the_deltas(storage: Watched) -> None:
+    writer = Writer(storage, COUNTS)
+    writer.turn(delta(COUNTS, counts([])))
+    writer.turn(delta(COUNTS, counts(range(50))))
+    manifest = snapshot(writer, 0, target_bytes=0, left_out=[1, 5])
+    assert restored(writer, [manifest])[1] == counts(range(50))
+
+
+def test_progress_counts_to_all_groups_and_all_bytes(storage: Watched) -> None:
+    writer, _ = history(storage)
+    manifest = snapshot(writer, 1)
+    assert len(manifest.parts) == 1, "so that several chunks share its file"
+    told: list[tuple[int, int, int]] = []
+    restored(writer, [manifest], chunk_groups=3, progress=lambda *args: told.append(args))
+    deltas = sum(storage.size(paths.delta(OPERATOR, writer.records[2].turn, WorkerId(w))) for w in (0, 1))
+    assert len(told) == 3
+    assert told[-1] == (8, 8, manifest.bytes + deltas)
+    assert told == sorted(told)
+
+
+def test_variables_and_keys_can_be_asked_for(storage: Watched) -> None:
+    schema = schema_of({"car": pa.int64()}, {"n": pa.int64(), "name": pa.string()})
+    writer = Writer(storage, schema)
+    writer.turn(delta(schema, {key: {"n": key, "name": f"car {key}"} for key in range(100)}))
+    manifest = snapshot(writer, 0)
+    writer.turn(delta(schema, {5: {"n": 0, "name": "new"}}, removed=[6]))
+    read = Restore(storage, OPERATOR, schema, writer.plan([manifest]))  # type: ignore[arg-type]
+    storage.reads.clear()
+    table = read.table(variables=["name"], keys=[pa.array([5, 6, 7, 1000, None])])
+    assert rows_of(table) == {5: {"name": "new"}, 7: {"name": "car 7"}}
+    assert not any("/n/" in path for path in storage.reads)
+    assert rows_of(read.table([0], variables=[]).combine_chunks()).keys() == {
+        key for key in range(100) if key != 6 and groups_of_keys(schema, [key]) == [0]
+    }
+
+
+def test_composite_keys_with_nulls_can_be_asked_for(storage: Watched) -> None:
+    schema = schema_of({"a": pa.string(), "b": pa.int64()}, {"n": pa.int64()})
+    writer = Writer(storage, schema)
+    keys: list[Any] = [("x", 1), (None, 1), ("x", None), ("y", 1)]
+    writer.turn(delta(schema, {key: {"n": i} for i, key in enumerate(keys)}))
+    table = Restore(storage, OPERATOR, schema, writer.plan()).table(keys=[pa.array([None, "y"]), pa.array([1, 1])])  # type: ignore[arg-type]
+    assert rows_of(table, keys=2) == {(None, 1): {"n": 1}, ("y", 1): {"n": 3}}
+
+
+def test_a_key_group_that_cannot_be_is_refused(storage: Watched) -> None:
+    writer, _ = history(storage)
+    with pytest.raises(DefinitionError, match="key groups 0 to 7, but 7 to 8"):
+        restored(writer, groups=[7, 8])
+
+
+def test_a_missing_segment_is_named(storage: Watched) -> None:
+    writer, _ = history(storage)
+    path = paths.delta(OPERATOR, writer.records[1].turn, WorkerId(1))
+    storage.delete([path])
+    with pytest.raises(CheckpointDamaged, match=rf"{path}.*epoch 1\) is not there"):
+        restored(writer)
+    assert restored(writer, groups=[0, 2])[0], "what does not need it comes back"
+
+
+def test_a_damaged_segment_is_named(storage: Watched) -> None:
+    writer, _ = history(storage)
+    path = paths.delta(OPERATOR, writer.records[1].turn, WorkerId(1))
+    storage.write(path, storage.read(path)[:-5])
+    with pytest.raises(CheckpointDamaged, match=path):
+        restored(writer)
+
+
+def test_a_segment_in_the_place_of_another_is_refused(storage: Watched) -> None:
+    writer, _ = history(storage)
+    first, second = (paths.delta(OPERATOR, record.turn, WorkerId(0)) for record in writer.records[:2])
+    storage.write(second, storage.read(first))
+    with pytest.raises(CheckpointDamaged, match="put in another one's place"):
+        restored(writer)
+
+
+def test_state_that_does_not_fit_together_names_operator_and_groups(storage: Watched) -> None:
+    writer = Writer(storage, COUNTS)
+    writer.turn(delta(COUNTS, patched={1: (msgspec.msgpack.encode({"n": None}), {"n": 1})}))
+    with pytest.raises(CheckpointDamaged, match=r"operator 'Trip'.*key groups 0 to 7\).*no state, among them 1"):
+        restored(writer)
+
+
+def test_a_restore_that_is_given_up_ends_its_threads(storage: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    pools = []
+    real = restore.ThreadPoolExecutor
+
+    def watched(*args: Any) -> Any:
+        pools.append(real(*args))
+        return pools[-1]
+
+    monkeypatch.setattr(restore, "ThreadPoolExecutor", watched)
+    writer, _ = history(storage)
+    chunks = Restore(storage, OPERATOR, COUNTS, writer.plan()).chunks(chunk_groups=1)  # type: ignore[arg-type]
+    next(chunks)
+    chunks.close()  # type: ignore[attr-defined]
+    with pytest.raises(RuntimeError, match="after shutdown"):
+        pools[0].submit(print)
+
+
+def test_an_operator_without_turns_is_empty(storage: Watched) -> None:
+    chunks = list(Restore(storage, OPERATOR, COUNTS, (None, [])).chunks())  # type: ignore[arg-type]
+    assert [(groups, batch.num_rows) for groups, batch in chunks] == [(tuple(range(8)), 0)]
+
+
+def test_a_turn_without_workers_changes_nothing(storage: Watched) -> None:
+    writer, expected = history(storage)
+    writer.records.append(
+        msgspec.structs.replace(writer.records[-1], turn=writer.records[-1].turn + 1, workers=(), owners=())
+    )
+    writer.records[-1] = msgspec.structs.replace(writer.records[-1], parent=writer.records[-2].turn)
+    assert restored(writer)[1] == expected
+
+
+def test_the_change_feed_has_what_each_turn_changed(storage: Watched) -> None:
+    writer, _ = history(storage)
+    patched = msgspec.msgpack.encode({"n": None})
+    writer.turn(delta(COUNTS, patched={7: (patched, {"n": 3})}))
+    feed = changes(storage, OPERATOR, COUNTS, writer.records[2:], None)  # type: ignore[arg-type]
+    rows = sorted(feed.drop_columns(["bedload_group", "bedload_turn"]).to_pylist(), key=str)
+    assert rows == [
+        {"bedload_epoch": 2, OP: PUT, "bedload_key_0": 7, "n": 2, PATCHES: None},
+        {"bedload_epoch": 2, OP: REMOVE, "bedload_key_0": 149, "n": None, PATCHES: None},
+        {"bedload_epoch": 3, OP: 1, "bedload_key_0": 7, "n": 3, PATCHES: patched},
+    ]
+    (group,) = groups_of_keys(COUNTS, [149])
+    some = changes(storage, OPERATOR, COUNTS, writer.records[2:], [group], variables=[])  # type: ignore[arg-type]
+    assert 149 in some.column("bedload_key_0").to_pylist()
+    assert "n" not in some.schema.names
