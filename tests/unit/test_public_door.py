@@ -18,6 +18,7 @@ def test_all_is_sorted_and_everything_in_it_is_there() -> None:
 
 def test_everything_public_is_in_all() -> None:
     packages = {
+        "checkpoint",
         "control",
         "core",
         "demo",

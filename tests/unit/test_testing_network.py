@@ -10,7 +10,7 @@ from bedload.core.ids import Epoch, QueryId, Turn
 from bedload.protocol import messages as m
 from bedload.testing.chance import Chance
 from bedload.testing.faults import Faults, Scenario
-from bedload.testing.network import Connection, Network
+from bedload.testing.network import Broken, Connection, Network
 from bedload.testing.oracle import Oracle
 from bedload.testing.workload import EpochPlan, Kind, QueryPlan, Row
 
@@ -147,3 +147,67 @@ def test_the_oracle_refuses_wrong_state(oracle: Oracle, wrong: dict[str, Any]) -
         oracle.check_state((EPOCH,), {"a": {**right, **wrong}}, {"a"}, "here")
     with pytest.raises(AssertionError):
         oracle.check_state((EPOCH,), {}, {"a"}, "here")
+
+
+# --- holding up, waiting ---
+
+
+def test_what_is_held_up_happens_in_its_order_when_it_goes_on() -> None:
+    world = Network(Chance(0))
+    held, happened = world.another(), list[str]()
+    for name, when in (("first", 1.0), ("second", 2.0)):
+        held.after(when, lambda name=name: happened.append(name))  # type: ignore[misc]
+    world.after(3.0, lambda: happened.append("world"))
+    world.after(4.0, held.go_on)
+    held.hold()
+    run(world)
+    assert happened == ["world", "first", "second"]
+
+
+def test_who_waits_within_an_event_lets_others_happen() -> None:
+    world, happened = Network(Chance(0)), list[str]()
+
+    def wait() -> None:
+        happened.append("begins")
+        world.sleep(2.0)
+        happened.append(f"ends at {world.time.now:g}")
+
+    world.after(1.0, wait)
+    world.after(2.0, lambda: happened.append("other"))
+    world.after(4.0, lambda: happened.append("later"))
+    run(world)
+    assert happened == ["begins", "other", "ends at 3", "later"]
+
+
+def test_who_waits_in_what_is_held_up_waits_until_it_goes_on() -> None:
+    world = Network(Chance(0))
+    held, ended = world.another(), list[float]()
+
+    def wait() -> None:
+        held.sleep(1.0)
+        ended.append(world.time.now)
+
+    held.after(1.0, wait)
+    world.after(1.5, held.hold)
+    world.after(9.0, held.go_on)
+    run(world)
+    assert ended == [9.0]
+
+
+def test_what_goes_wrong_while_somebody_waits_is_swallowed_by_nobody() -> None:
+    world = Network(Chance(0))
+
+    def wait() -> None:
+        try:
+            world.sleep(5.0)
+        except Exception:
+            pytest.fail("swallowed")
+
+    def fail() -> None:
+        raise AssertionError("an invariant is broken")
+
+    world.after(1.0, wait)
+    world.after(2.0, fail)
+    with pytest.raises(Broken) as raised:
+        run(world)
+    assert str(raised.value.error) == "an invariant is broken"

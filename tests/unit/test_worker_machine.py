@@ -8,12 +8,13 @@ import pyarrow as pa
 import pytest
 
 from bedload import state as bl
-from bedload.core.errors import BedloadError, OperatorFailed
+from bedload.core.errors import BedloadError, OperatorFailed, StoreError
 from bedload.core.ids import DeploymentId, Epoch, KeyGroup, OperatorName, QueryId, Turn, WorkerId
 from bedload.protocol import messages as m
 from bedload.protocol.split import pack, unpack
 from bedload.testing.input import InputFormat
-from bedload.worker.machine import COORDINATOR, Phase, WorkerMachine
+from bedload.worker.durability import Durability, Load, Loaded, LoadFailed
+from bedload.worker.machine import COORDINATOR, LOADER, Phase, WorkerMachine
 from bedload.worker.operator import Context, Operator
 from bedload.worker.rows import Rows
 from bedload.worker.runtime import Deployment
@@ -67,9 +68,9 @@ def feeder(partition: int) -> m.FeederId:
 class Rig:
     """A machine, and what it said to whom."""
 
-    def __init__(self, operator: type[Operator] = Running) -> None:
+    def __init__(self, operator: type[Operator] = Running, durability: Durability | None = None) -> None:
         self.operators = [operator]
-        self.machine = WorkerMachine(WorkerId(0), self._load, FixedClock())
+        self.machine = WorkerMachine(WorkerId(0), self._load, FixedClock(), durability)
         self.said: list[tuple[Any, m.Message, Any]] = []
         self.deploy(0)
 
@@ -502,3 +503,344 @@ def test_an_unknown_message_is_refused(rig: Rig) -> None:
 
 def test_a_read_of_an_unknown_operator_is_refused(rig: Rig) -> None:
     assert kinds(rig.tell("r", m.Inspect(OperatorName("Other")))) == ["UnknownOperator"]
+
+
+# --- reading state back ---
+
+
+def state_of(**totals: int) -> pa.RecordBatch:
+    """Committed totals in state form."""
+    fed = FORM.batch([{"key": key, "n": 0} for key in totals])
+    order = sorted(range(len(totals)), key=lambda i: fed.column(2)[i].as_py())
+    groups, keys = fed.column(2).take(pa.array(order, pa.int64())), fed.column(0).take(pa.array(order, pa.int64()))
+    values = pa.array([list(totals.values())[i] for i in order], pa.int64())
+    return pa.RecordBatch.from_arrays([groups, keys, values], names=["bedload_group", "bedload_key_0", "total"])
+
+
+def group_of(key: str) -> KeyGroup:
+    return FORM.group(key)
+
+
+def others(*keys: str) -> tuple[KeyGroup, ...]:
+    """The key groups of no such key."""
+    return tuple(group for group in GROUPS if group not in {group_of(key) for key in keys})
+
+
+class Restoring(Rig):
+    """A machine that is told to read state back."""
+
+    def restore(
+        self, base: int = 7, groups: tuple[KeyGroup, ...] = GROUPS, *, plan: bytes | None = b"plan", deployment: int = 0
+    ) -> list[Load]:
+        message = m.Restore(NAME, Turn(base), DeploymentId(deployment), groups, Epoch(4), QueryId("q"))
+        out = self.machine.handle(COORDINATOR, message, plan)
+        self.said += [item for item in out if not isinstance(item[1], Load)]  # type: ignore[misc]
+        return [order for to, order, _ in out if to == LOADER and isinstance(order, Load)]
+
+    def loaded(self, order: Load, *groups: KeyGroup, **totals: int) -> None:
+        self.said += self.machine.loaded(Loaded(NAME, order.ticket, groups or order.groups, state_of(**totals)))  # type: ignore[arg-type]
+
+    def fails(self, order: Load) -> None:
+        self.said += self.machine.loaded(LoadFailed(NAME, order.ticket, StoreError("the store is down")))  # type: ignore[arg-type]
+
+    def news(self, kind: type[m.Message]) -> list[Any]:
+        return [message for message in self.to(COORDINATOR) if isinstance(message, kind)]
+
+    def read(self, peer: Any, key: str) -> list[Any]:
+        sink = pa.BufferOutputStream()
+        one = pa.RecordBatch.from_arrays([pa.array([key])], names=["key"])
+        with pa.ipc.new_stream(sink, one.schema) as writer:
+            writer.write_batch(one)
+        return self.tell(peer, m.Read(NAME, group_of(key)), sink.getvalue())
+
+
+@pytest.fixture
+def fresh() -> Restoring:
+    return Restoring()
+
+
+def test_an_order_to_restore_goes_to_the_loader_with_its_plan(fresh: Restoring) -> None:
+    (order,) = fresh.restore(base=7)
+    assert (order.base, order.groups, order.plan) == (7, GROUPS, b"plan")
+    assert fresh.totals == {}
+
+
+def test_without_a_plan_the_state_is_empty_and_nothing_is_read(fresh: Restoring) -> None:
+    fresh.seal(0, a=1)
+    fresh.commit(0)
+    assert fresh.restore(base=-1, plan=None) == []
+    assert fresh.totals == {}
+    assert [(news.left, news.error) for news in fresh.news(m.Restored)] == [(0, None)]
+
+
+def test_what_was_read_is_the_committed_state(fresh: Restoring) -> None:
+    (order,) = fresh.restore()
+    fresh.loaded(order, a=3, b=4)
+    assert fresh.totals == {"a": 3, "b": 4}
+    (news,) = fresh.news(m.Restored)
+    assert (news.base, news.groups, news.left, news.keys) == (7, 4, 0, 2)
+
+
+def test_rows_wait_for_the_state_of_their_key_group_and_so_does_the_answer(fresh: Restoring) -> None:
+    (order,) = fresh.restore()
+    fresh.begin(8)
+    fresh.expect(8, 1)
+    fresh.join("t", 8, 0)
+    assert fresh.apply("t", 8, 0, 0, a=1) == []
+    fresh.loaded(order, group_of("a"), a=10)
+    assert kinds(fresh.to("t")) == ["Applied"]
+    assert fresh.rows_to("t") == [{"key": "a", "total": 11}]
+
+
+def test_rows_whose_state_is_here_are_applied_at_once_and_answered_with_the_rest(fresh: Restoring) -> None:
+    (order,) = fresh.restore()
+    fresh.loaded(order, group_of("a"), a=10)
+    fresh.begin(8)
+    fresh.join("t", 8, 0)
+    assert group_of("a") != group_of("b")
+    assert fresh.apply("t", 8, 0, 0, a=1, b=2) == []
+    fresh.loaded(order, *others("a"), b=20)
+    assert fresh.rows_to("t") == [{"key": "a", "total": 11}, {"key": "b", "total": 22}]
+
+
+def test_a_repeat_of_rows_that_wait_gets_the_same_answer_when_they_are_applied(fresh: Restoring) -> None:
+    (order,) = fresh.restore()
+    fresh.begin(8)
+    for peer in ("first", "retry"):
+        fresh.join(peer, 8, 0)
+        assert fresh.apply(peer, 8, 0, 0, a=1) == []
+    fresh.loaded(order, a=10)
+    assert fresh.rows_to("first") == fresh.rows_to("retry") == [{"key": "a", "total": 11}]
+
+
+def test_who_went_away_is_not_answered_when_the_state_comes(fresh: Restoring) -> None:
+    (order,) = fresh.restore()
+    fresh.begin(8)
+    fresh.join("t", 8, 0)
+    fresh.apply("t", 8, 0, 0, a=1)
+    fresh.machine.gone("t")
+    fresh.loaded(order, a=10)
+    assert fresh.to("t") == []
+
+
+def test_the_seal_waits_for_rows_that_wait(fresh: Restoring) -> None:
+    (order,) = fresh.restore()
+    fresh.begin(8)
+    fresh.expect(8, 1)
+    fresh.join("t", 8, 0)
+    fresh.apply("t", 8, 0, 0, a=1)
+    assert fresh.done("t", 8, 0, 1) == []
+    fresh.loaded(order, group_of("a"), a=10)
+    assert fresh.phase is Phase.SEALED
+    assert kinds(fresh.to("t")) == ["Applied", "Finished"]
+
+
+def test_the_seal_does_not_wait_for_state_that_no_row_needs(fresh: Restoring) -> None:
+    (order,) = fresh.restore()
+    fresh.loaded(order, group_of("a"), a=10)
+    fresh.seal(8, a=1)
+    fresh.commit(8)
+    fresh.loaded(order, *others("a"), b=20)
+    assert fresh.totals == {"a": 11, "b": 20}
+
+
+def test_rows_that_waited_in_a_turn_that_was_rolled_back_are_forgotten(fresh: Restoring) -> None:
+    (order,) = fresh.restore()
+    fresh.begin(8)
+    fresh.join("t", 8, 0)
+    fresh.apply("t", 8, 0, 0, a=1)
+    fresh.abort(8)
+    assert kinds(fresh.to("t")) == ["BedloadError"]
+    fresh.begin(9)
+    fresh.loaded(order, a=10)
+    assert fresh.totals == {"a": 10}
+    assert kinds(fresh.to("t")) == ["BedloadError"]
+
+
+def test_state_that_arrives_in_a_turn_survives_its_abort(fresh: Restoring) -> None:
+    (order,) = fresh.restore()
+    fresh.begin(8)
+    fresh.join("t", 8, 0)
+    fresh.apply("t", 8, 0, 0, a=1)
+    fresh.loaded(order, a=10)
+    fresh.abort(8)
+    assert fresh.totals == {"a": 10}
+
+
+def test_answers_to_an_order_that_was_taken_back_are_not_installed(fresh: Restoring) -> None:
+    (old,) = fresh.restore(base=7)
+    (new,) = fresh.restore(base=5)
+    fresh.loaded(old, a=99)
+    assert fresh.totals == {}
+    fresh.loaded(new, a=10)
+    assert fresh.totals == {"a": 10}
+
+
+def test_of_an_order_that_was_taken_back_in_part_the_rest_counts(fresh: Restoring) -> None:
+    (old,) = fresh.restore(base=7)
+    (new,) = fresh.restore(base=7, groups=(group_of("a"),))
+    fresh.loaded(old, a=99, b=20)
+    assert fresh.totals == {"b": 20}
+    fresh.loaded(new, a=10)
+    assert fresh.totals == {"a": 10, "b": 20}
+
+
+def test_a_restore_forgets_what_was_there(fresh: Restoring) -> None:
+    fresh.seal(0, a=1, b=2)
+    fresh.commit(0)
+    (order,) = fresh.restore(groups=(group_of("a"),))
+    assert fresh.totals == {"b": 2}
+    fresh.loaded(order, a=10)
+    assert fresh.totals == {"a": 10, "b": 2}
+
+
+def test_a_restore_within_a_turn_is_against_the_protocol(fresh: Restoring) -> None:
+    fresh.begin(0)
+    with pytest.raises(BedloadError, match="while turn 0 is OPEN"):
+        fresh.restore()
+
+
+def test_state_that_cannot_be_read_fails_the_open_turn_and_asks_for_another_restore(fresh: Restoring) -> None:
+    (order,) = fresh.restore()
+    fresh.begin(8)
+    fresh.join("t", 8, 0)
+    fresh.apply("t", 8, 0, 0, a=1)
+    fresh.fails(order)
+    assert fresh.phase is Phase.ABORTED
+    (failed,) = fresh.news(m.Failed)
+    assert (failed.error.kind, failed.unrestored) == ("StoreError", True)
+    assert kinds(fresh.to("t")) == ["StoreError"]
+    assert fresh.news(m.Restored)[-1].error.kind == "StoreError"
+
+
+def test_a_turn_cannot_begin_on_state_that_could_not_be_read(fresh: Restoring) -> None:
+    (order,) = fresh.restore()
+    fresh.fails(order)
+    assert [failed.unrestored for failed in fresh.begin(8) if isinstance(failed, m.Failed)] == [True]
+    (again,) = fresh.restore()
+    fresh.loaded(again, a=10)
+    fresh.seal(9, a=1)
+    fresh.commit(9)
+    assert fresh.totals == {"a": 11}
+
+
+def test_a_failed_read_after_the_seal_leaves_the_seal_as_it_is(fresh: Restoring) -> None:
+    (order,) = fresh.restore()
+    fresh.loaded(order, group_of("a"), a=10)
+    fresh.seal(8, a=1)
+    fresh.fails(order)
+    assert fresh.phase is Phase.SEALED
+    assert fresh.news(m.Failed) == []
+    assert fresh.news(m.Restored)[-1].error.kind == "StoreError"
+
+
+def test_a_read_of_a_key_whose_state_is_on_its_way_waits_for_it(fresh: Restoring) -> None:
+    (order,) = fresh.restore()
+    assert fresh.read("reader", "a") == []
+    fresh.loaded(order, a=10)
+    (answer,) = fresh.to("reader")
+    assert answer == m.ReadAnswer(True, Epoch(4), QueryId("q"))
+
+
+def test_a_read_that_waits_is_refused_when_the_state_cannot_be_read(fresh: Restoring) -> None:
+    (order,) = fresh.restore()
+    fresh.read("reader", "a")
+    fresh.fails(order)
+    assert kinds(fresh.to("reader")) == ["StoreError"]
+    assert kinds(fresh.read("another", "a")) == ["StoreError"]
+
+
+def test_a_reader_that_went_away_is_not_answered(fresh: Restoring) -> None:
+    (order,) = fresh.restore()
+    fresh.read("reader", "a")
+    fresh.machine.gone("reader")
+    fresh.loaded(order, a=10)
+    assert fresh.to("reader") == []
+
+
+def test_key_groups_that_a_worker_has_no_more_are_dropped_when_a_turn_begins(fresh: Restoring) -> None:
+    fresh.seal(0, a=1, b=2)
+    fresh.commit(0)
+    fresh.tell(COORDINATOR, m.Begin(NAME, Turn(1), Epoch(1), QueryId("q"), DeploymentId(0), others("b")))
+    assert fresh.totals == {"a": 1}
+
+
+# --- losing another worker ---
+
+
+def settle(rig: Rig, turn: int) -> bool:
+    error = m.WireError.of(BedloadError("worker 1 was lost"))
+    (answer,) = rig.tell(COORDINATOR, m.Settle(NAME, Turn(turn), error))
+    assert isinstance(answer, m.Settled)
+    return answer.sealed
+
+
+def test_settle_rolls_an_open_turn_back_and_says_so(rig: Rig) -> None:
+    rig.begin(0)
+    rig.join("t", 0, 0)
+    rig.apply("t", 0, 0, 0, a=1)
+    rig.done("t", 0, 0, 1)
+    assert settle(rig, 0) is False
+    assert rig.phase is Phase.ABORTED
+    assert kinds(rig.to("t")) == ["Applied", "BedloadError"]
+
+
+def test_after_a_no_the_turn_is_not_sealed_any_more(rig: Rig) -> None:
+    rig.begin(0)
+    rig.join("t", 0, 0)
+    settle(rig, 0)
+    rig.expect(0, 1)
+    assert kinds(rig.done("t", 0, 0, 0)) == ["BedloadError"]
+    assert [message for message in rig.to(COORDINATOR) if isinstance(message, m.Sealed)] == []
+
+
+def test_settle_leaves_a_sealed_turn_as_it_is(rig: Rig) -> None:
+    rig.seal(0, a=1)
+    assert settle(rig, 0) is True
+    assert rig.phase is Phase.SEALED
+    rig.commit(0)
+    assert rig.totals == {"a": 1}
+
+
+def test_settle_of_a_turn_that_never_came_is_a_no(rig: Rig) -> None:
+    assert settle(rig, 5) is False
+
+
+# --- durability ---
+
+
+class Files:
+    """Durability that fails when it is told to."""
+
+    def __init__(self) -> None:
+        self.written: list[int] = []
+        self.error: BedloadError | None = None
+
+    def persist(self, worker: Any, operator: Any, query: Any, epoch: Any, turn: Any, delta: Any) -> int:
+        if self.error is not None:
+            raise self.error
+        self.written.append(turn)
+        return 123
+
+
+def test_the_seal_is_said_after_the_changes_were_written_and_tells_how_much() -> None:
+    files = Files()
+    rig = Rig(durability=files)
+    rig.seal(0, a=1)
+    assert files.written == [0]
+    assert [message.bytes for message in rig.to(COORDINATOR) if isinstance(message, m.Sealed)] == [123]
+
+
+def test_changes_that_cannot_be_written_roll_the_turn_back() -> None:
+    files = Files()
+    files.error = StoreError("the store is down")
+    rig = Rig(durability=files)
+    rig.begin(0)
+    rig.expect(0, 1)
+    rig.join("t", 0, 0)
+    rig.apply("t", 0, 0, 0, a=1)
+    assert kinds(rig.done("t", 0, 0, 1)) == ["StoreError"]
+    assert rig.phase is Phase.ABORTED
+    (failed,) = [message for message in rig.to(COORDINATOR) if isinstance(message, m.Failed)]
+    assert (failed.error.kind, failed.unrestored) == ("StoreError", False)
+    assert rig.totals == {}

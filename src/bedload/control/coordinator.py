@@ -8,11 +8,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from bedload.checkpoint.records import TurnRecord
+from bedload.control.compaction import Compaction, Retention
 from bedload.control.epochs import OperatorEpochs, Phase, QueryFacts
-from bedload.control.instructions import DeployResult, Instruction, Reply, Token, ToWorker
+from bedload.control.instructions import (
+    CheckpointResult,
+    DeployResult,
+    EpochEnded,
+    Instruction,
+    ReplaceWorker,
+    Reply,
+    Token,
+    ToWorker,
+)
+from bedload.control.lineage import Lineage
 from bedload.core.errors import (
     BedloadError,
     ClusterStopped,
+    Fenced,
     KeyGroupsChanged,
     OperatorBusy,
     OperatorNotShippable,
@@ -28,19 +41,43 @@ from bedload.protocol import messages as m
 @dataclass
 class _Deploying:
     to: Token
+    operator: OperatorName
     waiting: set[WorkerId] = field(default_factory=set)
     error: BedloadError | None = None
+
+
+@dataclass(frozen=True)
+class _Shipped:
+    deployment: DeploymentId
+    key_groups: int
+    payload: bytes
 
 
 class Coordinator:
     """The state of a cluster, as decided in the driver."""
 
-    def __init__(self, workers: dict[WorkerId, str]) -> None:
+    def __init__(
+        self, workers: dict[WorkerId, str], *, durable: bool = False, retention: Retention | None = None
+    ) -> None:
         self._addresses = dict(workers)
+        self._durable = durable
+        """State is in a checkpoint: a lost worker is replaced, and what it had is read back."""
+        self._retention = retention or Retention()
+        self._compactions: dict[OperatorName, Compaction] = {}
+        self._shipped: dict[OperatorName, list[_Shipped]] = {}
+        self._missing: dict[WorkerId, BedloadError] = {}
+        """Workers that were lost and whose replacement is not ready."""
+        self._joining: dict[WorkerId, set[DeploymentId]] = {}
+        self._losses = 0
+        """Workers lost since an epoch was committed."""
+        self._waiting: list[tuple[Token, m.Open]] = []
+        """Opens that wait for a replacement."""
         self._operators: dict[OperatorName, OperatorEpochs] = {}
         self._deploying: dict[DeploymentId, _Deploying] = {}
         self._deployments = 0
         self._down: BedloadError | None = None
+        self.restoring: dict[tuple[OperatorName, WorkerId], m.Restored] = {}
+        """How far each worker has come with reading state back."""
 
     # --- what the user asks for ---
 
@@ -53,10 +90,12 @@ class Coordinator:
         *,
         running: frozenset[QueryId] = frozenset(),
         fresh: bool = False,
+        lineage: Lineage | None = None,
     ) -> tuple[DeploymentId, list[Instruction]]:
         """Ship an operator to every worker; answered by a :class:`DeployResult`.
 
-        ``running`` names the queries that run now, to refuse an operator that is in use.
+        ``running`` names the queries that run now, to refuse an operator that is in use. ``lineage`` is what the
+        checkpoint has of an operator that is new to this coordinator, or ``fresh``.
         """
         deployment = DeploymentId(self._deployments)
         self._deployments += 1
@@ -71,14 +110,32 @@ class Coordinator:
         if known is None or fresh:
             if known is not None:
                 out += known.reset()
-                known.routing = RoutingTable.initial(key_groups, sorted(self._addresses))
+                known.routing = RoutingTable.initial(key_groups, sorted({*self._addresses, *self._missing}))
+                if lineage is not None and known.lineage is not None:
+                    known.lineage.adopt(lineage)
             else:
-                routing = RoutingTable.initial(key_groups, sorted(self._addresses))
-                known = self._operators[operator] = OperatorEpochs(operator, routing, self._addresses)
-                known.fresh = fresh
-        self._deploying[deployment] = _Deploying(token, set(self._addresses))
+                routing = RoutingTable.initial(key_groups, sorted({*self._addresses, *self._missing}))
+                known = self._operators[operator] = OperatorEpochs(
+                    operator, routing, self._addresses, lineage, self._missing
+                )
+                if fresh:
+                    known.reset()
+                if lineage is not None:
+                    self._compactions[operator] = Compaction(known, self._retention, self._addresses)
+        shipped = self._shipped.setdefault(operator, [])
+        shipped.append(_Shipped(deployment, key_groups, payload))
+        del shipped[:-_KEPT_DEPLOYMENTS]
+        self._deploying[deployment] = _Deploying(token, operator, set(self._addresses))
         out += [ToWorker(worker, m.Deploy(operator, deployment, key_groups), payload) for worker in self._addresses]
-        return deployment, out
+        # Without a worker nobody would answer; the replacements get the code when they come.
+        return deployment, out if self._addresses else [*out, *self._deployed_by_all()]
+
+    def checkpoint(self, token: Token, operator: OperatorName) -> list[Instruction]:
+        """Have all that is committed of an operator in a snapshot; answered by a :class:`CheckpointResult`."""
+        compaction = self._compactions.get(operator)
+        if self._down is not None or compaction is None:
+            return [CheckpointResult(token, self._down)]
+        return compaction.ask(token)
 
     def stop(self) -> list[Instruction]:
         """End the cluster."""
@@ -95,43 +152,127 @@ class Coordinator:
             error = UnknownOperator(f"operator {ask.operator!r} was not applied on this cluster")
         if error is not None or epochs is None:
             return [Reply(token, m.Refused(m.WireError.of(error or ProtocolError("no operator"))))]
-        return epochs.open(token, ask)
+        if self._missing and not epochs.holds(ask):
+            self._waiting.append((token, ask))
+            return []
+        return self._then_compact(epochs.open(token, ask))
 
     def feeder_failed(self, message: m.FeederFailed) -> list[Instruction]:
         """A feeder met bad data."""
         epochs = self._operators.get(message.operator)
         return [] if epochs is None else epochs.feeder_failed(message)
 
-    def from_worker(self, message: m.Message) -> list[Instruction]:
+    def from_worker(self, message: m.Message, body: bytes | None = None) -> list[Instruction]:
         """A worker says something."""
         match message:
             case m.Deployed():
                 return self._deployed(message)
             case m.Sealed(operator=operator):
-                return self._operators[operator].sealed(message)
-            case m.Failed(operator=operator, turn=turn, error=error):
-                return self._operators[operator].failed(turn, error.error())
+                return self._then_compact(self._operators[operator].sealed(message))
+            case m.Failed():
+                return self._failed(message)
             case m.Probed(operator=operator):
                 return self._operators[operator].probed(message)
+            case m.Settled(operator=operator):
+                return self._operators[operator].settled(message)
+            case m.Restored(operator=operator):
+                return self._restored(message)
+            case m.Compacted(operator=operator):
+                return self._compactions[operator].compacted(message, body)
             case _:
                 raise ProtocolError(f"a worker sent {type(message).__name__}")
 
     def worker_lost(self, worker: WorkerId, how: str) -> list[Instruction]:
         """A worker is gone."""
-        if self._down is not None:
-            return []
+        if self._down is not None or worker not in self._addresses:
+            return []  # one that came too late, and was told to end
         del self._addresses[worker]
+        self._joining.pop(worker, None)
         lost = {name: len(epochs.routing.groups_of(worker)) for name, epochs in self._operators.items()}
         state = ", ".join(f"{count} key groups of {name}" for name, count in lost.items()) or "no state"
-        return self._end(
-            WorkerLost(
-                f"worker {worker} was lost ({how}). The epochs under way were rolled back. Its state is lost "
-                f"({state}), because this cluster keeps state in memory only. Stop it, attach again, and start "
-                f"the queries from new checkpoint locations. State is durable with a checkpoint, "
-                f'bedload.attach(spark, checkpoint="file:///..."), in versions that have one; this one does not yet',
-                worker=worker,
-            )
+        if not self._durable:
+            return self._end(_lost_for_good(worker, how, state))
+        error = WorkerLost(
+            f"worker {worker} was lost ({how}), and the epochs under way were rolled back. Its state ({state}) is in "
+            f"the checkpoint and is read back by its replacement: start the query again, or let cluster.run(...) do so",
+            worker=worker,
         )
+        self._losses += 1
+        if self._losses > _MAX_LOSSES:
+            return self._end(
+                WorkerLost(
+                    f"{self._losses} workers were lost with no epoch committed in between, the last one was {worker} "
+                    f"({how}). State is safe in the checkpoint. Find out what ends them (memory, an operator that "
+                    f"crashes the process, a version of a package), then attach again",
+                    worker=worker,
+                )
+            )
+        self._missing[worker] = error
+        out: list[Instruction] = []
+        for pending in self._deploying.values():
+            pending.waiting.discard(worker)
+        out += self._deployed_by_all()
+        for compaction in self._compactions.values():
+            out += compaction.lost(worker)
+        for epochs in self._operators.values():
+            out += epochs.lost(worker, error)
+        return [*out, ReplaceWorker(worker)]
+
+    def worker_joined(self, worker: WorkerId, address: str) -> list[Instruction]:
+        """A replacement is there: give it the code, then let whoever waited go on."""
+        if self._down is not None or worker not in self._missing:
+            return [ToWorker(worker, m.Stop())]
+        self._addresses[worker] = address
+        ship = [(name, shipped) for name, all_ in self._shipped.items() for shipped in all_]
+        self._joining[worker] = {shipped.deployment for _, shipped in ship}
+        out: list[Instruction] = [
+            ToWorker(worker, m.Deploy(name, shipped.deployment, shipped.key_groups), shipped.payload)
+            for name, shipped in ship
+        ]
+        return out if out else self._ready(worker)
+
+    def worker_not_replaced(self, worker: WorkerId, why: str) -> list[Instruction]:
+        """No replacement comes: the others take the key groups over."""
+        error = self._missing.get(worker)
+        if error is None or worker in self._addresses or self._down is not None:
+            return []  # it came at the last moment
+        if not self._addresses:
+            return self._end(
+                WorkerLost(f"{error.message}. No worker is left, and none could be started: {why}", worker=worker)
+            )
+        out: list[Instruction] = []
+        for name, epochs in self._operators.items():
+            shipped = self._shipped[name][-1]
+            out += epochs.without(worker, shipped.deployment)
+        del self._missing[worker]
+        return [*out, *self._go_on()]
+
+    def turn_written(self, operator: OperatorName, turn: Turn, location: str) -> list[Instruction]:
+        """Answers :class:`WriteTurn`."""
+        return self._operators[operator].turn_written(turn, location)
+
+    def turn_unwritten(self, operator: OperatorName, turn: Turn, error: BedloadError) -> list[Instruction]:
+        """:class:`WriteTurn` failed."""
+        if isinstance(error, Fenced):
+            return self._end(error)
+        return self._operators[operator].failed(turn, error)
+
+    def turn_checked(self, operator: OperatorName, turn: Turn, whole: bool) -> list[Instruction]:
+        """Answers :class:`CheckTurn`."""
+        return self._then_compact(self._operators[operator].turn_checked(turn, whole))
+
+    def snapshot_written(self, operator: OperatorName, turn: Turn, error: BedloadError | None) -> list[Instruction]:
+        """Answers :class:`WriteManifest`."""
+        return self._compactions[operator].written(turn, error)
+
+    def garbage_collected(self, operator: OperatorName) -> list[Instruction]:
+        """Answers :class:`CollectGarbage`."""
+        self._compactions[operator].collected()
+        return []
+
+    def failed(self, error: BedloadError) -> list[Instruction]:
+        """The cluster cannot go on: a newer attachment has the checkpoint, or it cannot be read."""
+        return self._end(error) if self._down is None else []
 
     def stage_inspected(
         self, operator: OperatorName, turn: Turn, stage: int, feeders: int, shape: int
@@ -155,7 +296,9 @@ class Coordinator:
 
     def progress(self, query: QueryId, run: RunId, epoch: Epoch) -> list[Instruction]:
         """Spark committed an epoch."""
-        return [step for epochs in self._operators.values() for step in epochs.progress(query, run, epoch)]
+        return self._then_compact(
+            [step for epochs in self._operators.values() for step in epochs.progress(query, run, epoch)]
+        )
 
     def query_ended(self, query: QueryId, run: RunId) -> list[Instruction]:
         """A run of a query is over."""
@@ -171,6 +314,16 @@ class Coordinator:
             raise UnknownOperator(f"no operator {name!r} was applied on this cluster; there are: {known}")
         return epochs
 
+    def record(self, operator: OperatorName, turn: Turn) -> TurnRecord | None:
+        """The record of a turn."""
+        lineage = self._operators[operator].lineage
+        return None if lineage is None else lineage.history.record(turn)
+
+    @property
+    def operators(self) -> tuple[OperatorName, ...]:
+        """All operators that were applied."""
+        return tuple(self._operators)
+
     @property
     def workers(self) -> dict[WorkerId, str]:
         """Addresses of the workers that are there."""
@@ -184,6 +337,17 @@ class Coordinator:
     # --- steps ---
 
     def _deployed(self, message: m.Deployed) -> list[Instruction]:
+        joining = self._joining.get(message.worker)
+        if joining is not None and message.deployment in joining:
+            if message.error is not None:
+                return self._end(
+                    OperatorNotShippable(
+                        f"the replacement of worker {message.worker} could not load an operator: "
+                        f"{message.error.message}"
+                    )
+                )
+            joining.discard(message.deployment)
+            return [] if joining else self._ready(message.worker)
         pending = self._deploying.get(message.deployment)
         if pending is None:
             return []
@@ -192,17 +356,86 @@ class Coordinator:
             pending.error = OperatorNotShippable(
                 f"worker {message.worker} could not load the operator: {message.error.message}"
             )
-        if pending.waiting:
+        return self._deployed_by_all()
+
+    def _deployed_by_all(self) -> list[Instruction]:
+        out: list[Instruction] = []
+        for deployment, pending in list(self._deploying.items()):
+            if pending.waiting:
+                continue
+            del self._deploying[deployment]
+            if pending.error is None:
+                out += self._operators[pending.operator].prefetch(deployment)
+            out.append(DeployResult(pending.to, pending.error))
+        return out
+
+    def _ready(self, worker: WorkerId) -> list[Instruction]:
+        """A replacement has the code: it can take part."""
+        self._joining.pop(worker, None)
+        del self._missing[worker]
+        out: list[Instruction] = []
+        for name, epochs in self._operators.items():
+            out += epochs.prefetch(self._shipped[name][-1].deployment)
+        return [*out, *self._go_on()]
+
+    def _go_on(self) -> list[Instruction]:
+        if self._missing:
             return []
-        del self._deploying[message.deployment]
-        return [DeployResult(pending.to, pending.error)]
+        waiting, self._waiting = self._waiting, []
+        out = [step for epochs in self._operators.values() for step in epochs.go_on()]
+        return [*out, *(step for token, ask in waiting for step in self.open(token, ask))]
+
+    def _failed(self, message: m.Failed) -> list[Instruction]:
+        error = message.error.error()
+        if isinstance(error, Fenced):
+            return self._end(error)
+        unrestored = message.worker if message.unrestored else None
+        return self._operators[message.operator].failed(message.turn, error, unrestored)
+
+    def _restored(self, message: m.Restored) -> list[Instruction]:
+        self.restoring[message.operator, message.worker] = message
+        lineage = self._operators[message.operator].lineage
+        if message.error is not None:
+            self._operators[message.operator].unrestored(message.worker)
+        elif message.left == 0 and lineage is not None:
+            lineage.has_read(message.worker, message.base)
+        return []
+
+    def _then_compact(self, steps: list[Instruction]) -> list[Instruction]:
+        """After commits: start the snapshots that are due."""
+        ended = {step.operator for step in steps if isinstance(step, EpochEnded) and step.committed}
+        if ended:
+            self._losses = 0
+        return [
+            *steps,
+            *(more for name in ended if name in self._compactions for more in self._compactions[name].committed()),
+        ]
 
     def _end(self, error: BedloadError) -> list[Instruction]:
         self._down = error
-        out = [step for epochs in self._operators.values() for step in epochs.lost(error)]
+        out = [step for epochs in self._operators.values() for step in epochs.ended(error)]
+        out += [step for compaction in self._compactions.values() for step in compaction.ended(error)]
         out += [DeployResult(pending.to, error) for pending in self._deploying.values()]
-        self._deploying = {}
+        out += [Reply(token, m.Refused(m.WireError.of(error))) for token, _ in self._waiting]
+        self._deploying, self._waiting = {}, []
         return out
+
+
+_MAX_LOSSES = 20
+"""After so many without progress, replacing them does not help."""
+
+_KEPT_DEPLOYMENTS = 3
+"""A replacement gets the latest versions of an operator's code: one that runs, and one that was just applied."""
+
+
+def _lost_for_good(worker: WorkerId, how: str, state: str) -> WorkerLost:
+    return WorkerLost(
+        f"worker {worker} was lost ({how}). The epochs under way were rolled back. Its state is lost "
+        f"({state}), because this cluster keeps state in memory only. Stop it, attach again, and start "
+        f"the queries from new checkpoint locations. State outlives its workers with a checkpoint: "
+        f'bedload.attach(spark, checkpoint="file:///...")',
+        worker=worker,
+    )
 
 
 def _in_use(epochs: OperatorEpochs) -> OperatorBusy:

@@ -10,6 +10,10 @@ Spark says only indirectly that it committed epoch N: it opens N+1, or its progr
 It says that it did *not* commit N by opening N again in a new run. So a sealed epoch waits until one of
 these happens, and nothing else ends it.
 
+With a checkpoint (:class:`~bedload.control.lineage.Lineage`) the loss of a worker ends nothing but the epoch
+under way. Whether that is whole depends on what the lost worker wrote before it went: SETTLING finds out. What
+another driver left behind is taken up as SEALED: Spark says what became of it by what it asks for.
+
 An ``Open`` that cannot be answered yet (a stage's shape, another query's state or the end of a seal has
 to be found out first) is parked and looked at again when the answer is there.
 """
@@ -17,9 +21,12 @@ to be found out first) is parked and looked at again when the answer is there.
 from __future__ import annotations
 
 import enum
+from collections.abc import Container
 from dataclasses import dataclass, field
 
+from bedload.control import refusals
 from bedload.control.instructions import (
+    CheckTurn,
     EpochEnded,
     InspectQuery,
     InspectStage,
@@ -27,17 +34,11 @@ from bedload.control.instructions import (
     Reply,
     Token,
     ToWorker,
+    WriteTurn,
 )
-from bedload.core.errors import (
-    BedloadError,
-    EpochAborted,
-    EpochIncomplete,
-    EpochMismatch,
-    NotDeterministic,
-    OperatorBusy,
-    StaleAttempt,
-)
-from bedload.core.ids import Epoch, OperatorName, QueryId, RunId, Turn, WorkerId
+from bedload.control.lineage import Lineage
+from bedload.core.errors import BedloadError, CheckpointError, EpochAborted
+from bedload.core.ids import DeploymentId, Epoch, OperatorName, QueryId, RunId, Turn, WorkerId
 from bedload.keys import RoutingTable
 from bedload.protocol import messages as m
 
@@ -49,6 +50,7 @@ class Phase(enum.Enum):
     OPEN = "feeders are sending"
     SEALED = "durable on every worker; Spark may commit it"
     ABORTED = "rolled back; Spark has to replay it"
+    SETTLING = "a worker was lost: is the epoch whole or not?"
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,16 @@ class QueryFacts:
     """The latest epoch in the query's commit log, if that could be read."""
     without_data: frozenset[Epoch]
     """Recent epochs in which a source had no new data, so that an operator may have had no partition."""
+    location: str = ""
+    """The query's checkpoint location, if that is known."""
+    log_read: bool = False
+    """The commit log was read: if no epoch is in it, none was committed."""
+
+    def reaches(self, epoch: Epoch) -> bool:
+        """Whether that epoch may have been committed when somebody looked."""
+        if self.committed is None:
+            return not self.log_read
+        return self.committed >= epoch
 
 
 Found = tuple[QueryId, QueryFacts]
@@ -71,14 +83,24 @@ class _Seal:
     rows: int = 0
     keys: dict[WorkerId, int] = field(default_factory=dict)
     busy: dict[WorkerId, float] = field(default_factory=dict)
+    bytes: int = 0
 
 
 class OperatorEpochs:
     """The epochs of one operator, over all of its queries."""
 
-    def __init__(self, name: OperatorName, routing: RoutingTable, addresses: dict[WorkerId, str]) -> None:
+    def __init__(
+        self,
+        name: OperatorName,
+        routing: RoutingTable,
+        addresses: dict[WorkerId, str],
+        lineage: Lineage | None = None,
+        missing: Container[WorkerId] = (),
+    ) -> None:
         self.name = name
         self.routing = routing
+        self.lineage = lineage
+        """None: state is kept in memory only."""
         self.fresh = False
         """The user allows a query with committed epochs to start on empty state."""
         self.phase = Phase.IDLE
@@ -88,6 +110,8 @@ class OperatorEpochs:
         self.run: RunId | None = None
         self.committed: dict[QueryId, Epoch] = {}
         self._addresses = addresses
+        self._missing = missing
+        """Workers that were lost and whose replacement is not ready: no turn begins without them."""
         self._error: BedloadError | None = None
         self._past_runs: set[RunId] = set()
         self._spark_committed: Epoch | None = None
@@ -99,6 +123,32 @@ class OperatorEpochs:
         self._sealed = _Seal()
         self._probing: set[WorkerId] | None = None
         self._parked: list[tuple[Token, m.Open]] = []
+        self._feeders: int | None = None
+        self._recorded = lineage is None
+        """Whether the turn is on record: only then may a worker seal it."""
+        self._settling: set[WorkerId] = set()
+        self._gone: BedloadError | None = None
+        """The loss of a worker that had a part in the turn, and the recorded outputs of its part."""
+        self._taken_up = False
+        """The current epoch is what another driver left behind."""
+        if lineage is not None and lineage.history.head is not None:
+            self._take_up(lineage, lineage.history.head)
+
+    def _take_up(self, lineage: Lineage, head: Turn) -> None:
+        """Go on with what another driver left behind: its last epoch is durable, and Spark may have committed it."""
+        held = lineage.history.record(head)
+        self.turn = head
+        if held is None:  # a snapshot stands alone: nothing before it is there any more
+            manifest = lineage.history.manifest(head)
+            assert manifest is not None
+            self.committed = {QueryId(query): epoch for query, epoch in manifest.committed.items()}
+            self.epoch, self.query = manifest.epoch, manifest.query
+            lineage.head = head
+            return
+        self.phase, self._taken_up = Phase.SEALED, True
+        self.epoch, self.query = held.epoch, held.query
+        self.committed = {QueryId(query): epoch for query, epoch in held.committed.items()}
+        lineage.head = held.parent
 
     # --- events ---
 
@@ -107,7 +157,9 @@ class OperatorEpochs:
         if self.run == ask.run and self.epoch == ask.epoch and self.phase is not Phase.IDLE:
             return self._join(token, ask)
         if self._is_stale(ask):
-            return [_refuse(token, self._stale(ask))]
+            return [_refuse(token, refusals.stale(self.name, ask, self.run, self.epoch))]
+        if self.phase is Phase.SETTLING:
+            return self._park(token, ask, [])
         if self.query is not None and ask.query != self.query and not self._query_ended:
             return self._take_over(token, ask, self.query, found)
         match self.phase:
@@ -120,10 +172,17 @@ class OperatorEpochs:
                 return [*self._abort(replay), *self._start(token, ask, found)]
             case Phase.SEALED if ask.query == self.query and ask.epoch > self.epoch:
                 return [*self._commit(), *self._start(token, ask, found)]
+            case Phase.OPEN | Phase.SEALED if self.lineage is not None and ask.query == self.query:
+                back = EpochAborted(
+                    f"operator {self.name}: epoch {self.epoch} was rolled back: Spark went back further"
+                )
+                return [*self._abort(back), *self._start(token, ask, found)]
             case Phase.OPEN | Phase.SEALED:
-                return [_refuse(token, self._behind(ask, self.epoch))]
+                return [_refuse(token, refusals.behind(self.name, ask, self.epoch))]
+            case Phase.ABORTED if self.lineage is not None and ask.query == self.query and ask.epoch < self.epoch:
+                return self._start(token, ask, found)
             case Phase.ABORTED if ask.query == self.query and ask.epoch != self.epoch:
-                return [_refuse(token, self._incomplete(self._error))]
+                return [_refuse(token, refusals.incomplete(self.name, self.epoch, self._error))]
             case _:
                 return self._start(token, ask, found)
 
@@ -134,8 +193,23 @@ class OperatorEpochs:
         self._shapes[stage] = shape
         out: list[Instruction] = []
         if stage == self._first_stage and self.phase is Phase.OPEN:
-            out += self._tell(m.Expect(self.name, turn, feeders))
+            self._feeders = feeders
+            out += self._expect()
         return out + self._unpark()
+
+    def turn_written(self, turn: Turn, location: str) -> list[Instruction]:
+        """The turn is on record: from here on it may be sealed."""
+        if self.lineage is not None and self.query is not None and location and turn == self.turn:
+            self.lineage.locations[self.query] = location
+        if turn != self.turn or self.phase is not Phase.OPEN:
+            return []
+        self._recorded = True
+        return self._expect()
+
+    def _expect(self) -> list[Instruction]:
+        if self._feeders is None or not self._recorded:
+            return []
+        return self._tell(m.Expect(self.name, self.turn, self._feeders))
 
     def stage_unknown(self, turn: Turn, error: BedloadError) -> list[Instruction]:
         """A stage could not be inspected: the turn cannot be sealed, or a second action not be matched."""
@@ -167,10 +241,16 @@ class OperatorEpochs:
         self._sealed.rows += message.rows
         self._sealed.keys[message.worker] = message.keys
         self._sealed.busy[message.worker] = message.busy
+        self._sealed.bytes += message.bytes
         if len(self._sealed.keys) < len(self._addresses):
             return []
+        return self._seal()
+
+    def _seal(self) -> list[Instruction]:
         self.phase = Phase.SEALED
         self._probing = None
+        if self.lineage is not None:
+            self.lineage.history.sealed(self.turn, self._sealed.bytes)
         out = self._commit() if self._spark_committed == self.epoch else []
         return out + self._unpark()
 
@@ -178,8 +258,10 @@ class OperatorEpochs:
         """A feeder cannot go on with this turn. Each worker knows whether it is too late to roll back."""
         return self._tell(message) if message.turn == self.turn and self.phase is Phase.OPEN else []
 
-    def failed(self, turn: Turn, error: BedloadError) -> list[Instruction]:
-        """A worker cannot go on with this turn."""
+    def failed(self, turn: Turn, error: BedloadError, unrestored: WorkerId | None = None) -> list[Instruction]:
+        """A worker cannot go on with this turn; ``unrestored`` names one that has not got its state."""
+        if unrestored is not None and self.lineage is not None:
+            self.lineage.lost(unrestored)
         if turn != self.turn or self.phase is not Phase.OPEN:
             return []
         return [*self._abort(error), *self._unpark()]
@@ -191,7 +273,7 @@ class OperatorEpochs:
         self._probing.discard(message.worker)
         if self._probing:
             return []
-        return [*self._abort(self._incomplete(None)), *self._unpark()]
+        return [*self._abort(refusals.incomplete(self.name, self.epoch, None)), *self._unpark()]
 
     def progress(self, query: QueryId, run: RunId, epoch: Epoch) -> list[Instruction]:
         """Spark has committed an epoch."""
@@ -208,30 +290,117 @@ class OperatorEpochs:
     def reset(self) -> list[Instruction]:
         """The user gives the state up: start empty, at whatever epoch Spark asks for."""
         out: list[Instruction] = []
-        if self.phase in (Phase.OPEN, Phase.SEALED):
+        if self.phase in (Phase.OPEN, Phase.SEALED, Phase.SETTLING):
             out = self._abort(EpochAborted(f"operator {self.name}: its state was given up (fresh=True)"))
         self.phase, self._error, self.fresh = Phase.IDLE, None, True
         self.committed = {}
+        if self.lineage is not None:
+            self.lineage.reset()
         if self.run is not None:
             self._past_runs.add(self.run)
         self.query, self.run, self._query_ended = None, None, False
         return [*out, *self._tell(m.Reset(self.name)), *self._unpark()]
 
-    def lost(self, error: BedloadError) -> list[Instruction]:
-        """A worker is gone, and state with it."""
+    def ended(self, error: BedloadError) -> list[Instruction]:
+        """The cluster is over."""
         parked, self._parked = self._parked, []
         out: list[Instruction] = [_refuse(token, error) for token, _ in parked]
-        if self.phase in (Phase.OPEN, Phase.SEALED):
+        if self.phase in (Phase.OPEN, Phase.SEALED, Phase.SETTLING) and self.run is not None:
             out = [*self._abort(error), *out]
+        return out
+
+    # --- the loss of a worker, with a checkpoint ---
+
+    def lost(self, worker: WorkerId, error: BedloadError) -> list[Instruction]:
+        """A worker is gone, its memory with it; the others go on."""
+        assert self.lineage is not None
+        self.lineage.lost(worker)
+        self._gone = error
+        if self.phase is Phase.SETTLING:
+            self._settling.discard(worker)
+            return self._settled_by_all()
+        if self.phase is not Phase.OPEN:
+            return []
+        self.phase, self._error, self._probing = Phase.SETTLING, error, None
+        self._settling = set(self._addresses)
+        mine = [(token, ask) for token, ask in self._parked if (ask.run, ask.epoch) == (self.run, self.epoch)]
+        self._parked = [item for item in self._parked if item not in mine]
+        out: list[Instruction] = [_refuse(token, error) for token, _ in mine]
+        out += self._tell(m.Settle(self.name, self.turn, m.WireError.of(error)))
+        return [*out, *self._settled_by_all()]
+
+    def settled(self, message: m.Settled) -> list[Instruction]:
+        """A worker has rolled the turn back, or it had sealed it."""
+        if message.turn != self.turn or self.phase is not Phase.SETTLING:
+            return []
+        self._settling.discard(message.worker)
+        if not message.sealed:
+            # It will not be sealed by that worker any more, so it can never be whole.
+            return self._undo()
+        return self._settled_by_all()
+
+    def _settled_by_all(self) -> list[Instruction]:
+        # All that are left have sealed it: whether it is whole is for the store to say.
+        return [] if self._settling else [CheckTurn(self.name, self.turn)]
+
+    def turn_checked(self, turn: Turn, whole: bool) -> list[Instruction]:
+        """Answers :class:`CheckTurn`."""
+        if turn != self.turn or self.phase is not Phase.SETTLING:
+            return []
+        return self._seal() if whole else self._undo()
+
+    def _undo(self) -> list[Instruction]:
+        assert self._error is not None
+        return [*self._abort(self._error), *self._unpark()]
+
+    def unrestored(self, worker: WorkerId) -> None:
+        """A worker could not read its state: it has to be told again."""
+        if self.lineage is not None:
+            self.lineage.lost(worker)
+
+    def without(self, worker: WorkerId, deployment: DeploymentId) -> list[Instruction]:
+        """Nobody comes in place of a lost worker: the others share its key groups, and read them back."""
+        before, self.routing = self.routing, self.routing.reassign(self._addresses)
+        if self.lineage is not None:
+            for move in before.diff(self.routing):
+                self.lineage.take_over(move.target, move.key_groups)
+        return self.prefetch(deployment)
+
+    def holds(self, ask: m.Open) -> bool:
+        """Whether an open is of the turn that is under way, so that it need not wait for another worker."""
+        return (ask.run, ask.epoch) == (self.run, self.epoch) and self.phase is not Phase.IDLE
+
+    def go_on(self) -> list[Instruction]:
+        """All workers are there again."""
+        return self._unpark()
+
+    def prefetch(self, deployment: DeploymentId) -> list[Instruction]:
+        """Have workers read the state that Spark most likely asks for, before it does."""
+        if self.lineage is None or self.phase in (Phase.OPEN, Phase.SETTLING):
+            return []
+        base = self.turn if self.phase is Phase.SEALED and self._taken_up else self.lineage.head
+        return self._restore(deployment, base, idle_only=True)
+
+    def _restore(self, deployment: DeploymentId, base: Turn | None, *, idle_only: bool = False) -> list[Instruction]:
+        assert self.lineage is not None
+        out: list[Instruction] = []
+        for worker in self._addresses:
+            if idle_only and self.lineage.takes_part(worker) and self.phase is Phase.SEALED:
+                continue  # it has the turn with its before-images, and cannot let go of it now
+            groups = self.routing.groups_of(worker)
+            for message, plan in self.lineage.restore(worker, deployment, groups, base):
+                out.append(ToWorker(worker, message, plan))
         return out
 
     # --- steps ---
 
     def _join(self, token: Token, ask: m.Open) -> list[Instruction]:
         """Another feeder, attempt or action of the current turn."""
-        if self.phase is Phase.ABORTED:
+        if self.phase in (Phase.ABORTED, Phase.SETTLING):
             assert self._error is not None
             return [_refuse(token, self._error)]
+        if self._gone is not None:
+            return [_refuse(token, self._gone)]  # nobody can repeat its outputs: Spark has to replay the epoch
         again = self._opened.get(ask.nonce)
         if again is not None:
             return [Reply(token, again)]
@@ -240,7 +409,14 @@ class OperatorEpochs:
                 asked = ask.stage in self._shapes or any(p.stage == ask.stage for _, p in self._parked)
                 return self._park(token, ask, [] if asked else [self._inspect(ask)])
             if self._shapes[ask.stage] != self._shapes[self._first_stage]:
-                return [_refuse(token, self._other_shape(ask))]
+                return [
+                    _refuse(
+                        token,
+                        refusals.other_shape(
+                            self.name, self.epoch, self._shapes[self._first_stage], self._shapes[ask.stage]
+                        ),
+                    )
+                ]
         ordinal = self._ordinals.get(ask.attempt, 0)
         self._ordinals[ask.attempt] = ordinal + 1
         opened = m.Opened(self.turn, m.FeederId(ask.partition, ordinal), self.routing.owners, dict(self._addresses))
@@ -251,12 +427,41 @@ class OperatorEpochs:
         """Open a new turn for the epoch, if it follows the state."""
         last = self.committed.get(ask.query, Epoch(-1))
         if ask.epoch <= last:
-            return [_refuse(token, self._behind(ask, last))]
+            return self._go_back(token, ask, last)
+        if self.lineage is not None and self.committed and ask.query not in self.committed and not self.fresh:
+            if found is None or found[0] != ask.query:
+                return self._park(token, ask, [InspectQuery(self.name, ask.query, self.turn)])
+            owner = self._at(found[1].location)
+            if owner is not None:
+                error = refusals.deleted(self.name, ask, owner, self.committed[owner], found[1].location)
+                return [_refuse(token, error)]
         if ask.epoch > last + 1 and not self.fresh:
             if found is None or found[0] != ask.query:
                 return self._park(token, ask, [InspectQuery(self.name, ask.query, self.turn)])
             return self._after_gap(token, ask, found[1])
         return self._begin(token, ask)
+
+    def _go_back(self, token: Token, ask: m.Open, last: Epoch) -> list[Instruction]:
+        """Spark asks for an epoch that is in the state: start from the state before it, if that is kept."""
+        if self.lineage is None:
+            return [_refuse(token, refusals.behind(self.name, ask, last))]
+        history = self.lineage.history
+        turn = None if self.lineage.head is None else history.turn_of(ask.query, ask.epoch, self.lineage.head)
+        base = None if turn is None else history.base_for(ask.query, ask.epoch, self.lineage.head)
+        record = None if turn is None else history.record(turn)
+        if base is None or record is None:
+            return [_refuse(token, refusals.not_retained(self.name, ask, last, history.describe_retained()))]
+        self.lineage.head = base.turn
+        self.committed = {QueryId(query): epoch for query, epoch in record.committed.items()}
+        return self._begin(token, ask)
+
+    def _at(self, location: str) -> QueryId | None:
+        """The query in the state that had its Spark checkpoint at a place."""
+        assert self.lineage is not None
+        for query, place in self.lineage.locations.items():
+            if place == location and place and query in self.committed:
+                return query
+        return None
 
     def _is_stale(self, ask: m.Open) -> bool:
         """Whether the task is of a former run, or of a former epoch of this run."""
@@ -269,27 +474,47 @@ class OperatorEpochs:
     def _take_over(self, token: Token, ask: m.Open, owner: QueryId, found: Found | None) -> list[Instruction]:
         """Another query wants the state: it gets it if the one that has it is over."""
         if found is None or found[0] != owner:
-            return self._park(token, ask, [InspectQuery(self.name, owner, self.turn)])
+            place = "" if self.lineage is None else self.lineage.locations.get(owner, "")
+            return self._park(token, ask, [InspectQuery(self.name, owner, self.turn, place)])
         facts = found[1]
         if facts.active:
-            return [_refuse(token, self._busy(ask))]
+            return [_refuse(token, refusals.busy(self.name, ask, self.query))]
         if self.phase is Phase.OPEN and facts.committed is not None and facts.committed >= self.epoch:
             # Spark committed it: either word of the last seal is on its way, or the epoch was never whole.
             return self._park(token, ask, self._probe())
         return [*self._release(facts), *self.open(token, ask, found)]
 
     def _begin(self, token: Token, ask: m.Open) -> list[Instruction]:
+        if any(worker in self._missing for worker in self.routing.workers):
+            return self._park(token, ask, [])
         if self.run is not None and self.run != ask.run:
             self._past_runs.add(self.run)
-        self.turn = Turn(self.turn + 1)
+        lineage = self.lineage
+        self.turn = Turn(self.turn + 1) if lineage is None else lineage.next_turn(self.turn)
         self.epoch, self.query, self.run = ask.epoch, ask.query, ask.run
         self.phase, self._error, self._spark_committed = Phase.OPEN, None, None
         self._query_ended = False
+        if self.fresh and ask.epoch > self.committed.get(ask.query, Epoch(-1)) + 1:
+            # The user lets the query start here: what was before it is no gap, also if this epoch has to be replayed.
+            self.committed[ask.query] = Epoch(ask.epoch - 1)
         self.fresh = False
         self._opened, self._ordinals, self._shapes = {}, {}, {}
         self._first_stage = ask.stage
         self._sealed = _Seal()
-        out: list[Instruction] = [
+        self._feeders, self._recorded, self._taken_up = None, lineage is None, False
+        self._gone = None
+        out: list[Instruction] = []
+        if lineage is not None:
+            try:
+                out += self._restore(ask.deployment, lineage.head)
+            except CheckpointError as error:
+                self.phase, self._error = Phase.ABORTED, error
+                return [_refuse(token, error), *self._unpark()]
+            lineage.begins(self._addresses)
+            record = lineage.record(self.turn, ask.query, ask.run, ask.epoch, self.routing, self.committed)
+            lineage.history.add(record)
+            out.append(WriteTurn(self.name, record))
+        out += [
             ToWorker(
                 worker,
                 m.Begin(self.name, self.turn, ask.epoch, ask.query, ask.deployment, self.routing.groups_of(worker)),
@@ -300,17 +525,26 @@ class OperatorEpochs:
 
     def _commit(self) -> list[Instruction]:
         assert self.query is not None
-        assert self.run is not None
         self.phase = Phase.IDLE
         self.committed[self.query] = self.epoch
+        if self.lineage is not None:
+            self.lineage.committed(self.turn)
+        if self._taken_up or self.run is None:
+            self._taken_up = False
+            return []  # no worker has a part in it, and whoever watched it has been told by another driver
         seal = self._sealed
-        ended = EpochEnded(self.name, self.query, self.run, self.epoch, True, seal.rows, seal.keys, seal.busy)
+        ended = EpochEnded(
+            self.name, self.query, self.run, self.epoch, True, seal.rows, seal.keys, seal.busy, seal.bytes
+        )
         return [*self._tell(m.Commit(self.name, self.turn)), ended]
 
     def _abort(self, error: BedloadError) -> list[Instruction]:
         assert self.query is not None
-        assert self.run is not None
         self.phase, self._error, self._probing = Phase.ABORTED, error, None
+        self._settling = set()
+        if self._taken_up or self.run is None:
+            self._taken_up = False
+            return []
         ended = EpochEnded(self.name, self.query, self.run, self.epoch, False, 0, {}, {})
         return [*self._tell(m.Abort(self.name, self.turn, m.WireError.of(error))), ended]
 
@@ -318,7 +552,11 @@ class OperatorEpochs:
         """The operator's query is over and another one wants the state: settle what is pending."""
         out: list[Instruction] = []
         if self.phase in (Phase.OPEN, Phase.SEALED):
-            if self.phase is Phase.SEALED and facts.committed is not None and facts.committed >= self.epoch:
+            # SUBTLE: what another driver sealed and nobody knows the fate of stays: it is durable, and taking rows
+            # out that may have reached the sink would be worse than keeping some that may not.
+            unknown = self._taken_up and facts.committed is None and not facts.log_read
+            known = facts.committed is not None and facts.committed >= self.epoch
+            if self.phase is Phase.SEALED and (known or unknown):
                 out = self._commit()
             else:
                 out = self._abort(
@@ -350,84 +588,15 @@ class OperatorEpochs:
         missing = [epoch for epoch in range(last + 1, ask.epoch) if Epoch(epoch) not in facts.without_data]
         if not missing:
             return self._begin(token, ask)
+        if not facts.reaches(Epoch(ask.epoch - 1)):
+            # SUBTLE: another query's open had somebody look before Spark committed what lies between.
+            return self._park(token, ask, [InspectQuery(self.name, ask.query, self.turn)])
         if ask.query in self.committed:
-            return [_refuse(token, self._skipped(missing))]
-        return [_refuse(token, self._no_state(ask))]
+            return [_refuse(token, refusals.skipped(self.name, missing))]
+        return [_refuse(token, refusals.no_state(self.name, ask))]
 
     def _tell(self, message: m.Message) -> list[Instruction]:
         return [ToWorker(worker, message) for worker in self._addresses]
-
-    # --- refusals ---
-
-    def _stale(self, ask: m.Open) -> BedloadError:
-        return StaleAttempt(
-            f"operator {self.name}: a task of a former run or epoch (run {ask.run}, epoch {ask.epoch}) was "
-            f"refused; the current one is run {self.run}, epoch {self.epoch}",
-            operator=self.name,
-        )
-
-    def _busy(self, ask: m.Open) -> BedloadError:
-        return OperatorBusy(
-            f"operator {self.name} is in use by the running query {self.query}; query {ask.query} cannot use "
-            f"its state at the same time. Stop the first query, or give the second application another name "
-            f"(cluster.apply(..., name=...))",
-            operator=self.name,
-        )
-
-    def _behind(self, ask: m.Open, last: Epoch) -> BedloadError:
-        return EpochMismatch(
-            f"operator {self.name}: Spark asks for epoch {ask.epoch}, but the state has committed epoch {last} "
-            f"of this query. Spark's checkpoint is older than the state (a restored backup, or asynchronous "
-            f"progress tracking): restore a checkpoint that reaches epoch {last}",
-            operator=self.name,
-            epoch=ask.epoch,
-        )
-
-    def _no_state(self, ask: m.Open) -> BedloadError:
-        return EpochMismatch(
-            f"operator {self.name}: Spark continues query {ask.query} at epoch {ask.epoch}, but there is no state "
-            f"for its earlier epochs here: it was kept in memory and ended with its cluster, or foreachBatch ran no "
-            f"action on the first batches. Start the query from a new checkpointLocation, or accept the loss with "
-            f"cluster.apply(..., fresh=True)",
-            operator=self.name,
-            epoch=ask.epoch,
-        )
-
-    def _skipped(self, missing: list[int]) -> BedloadError:
-        return EpochIncomplete(
-            f"operator {self.name}: the rows of epoch {missing[0]} never came, yet Spark committed it. "
-            f"foreachBatch returned without running an action on the batch: {_ACTION}",
-            operator=self.name,
-            epoch=missing[0],
-        )
-
-    def _incomplete(self, cause: BedloadError | None) -> BedloadError:
-        if isinstance(cause, EpochIncomplete):
-            return cause
-        why = f" It had failed with: {cause.message}" if cause is not None else ""
-        return EpochIncomplete(
-            f"operator {self.name}: epoch {self.epoch} was never whole, yet Spark committed it, so its rows are "
-            f"not in the state.{why} A consumer stopped early (limit, take, first, isEmpty as the only action in "
-            f"foreachBatch) or swallowed an error: {_ACTION}",
-            operator=self.name,
-            epoch=self.epoch,
-        )
-
-    def _other_shape(self, ask: m.Open) -> BedloadError:
-        return NotDeterministic(
-            f"operator {self.name}, epoch {self.epoch}: two actions used the same batch with different "
-            f"partitioning ({self._shapes[self._first_stage]} and {self._shapes[ask.stage]} partitions, say one "
-            f"behind coalesce), so the second cannot be matched with the first. Call persist() on the batch in "
-            f"foreachBatch",
-            operator=self.name,
-            epoch=self.epoch,
-        )
-
-
-_ACTION = (
-    "run one action that consumes the whole batch in foreachBatch, or persist() it first. To go on, restart the "
-    "query from a checkpoint before that epoch, or accept the loss with cluster.apply(..., fresh=True)"
-)
 
 
 def _refuse(token: Token, error: BedloadError) -> Reply:

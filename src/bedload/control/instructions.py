@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass
 
+from bedload.checkpoint.history import Garbage
+from bedload.checkpoint.records import Manifest, TurnRecord
 from bedload.core.errors import BedloadError
 from bedload.core.ids import DeploymentId, Epoch, OperatorName, QueryId, RunId, Turn, WorkerId
 from bedload.protocol.messages import Message
@@ -56,6 +58,8 @@ class InspectQuery:
     query: QueryId
     turn: Turn
     """The operator's turn when the question came up: report it with the answer."""
+    location: str = ""
+    """Where the query had its Spark checkpoint, for one that does not run here."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +82,77 @@ class EpochEnded:
     rows: int
     keys: dict[WorkerId, int]
     busy: dict[WorkerId, float]
+    bytes: int = 0
+    """What was written to make it durable."""
 
 
-Instruction = ToWorker | Reply | InspectStage | InspectQuery | DeployResult | EpochEnded
+@dataclass(frozen=True)
+class WriteTurn:
+    """Put a turn on record, with the location of its query's Spark checkpoint.
+
+    Report with :meth:`Coordinator.turn_written` or :meth:`Coordinator.turn_unwritten`.
+    """
+
+    operator: OperatorName
+    record: TurnRecord
+
+
+@dataclass(frozen=True)
+class CheckTurn:
+    """Find out whether all segments of a turn are there, after making sure that no other will be acknowledged.
+
+    Report with :meth:`Coordinator.turn_checked`.
+    """
+
+    operator: OperatorName
+    turn: Turn
+
+
+@dataclass(frozen=True)
+class ReplaceWorker:
+    """Start a worker in place of one that was lost.
+
+    It comes by :meth:`Coordinator.worker_joined`, or :meth:`Coordinator.worker_not_replaced` says why not.
+    """
+
+    worker: WorkerId
+
+
+@dataclass(frozen=True)
+class WriteManifest:
+    """Make a snapshot count. Report with :meth:`Coordinator.snapshot_written`."""
+
+    operator: OperatorName
+    manifest: Manifest
+
+
+@dataclass(frozen=True)
+class CollectGarbage:
+    """Delete what no retained epoch needs. Report with :meth:`Coordinator.garbage_collected`."""
+
+    operator: OperatorName
+    garbage: Garbage
+
+
+@dataclass(frozen=True)
+class CheckpointResult:
+    """What was asked for by :meth:`Coordinator.checkpoint` is done, or it failed."""
+
+    to: Token
+    error: BedloadError | None
+
+
+Instruction = (
+    ToWorker
+    | Reply
+    | InspectStage
+    | InspectQuery
+    | DeployResult
+    | EpochEnded
+    | WriteTurn
+    | CheckTurn
+    | ReplaceWorker
+    | WriteManifest
+    | CollectGarbage
+    | CheckpointResult
+)

@@ -199,6 +199,8 @@ class Sealed(Message, frozen=True):
     keys: int
     busy: float
     """Seconds spent in applying and sealing."""
+    bytes: int = 0
+    """What was written to make it durable."""
 
 
 class Failed(Message, frozen=True):
@@ -208,6 +210,8 @@ class Failed(Message, frozen=True):
     operator: OperatorName
     turn: Turn
     error: WireError
+    unrestored: bool = False
+    """It has not got the state that the turn builds upon, and needs another :class:`Restore`."""
 
 
 class Commit(Message, frozen=True):
@@ -229,6 +233,68 @@ class Reset(Message, frozen=True):
     """Drop all state of an operator: the user gave it up."""
 
     operator: OperatorName
+
+
+class Restore(Message, frozen=True):
+    """Forget what you have of these key groups, and read their state back; the body holds the plan for it.
+
+    Rows that come for them meanwhile wait. Without a plan their state is empty.
+    """
+
+    operator: OperatorName
+    base: Turn
+    """The turn whose state it is."""
+    deployment: DeploymentId
+    groups: tuple[KeyGroup, ...]
+    epoch: Epoch
+    query: QueryId
+
+
+class Restored(Message, frozen=True):
+    """The worker has read this many of the key groups that it was told to restore."""
+
+    worker: WorkerId
+    operator: OperatorName
+    base: Turn
+    groups: int
+    left: int
+    keys: int
+    bytes: int
+    error: WireError | None = None
+
+
+class Settle(Message, frozen=True):
+    """A worker was lost: roll this turn back unless you have sealed it, and say which."""
+
+    operator: OperatorName
+    turn: Turn
+    error: WireError
+
+
+class Settled(Message, frozen=True):
+    """Answers :class:`Settle`. After a "no" the worker will not seal the turn any more."""
+
+    worker: WorkerId
+    operator: OperatorName
+    turn: Turn
+    sealed: bool
+
+
+class Compact(Message, frozen=True):
+    """Write the state of these key groups at a turn as a snapshot, beside the work."""
+
+    operator: OperatorName
+    turn: Turn
+    groups: tuple[KeyGroup, ...]
+
+
+class Compacted(Message, frozen=True):
+    """Answers :class:`Compact`; the body holds the parts that were written."""
+
+    worker: WorkerId
+    operator: OperatorName
+    turn: Turn
+    error: WireError | None
 
 
 class Probe(Message, frozen=True):

@@ -2,6 +2,9 @@
 
 Invariant: an error that fails a live query must be explained by a fault that was injected. So the simulator
 also finds false alarms: a query that fails although nothing happened that the protocol cannot bear.
+
+A simulation keeps its state in memory only, or in a checkpoint (*durable*). With a checkpoint much more is borne, so
+there are more faults, and fewer errors are final.
 """
 
 from __future__ import annotations
@@ -30,11 +33,30 @@ BUDGETS = {
     "lost slot": 2,
 }
 
+DURABLE = {
+    "lost worker": 3,
+    "cut off worker": 2,
+    "lost workers": 1,
+    "killed in the seal": 2,
+    "cut off in the seal": 2,
+    "killed in restore": 2,
+    "dead replacement": 2,
+    "no replacement": 1,
+    "lost driver": 2,
+    "paused cluster": 2,
+    "set back": 2,
+    "store failure": 2,
+}
+"""Budgets of what is borne with a checkpoint alone, or more of it."""
+
 ALWAYS = frozenset(
     {"crash", "speculate", "zombie", "query failure", "lost commit log", "dropped progress", "dropped end"}
     | {"second action", "peek", "lost slot"}
 )
 """Faults that every simulation may have; the others are switched on for some seeds."""
+
+LOSSES = frozenset(DURABLE) - {"set back", "store failure"}
+"""Something of the cluster was lost, or seemed to be."""
 
 EXPLAINS: dict[str, tuple[str, ...]] = {
     "TaskCrashed": ("crash",),
@@ -49,8 +71,17 @@ EXPLAINS: dict[str, tuple[str, ...]] = {
 }
 """Which faults may be behind an error that a live query fails with."""
 
-FINAL = frozenset({"EpochIncomplete", "EpochMismatch", "WorkerLost"})
-"""Errors after which no restart helps."""
+EXPLAINS_DURABLE: dict[str, tuple[str, ...]] = EXPLAINS | {
+    "EpochIncomplete": ("stop early", "no action", "another query's set back"),
+    "EpochMismatch": ("stop early", "no action", "another query's set back"),
+    "WorkerLost": tuple(sorted(LOSSES)),
+    "EpochAborted": tuple(sorted(LOSSES)),
+    "EpochNotRetained": ("set back beyond what is retained",),
+    "StoreError": ("store failure",),
+}
+
+FINAL = frozenset({"EpochIncomplete", "EpochMismatch", "EpochNotRetained"})
+"""Errors after which no restart helps; in memory only, the loss of a worker is one of them."""
 
 
 @dataclass(frozen=True)
@@ -59,15 +90,20 @@ class Scenario:
 
     faults: frozenset[str]
     likely: float = 0.12
+    durable: bool = False
+    """State is in a checkpoint."""
 
     @classmethod
     def chosen(cls, chance: Chance) -> Scenario:
-        """A scenario for a seed: quiet, usual, or with one of the rarer faults."""
+        """A scenario for a seed: in memory or durable; quiet, usual, or with some of the rarer faults."""
+        durable = chance.happens(0.5)
         if chance.happens(0.1):
-            return cls(frozenset(), 0.0)
+            return cls(frozenset(), 0.0, durable)
         rare = sorted((set(BUDGETS) | {"noise", "poison", "second query"}) - ALWAYS)
         extra = {fault for fault in rare if chance.happens(0.12)}
-        return cls(ALWAYS | extra, chance.pick([0.05, 0.12, 0.3]))
+        if durable:
+            extra |= {fault for fault in DURABLE if chance.happens(0.3)}
+        return cls(ALWAYS | extra, chance.pick([0.05, 0.12, 0.3]), durable)
 
 
 class Faults:
@@ -76,15 +112,21 @@ class Faults:
     def __init__(self, chance: Chance, scenario: Scenario) -> None:
         self._chance = chance
         self._scenario = scenario
+        self._budgets = BUDGETS | DURABLE if scenario.durable else BUDGETS
         self.happened: Counter[str] = Counter()
+
+    @property
+    def durable(self) -> bool:
+        """Whether state is in a checkpoint."""
+        return self._scenario.durable
 
     def on(self, fault: str) -> bool:
         """Whether the scenario has this fault at all."""
-        return fault in self._scenario.faults
+        return fault in self._scenario.faults and (self.durable or fault not in DURABLE or fault in BUDGETS)
 
     def strikes(self, fault: str, times: float = 1.0) -> bool:
         """Whether it goes wrong here; ``times`` makes it more or less likely."""
-        if not self.on(fault) or self.happened[fault] >= BUDGETS[fault]:
+        if not self.on(fault) or self.happened[fault] >= self._budgets[fault]:
             return False
         if not self._chance.happens(min(1.0, self._scenario.likely * times)):
             return False
@@ -94,5 +136,11 @@ class Faults:
     def explain(self, error: Exception) -> None:
         """Raise unless a fault that happened explains the error."""
         kind = type(error).__name__
-        causes = [fault for fault in EXPLAINS.get(kind, ()) if self.happened[fault]]
+        known = EXPLAINS_DURABLE if self.durable else EXPLAINS
+        causes = [fault for fault in known.get(kind, ()) if self.happened[fault]]
         assert causes, f"a live query failed for no reason: {kind}: {error}"
+
+    def final(self, error: Exception) -> bool:
+        """Whether no restart helps after this error."""
+        kind = type(error).__name__
+        return kind in FINAL or (kind == "WorkerLost" and not self.durable)

@@ -36,6 +36,7 @@ from bedload.protocol.feeder import FeederSession, Send
 from bedload.protocol.split import unpack
 from bedload.testing.harness import Output, as_rows
 from bedload.testing.input import InputFormat, Rows, as_schema
+from bedload.worker.durability import Load
 from bedload.worker.machine import COORDINATOR, Out, WorkerMachine
 from bedload.worker.operator import Operator, check_operator
 from bedload.worker.runtime import Deployment
@@ -193,6 +194,7 @@ class InProcessCluster:
     def _route(self, worker: WorkerId, out: list[Out]) -> list[Instruction]:
         steps: list[Instruction] = []
         for to, message, body in out:
+            assert not isinstance(message, Load), "state is in memory only: there is nothing to read"
             if to == COORDINATOR:
                 steps += self.coordinator.from_worker(message)
             else:

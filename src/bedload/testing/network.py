@@ -6,7 +6,12 @@ Invariants:
 - what one end sends on a connection arrives in order, as over TCP; nothing is ordered between
   connections, so a message may overtake any other that took another way;
 - after a close nothing arrives at the end that closed; the other end hears of it after what had been sent
-  before, or what was under way is lost with it.
+  before, or what was under way is lost with it;
+- a network that is held up (a whole cluster that is paused) lets nothing happen; when it goes on, all that was
+  due happens in its order.
+
+Somebody who waits within an event (a worker that writes a file) lets others' events happen meanwhile, and must not
+take any itself. What such an event raises is a :class:`Broken`, which no ``except Exception`` on the way swallows.
 
 Copies (:meth:`Connection.send` with ``copies``) are not something that TCP does. They stand for a sender
 that repeats itself, and may arrive at any time while the connection is open.
@@ -25,12 +30,22 @@ Body = Any
 """What travels beside a message: Arrow data, or None."""
 
 
+class Broken(BaseException):
+    """Something is wrong with what is simulated; carries what."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
 class VirtualTime:
     """A clock that moves from event to event, and the events."""
 
     def __init__(self) -> None:
         self.now = 0.0
         self.events = 0
+        self.watch: Callable[[], None] | None = None
+        """Called after every event."""
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._planned = 0
 
@@ -58,7 +73,18 @@ class VirtualTime:
         self.now, _, action = heapq.heappop(self._heap)
         self.events += 1
         action()
+        if self.watch is not None:
+            self.watch()
         return True
+
+    def step_within(self, until: float | None = None) -> bool:
+        """As :meth:`step`, from within an event; with ``until`` only what is due by then."""
+        if not self._heap or (until is not None and self._heap[0][0] > until):
+            return False
+        try:
+            return self.step()
+        except Exception as error:
+            raise Broken(error) from error
 
 
 class End(Protocol):
@@ -78,12 +104,57 @@ class End(Protocol):
 class Network:
     """Time, chance and the record of what happened."""
 
-    def __init__(self, chance: Chance, *, tracing: bool = False, delay: float = 1.0) -> None:
-        self.time = VirtualTime()
+    def __init__(
+        self, chance: Chance, *, tracing: bool = False, delay: float = 1.0, beside: Network | None = None
+    ) -> None:
+        self.time: VirtualTime = VirtualTime() if beside is None else beside.time
         self.chance = chance
-        self.story: list[str] = []
+        self.story: list[str] = [] if beside is None else beside.story
         self._tracing = tracing
         self._delay = delay
+        self._held: list[Callable[[], None]] | None = None
+
+    def another(self) -> Network:
+        """Another one in the same world, to be held up by itself."""
+        return Network(self.chance, tracing=self._tracing, delay=self._delay, beside=self)
+
+    def after(self, delay: float, action: Callable[[], None]) -> None:
+        """Plan something."""
+        self.at(self.time.now + delay, action)
+
+    def at(self, when: float, action: Callable[[], None]) -> None:
+        """Plan something for a time; if all is held up then, for later."""
+        self.time.at(when, lambda: self._happen(action))
+
+    def _happen(self, action: Callable[[], None]) -> None:
+        if self._held is not None:
+            self._held.append(action)
+        else:
+            action()
+
+    @property
+    def held(self) -> bool:
+        """Whether all is held up."""
+        return self._held is not None
+
+    def hold(self) -> None:
+        """From here on nothing happens in this network."""
+        self._held = [] if self._held is None else self._held
+
+    def go_on(self) -> None:
+        """What was held up happens now."""
+        held, self._held = self._held or [], None
+        for action in held:
+            self.at(self.time.now, action)
+
+    def sleep(self, delay: float) -> None:
+        """Let time go by within an event; longer if all is held up meanwhile."""
+        until = self.time.now + delay
+        while self.time.step_within(until):
+            pass
+        self.time.now = max(self.time.now, until)
+        while self.held and self.time.step_within():
+            pass
 
     def note(self, text: str) -> None:
         """Add a line to the story, if somebody wants to read it."""
@@ -117,10 +188,10 @@ class Connection:
         header = m.encode(message)
         network = self._network
         arrival = self._arrival[side] = max(self._arrival[side], network.time.now + network.delay())
-        network.time.at(arrival, lambda: self._deliver(side, header, body))
+        network.at(arrival, lambda: self._deliver(side, header, body))
         for _ in range(copies - 1):
             late = arrival + network.delay()
-            network.time.at(late, lambda: self._deliver(side, header, body))
+            network.at(late, lambda: self._deliver(side, header, body))
 
     def close(self, closer: End) -> None:
         """Close from one end."""
@@ -132,7 +203,7 @@ class Connection:
         if network.chance.happens(0.3):
             self._lost = True
         arrival = max(self._arrival[side], network.time.now) if not self._lost else network.time.now
-        network.time.at(arrival + network.delay(), lambda: self._closed(1 - side))
+        network.at(arrival + network.delay(), lambda: self._closed(1 - side))
 
     def _side(self, end: End) -> int:
         return 0 if end is self._ends[0] else 1

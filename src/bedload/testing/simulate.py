@@ -13,7 +13,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run what the command line says; 1 if a seed failed."""
     parser = argparse.ArgumentParser(
         prog="python -m bedload.testing.simulate",
-        description="Simulate the epoch protocol: crashes, retries, zombies, restarts, from a seed.",
+        description="Simulate the epoch protocol from a seed: crashes, retries, zombies, restarts; and where state is "
+        "in a checkpoint, lost workers, lost and paused programs, set back queries, a failing store.",
     )
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("--seed", type=int, help="one seed")
@@ -21,7 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--trace", action="store_true", help="print every message and event")
     options = parser.parse_args(arguments)
     seeds = [options.seed] if options.seed is not None else options.seeds
-    failed, faults, endings = [], Counter[str](), Counter[str]()
+    failed, faults, endings, modes = [], Counter[str](), Counter[str](), Counter[str]()
     for seed in seeds:
         try:
             report = simulate(seed, tracing=options.trace)
@@ -31,10 +32,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             continue
         faults += report.faults
         endings.update(report.endings.values())
+        modes[_mode(report)] += 1
         if len(seeds) == 1:
             _tell(report)
     if len(seeds) > 1:
         print(f"{len(seeds)} seeds, {len(failed)} failed")
+        print("state: " + ", ".join(f"{count} {mode}" for mode, count in modes.most_common()))
         print("faults: " + ", ".join(f"{count} {fault}" for fault, count in faults.most_common()))
         print("queries: " + ", ".join(f"{count} {ending}" for ending, count in endings.most_common()))
     return 1 if failed else 0
@@ -44,11 +47,16 @@ def _tell(report: Report) -> None:
     for line in report.story:
         print(line)
     print(
-        f"seed {report.seed}: {report.kind.name} on {report.workers} workers, {report.events} events, "
-        f"{report.turns} turns, {report.committed} epochs committed, {report.aborted} turns rolled back"
+        f"seed {report.seed}: {report.kind.name} on {report.workers} workers, state {_mode(report)}, "
+        f"{report.attachments} attachments, {report.events} events, {report.turns} turns, "
+        f"{report.committed} epochs committed, {report.aborted} turns rolled back"
     )
     print("faults: " + (", ".join(f"{n} {fault}" for fault, n in report.faults.items() if n) or "none"))
     print("queries: " + ", ".join(f"{query} {ending}" for query, ending in report.endings.items()))
+
+
+def _mode(report: Report) -> str:
+    return "in a checkpoint" if report.durable else "in memory only"
 
 
 def _range(text: str) -> range:

@@ -96,7 +96,7 @@ class TaskAttempt:
         self._joined = False
         self._finishing = False
         self._waking = False
-        network.time.after(network.delay(), self._open)
+        network.after(network.delay(), self._open)
 
     # --- events ---
 
@@ -149,8 +149,8 @@ class TaskAttempt:
             return  # the answer to a copy of the question
         self.turns.add(answer.turn)
         self._session = FeederSession(NAME, answer)
-        for worker in answer.addresses:
-            target = self._driver.workers[worker]
+        for worker, address in answer.addresses.items():
+            target = self._driver.places[address]
             if not target.alive:
                 self._fail(WorkerLost(f"no connection to worker {worker}", worker=worker))
                 return
@@ -162,7 +162,7 @@ class TaskAttempt:
     def _wake(self) -> None:
         if not self._waking:
             self._waking = True
-            self._network.time.after(self._network.delay() / 4, self._advance)
+            self._network.after(self._network.delay() / 4, self._advance)
 
     def _advance(self) -> None:
         """Do the next thing that a feeder does."""

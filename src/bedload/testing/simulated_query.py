@@ -3,11 +3,13 @@
 Invariants, all Spark's own: an epoch that is in the offset log and not in the commit log is run again by the
 next run, with the same input; epoch N+1 starts only when N is in the commit log; the sink is written before
 the commit log and ignores an epoch that it has already. Progress and end events come late or never.
+
+A query outlives the application that runs it: sink and logs are durable. When they are set back to a backup, the
+query starts again some epochs earlier.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,10 +17,8 @@ from typing import Any
 import pyarrow as pa
 
 from bedload.core.ids import DeploymentId, Epoch, QueryId, RunId
-from bedload.testing.faults import FINAL
-from bedload.testing.input import InputFormat
 from bedload.testing.simulated_spark import Job, JobSpec, SparkContext
-from bedload.testing.workload import EpochPlan, QueryPlan
+from bedload.testing.workload import FORM, EpochPlan, QueryPlan
 
 
 class QueryFailed(Exception):
@@ -38,28 +38,29 @@ class SimulatedQuery:
     """One query over all of its runs."""
 
     def __init__(
-        self,
-        spark: SparkContext,
-        plan: QueryPlan,
-        form: InputFormat,
-        deployment: DeploymentId,
-        ended: Callable[[SimulatedQuery], None],
+        self, plan: QueryPlan, ended: Callable[[SimulatedQuery], None], progressed: Callable[[], None]
     ) -> None:
         self.query: QueryId = plan.query
         self.plan = plan
         self.sink = Sink()
         self.committed = 0
         """The commit log has the epochs below this."""
+        self.high = 0
+        """As many it had at most."""
+        self.went_back = False
+        """It was set back at least once."""
         self.quiet: set[Epoch] = set()
         self.lossy: set[Epoch] = set()
         """Epochs that Spark committed although a consumer did not read them whole."""
         self.run: RunId | None = None
         self.over = False
         self.gave_up: Exception | None = None
-        self._spark = spark
-        self._form = form
-        self._deployment = deployment
+        self._application: tuple[SparkContext, DeploymentId] | None = None
         self._ended = ended
+        self._progressed = progressed
+        self.ran_here = False
+        """Whether the current application has run it."""
+        self._wanted = False
         self._runs = 0
         self._job: Job | None = None
         self._job_outputs: list[dict[str, Any]] | None = None
@@ -75,35 +76,68 @@ class SimulatedQuery:
         """The epoch that is running, or the next one."""
         return Epoch(self.committed)
 
+    # --- applications ---
+
+    @property
+    def _spark(self) -> SparkContext:
+        assert self._application is not None
+        return self._application[0]
+
+    def attach(self, spark: SparkContext, deployment: DeploymentId) -> None:
+        """An application is there that can run it."""
+        self._application, self.ran_here = (spark, deployment), False
+        if self._wanted:
+            spark.network.after(spark.network.chance.delay(spark.network.chance.pick([0.1, 6])), self.start)
+
+    def detach(self, *, lost: bool) -> None:
+        """The application is gone, or (not ``lost``) seems to be."""
+        if self._job is not None and lost:
+            self._job.lose()
+        self.run, self._job, self._application = None, None, None
+
     # --- runs ---
 
     def start(self) -> None:
         """A new run: by the user, or by the supervisor."""
-        if self.over or self.active:
+        self._wanted = True
+        if self.over or self.active or self._application is None:
             return
+        if self.committed and self._runs and self._spark.faults.strikes("set back", 2):
+            self._set_back(self._spark.network.chance.number(1, min(4, self.committed)))
         self._runs += 1
+        self.ran_here = True
         self.run = RunId(f"{self.query}-run{self._runs}")
         self._spark.network.note(f"{self.run} starts at epoch {self.epoch}")
         self._plan_failure(self.run)
         self._later(self._begin_epoch, self.run)
 
+    def _set_back(self, epochs: int) -> None:
+        """Somebody put an older copy of the query's checkpoint and of its sink in place."""
+        self.committed -= epochs
+        self.went_back = True
+        for epoch in [epoch for epoch in self.sink.outputs if epoch >= self.committed]:
+            del self.sink.outputs[epoch], self.sink.turns[epoch]
+        self.sink.partial = {epoch for epoch in self.sink.partial if epoch < self.committed}
+        self.lossy = {epoch for epoch in self.lossy if epoch < self.committed}
+        self._spark.network.note(f"{self.query} is set back by {epochs} epochs")
+
     def _plan_failure(self, run: RunId) -> None:
         if self._spark.faults.strikes("query failure", 3):
             when = self._spark.network.chance.delay(30)
-            self._spark.network.time.after(when, lambda: self._fail(run, QueryFailed("by the simulation")))
+            self._spark.network.after(when, lambda: self._fail(run, QueryFailed("by the simulation")))
 
     def _fail(self, run: RunId, error: Exception) -> None:
         if self.run != run:
             return
         self._spark.network.note(f"{run} fails: {type(error).__name__}: {error}"[:300])
         if not isinstance(error, QueryFailed):
-            self._spark.faults.explain(error)
+            self._spark.explain(error, self.query, self.epoch)
         self._stop(run)
-        if type(error).__name__ in FINAL:
+        if self._spark.faults.final(error):
             self.over, self.gave_up = True, error
             self._ended(self)
         else:
-            self._spark.network.time.after(self._spark.network.chance.delay(6), self.start)
+            self._spark.network.after(self._spark.network.chance.delay(6), self.start)
 
     def _stop(self, run: RunId) -> None:
         self.run = None
@@ -112,8 +146,7 @@ class SimulatedQuery:
             self._job = None
         if not self._spark.faults.strikes("dropped end", 2):
             network, driver = self._spark.network, self._spark.driver
-            event = functools.partial(driver.coordinator.query_ended, self.query, run)
-            network.time.after(network.chance.delay(5), lambda: driver.carry_out(event()))
+            network.after(network.chance.delay(5), lambda: driver.tell(lambda c: c.query_ended(self.query, run)))
 
     def _later(self, action: Callable[[RunId], None], run: RunId) -> None:
         """Go on with a run, unless it is over by then."""
@@ -122,7 +155,7 @@ class SimulatedQuery:
             if self.run == run:
                 action(run)
 
-        self._spark.network.time.after(self._spark.network.delay(), go_on)
+        self._spark.network.after(self._spark.network.delay(), go_on)
 
     # --- epochs ---
 
@@ -159,15 +192,17 @@ class SimulatedQuery:
         return bool(self.plan.epochs[self.epoch + 1].partitions)
 
     def _full(self, plan: EpochPlan, run: RunId) -> JobSpec:
-        epoch, noisy = self.epoch, self._spark.faults.on("noise")
+        # A program that is paused goes on with this when the query has long left it.
+        epoch, faults, noisy = self.epoch, self._spark.faults, self._spark.faults.on("noise")
 
         def batches(partition: int, attempt: int) -> list[pa.RecordBatch]:
             if noisy:
-                self._spark.faults.happened["noise"] += 1
-            return self.plan.batches(epoch, partition, self._form, attempt if noisy else 0)
+                faults.happened["noise"] += 1
+            return self.plan.batches(epoch, partition, FORM, attempt if noisy else 0)
 
         tasks = tuple(map(tuple, plan.tasks))
-        return JobSpec(self._deployment, self.query, run, epoch, tasks, batches)
+        assert self._application is not None
+        return JobSpec(self._application[1], self.query, run, epoch, tasks, batches)
 
     def _peek(self, plan: EpochPlan, run: RunId) -> JobSpec:
         full = self._full(plan, run)
@@ -215,6 +250,8 @@ class SimulatedQuery:
     def _log_commit(self, run: RunId) -> None:
         epoch = self.epoch
         self.committed += 1
+        self.high = max(self.high, self.committed)
+        self._progressed()
         self._spark.network.note(f"{run} commits epoch {epoch}")
         if not self._spark.faults.strikes("dropped progress", 2):
             self.report_progress(run, epoch, self._spark.network.chance.delay(10))
@@ -223,5 +260,4 @@ class SimulatedQuery:
     def report_progress(self, run: RunId, epoch: Epoch, delay: float) -> None:
         """Tell the coordinator that an epoch is committed, after a while."""
         driver = self._spark.driver
-        event = functools.partial(driver.coordinator.progress, self.query, run, epoch)
-        self._spark.network.time.after(delay, lambda: driver.carry_out(event()))
+        self._spark.network.after(delay, lambda: driver.tell(lambda c: c.progress(self.query, run, epoch)))

@@ -55,11 +55,20 @@ class Slots:
 class SparkContext:
     """What all queries of the application share."""
 
-    def __init__(self, network: Network, driver: SimulatedDriver, faults: Faults, slots: int) -> None:
+    def __init__(
+        self,
+        network: Network,
+        driver: SimulatedDriver,
+        faults: Faults,
+        slots: int,
+        explain: Callable[[Exception, QueryId, Epoch], None],
+    ) -> None:
         self.network = network
         self.driver = driver
         self.faults = faults
         self.slots = Slots(slots)
+        self.explain = explain
+        """Raises unless a fault that happened explains an error."""
         self.stages = 0
         self.attempts = 0
         self.shapes: dict[int, int] = {}
@@ -121,6 +130,14 @@ class Job:
             for attempt in list(attempts):
                 self._drop(attempt)
 
+    def lose(self) -> None:
+        """The application is gone: its attempts end whenever they notice."""
+        self.over = True
+        network = self._spark.network
+        for attempts in self._running.values():
+            for attempt in attempts:
+                network.after(network.chance.delay(4), attempt.kill)
+
     # --- steps ---
 
     def _request(self, task: int) -> None:
@@ -136,7 +153,7 @@ class Job:
         attempt = TaskAttempt(spark.network, spark.driver, described, self._fate(), self._attempt_ended)
         self._running[task].append(attempt)
         if spark.faults.strikes("speculate", 0.7):
-            spark.network.time.after(spark.network.chance.delay(8), lambda: self._speculate(task))
+            spark.network.after(spark.network.chance.delay(8), lambda: self._speculate(task))
         return True
 
     def _speculate(self, task: int) -> None:
@@ -159,7 +176,7 @@ class Job:
             return  # its slot was given back when Spark lost sight of it
         self._running[task].remove(attempt)
         # Spark hears of it later; only then is the slot free.
-        self._spark.network.time.after(self._spark.network.delay(), lambda: self._heard(attempt))
+        self._spark.network.after(self._spark.network.delay(), lambda: self._heard(attempt))
 
     def _heard(self, attempt: TaskAttempt) -> None:
         task = attempt.spec.partition
@@ -179,7 +196,7 @@ class Job:
     def _failed(self, task: int, attempt: TaskAttempt) -> None:
         assert attempt.error is not None
         if not isinstance(attempt.error, TaskCrashed):
-            self._spark.faults.explain(attempt.error)
+            self._spark.explain(attempt.error, self.spec.query, self.spec.epoch)
         self._failures[task] += 1
         if self._failures[task] < MAX_FAILURES:
             self._request(task)

@@ -5,50 +5,47 @@ Spark; what happens, in which order, and what goes wrong follows from the seed. 
 
     report = simulate(17)          # raises AssertionError, which says how to replay it, if anything is wrong
 
-Checked, at every step: state is the oracle's after the epochs that were committed; a sealed epoch holds every
-row once; phases of coordinator and workers fit; a live query fails only over a fault that was injected. At the
-end: every query finished or was refused for good with an error that says so; each epoch's outputs were
-written once; every epoch that Spark committed is in the state, or was refused loudly. A simulation that runs
+State is in memory only, or in a checkpoint on a storage in memory (a *durable* simulation); the seed says which. With
+a checkpoint workers are lost and replaced, the whole program dies or is paused and another one attaches, Spark's own
+checkpoint is set back, and the storage fails.
+
+Checked, at every step: what :mod:`bedload.testing.watcher` says; phases of coordinator and workers fit; a live query
+fails only over a fault that was injected. At the end: every query finished or was refused for good with an error that
+says so; each epoch's outputs were written once; every epoch that Spark committed is in the state, or was refused
+loudly; every state that the checkpoint retains, read from the storage alone, is right. A simulation that runs
 out of events with work left is a deadlock, one that does not run out is a livelock; both fail.
 
-Its limits: one operator, no routing changes, messages lost only with their connection.
+Its limits: one operator, no routing changes but those after the loss of a worker, messages lost only with their
+connection.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import cast
 
+from bedload.checkpoint.checkpoint import Checkpoint
+from bedload.checkpoint.compaction import restore_at
+from bedload.checkpoint.history import CompactionSettings
+from bedload.control.compaction import Retention
 from bedload.control.coordinator import Phase as ControlPhase
-from bedload.control.coordinator import QueryFacts
-from bedload.control.instructions import InspectQuery, InspectStage
-from bedload.core.errors import ProtocolError
-from bedload.core.ids import DeploymentId, Epoch, QueryId, WorkerId
-from bedload.keys import RoutingTable
+from bedload.core.ids import Epoch, KeyGroup, QueryId, Turn, WorkerId
 from bedload.testing.chance import Chance
 from bedload.testing.faults import Faults, Scenario
-from bedload.testing.input import InputFormat
-from bedload.testing.network import Network
+from bedload.testing.network import Broken, Network
 from bedload.testing.oracle import Oracle
-from bedload.testing.simulated_cluster import SimulatedDriver, SimulatedWorker, Watcher
+from bedload.testing.simulated_application import Application, World
+from bedload.testing.simulated_cluster import SimulatedDriver
 from bedload.testing.simulated_query import SimulatedQuery
-from bedload.testing.simulated_spark import SparkContext
-from bedload.testing.workload import (
-    INPUT,
-    KEY_GROUPS,
-    KEYS,
-    NAME,
-    Kind,
-    Poison,
-    make_deployment,
-    plan_query,
-)
+from bedload.testing.simulated_storage import MemoryStorage, Outages, TroubledStorage
+from bedload.testing.watcher import CommitLog, Plain, Watcher
+from bedload.testing.workload import NAME, Kind, Poison, make_deployment, plan_query
 from bedload.worker.machine import Phase
 
 MAX_EVENTS = 60_000
 """A simulation takes some hundreds to a few thousand events; this many means that it goes round in circles."""
-
-_FORM = InputFormat(INPUT, "key", KEY_GROUPS)
 
 
 @dataclass
@@ -58,7 +55,10 @@ class Report:
     seed: int
     kind: Kind
     workers: int
+    durable: bool = False
     events: int = 0
+    attachments: int = 1
+    """How often a program attached."""
     committed: int = 0
     """Epochs that the operator committed."""
     aborted: int = 0
@@ -75,7 +75,8 @@ def simulate(seed: int, scenario: Scenario | None = None, *, tracing: bool = Fal
     simulation = Simulation(seed, scenario, tracing=tracing)
     try:
         return simulation.run()
-    except Exception as error:
+    except (Exception, Broken) as raised:
+        error = raised.error if isinstance(raised, Broken) else raised
         for line in simulation.network.story:
             print(line)
         raise AssertionError(
@@ -85,25 +86,42 @@ def simulate(seed: int, scenario: Scenario | None = None, *, tracing: bool = Fal
 
 
 class Simulation:
-    """One run of the simulator; also the inspector that answers for Spark."""
+    """One run of the simulator."""
 
     def __init__(self, seed: int, scenario: Scenario | None = None, *, tracing: bool = False) -> None:
         self.seed = seed
         chance = self.chance = Chance(seed)
         scenario = scenario or Scenario.chosen(chance)
         self.network = Network(chance, tracing=tracing, delay=chance.pick([0.3, 1.0, 3.0]))
+        self.network.time.watch = self._check_step
         self.faults = Faults(chance, scenario)
         self.kind = chance.pick(list(Kind))
         names = [QueryId("A"), QueryId("B")] if self.faults.on("second query") else [QueryId("A")]
-        plans = {name: plan_query(chance, name, number, chance.number(2, 4)) for number, name in enumerate(names)}
+        longest = 6 if scenario.durable else 4
+        plans = {name: plan_query(chance, name, number, chance.number(2, longest)) for number, name in enumerate(names)}
+        self.queries = {name: SimulatedQuery(plan, self._query_ended, self._progressed) for name, plan in plans.items()}
         self._oracle = Oracle(self.kind, plans)
-        self.watcher = Watcher(self._oracle, self._in_commit_log)
-        self.driver = SimulatedDriver(self.network, self._make_workers(), self.watcher)
-        self.driver.inspector = self
-        self.spark = SparkContext(self.network, self.driver, self.faults, slots=chance.number(1, 5))
-        self.queries: dict[QueryId, SimulatedQuery] = {}
-        for name, plan in plans.items():
-            self.queries[name] = SimulatedQuery(self.spark, plan, _FORM, self._deploy(), self._query_ended)
+        self._storage = MemoryStorage() if scenario.durable else None
+        self._outages = Outages(seed, lambda: self.network.time.now)
+        logs = cast(dict[QueryId, CommitLog], self.queries)
+        self.watcher = Watcher(self._oracle, logs, self._storage)
+        self.poison = Poison()
+        self._world = World(
+            network=self.network,
+            faults=self.faults,
+            watcher=self.watcher,
+            queries=self.queries,
+            deployment=make_deployment(self.kind, self.poison),
+            workers=chance.number(1, 3),
+            slots=chance.number(1, 5),
+            storage=None if self._storage is None else TroubledStorage(self._storage, self._outages),
+            retention=Retention(chance.number(1, 4), CompactionSettings(max_turns=chance.number(1, 3))),
+            explain=self._explain,
+        )
+        self._losses: list[Callable[[], None]] = []
+        """What is lost as soon as there is progress."""
+        self._applications: list[Application] = []
+        self._attach()
 
     # --- running ---
 
@@ -111,80 +129,131 @@ class Simulation:
         """Run to the end and check everything."""
         self._poison()
         queries = list(self.queries.values())
-        self.network.time.after(self.network.delay(), queries[0].start)
+        self.network.after(self.network.delay(), queries[0].start)
         if len(queries) > 1:
             self.faults.happened["second query"] += 1
             # Sometimes it comes too early and is refused for a while; at the latest it comes when A is over.
-            self.network.time.after(self.chance.delay(60), queries[1].start)
-        if self.faults.strikes("lost worker", 8):
-            victim = self.chance.pick(list(self.driver.workers.values()))
-            self.network.time.after(self.chance.delay(40), victim.kill)
+            self.network.after(self.chance.delay(60), queries[1].start)
+        self._plan_losses()
         self._drain()
-        self._check_end()
+        if self._storage is None:
+            self._check_memory()
+        else:
+            self._check_checkpoint(self._storage)
         return self._report()
-
-    def check_invariants(self) -> None:
-        """What holds between any two events."""
-        self.driver.check()
 
     def _drain(self) -> None:
         while self.network.time.step():
-            assert self.network.time.events < MAX_EVENTS, "livelock: the simulation does not come to an end"
-            self.check_invariants()
+            pass
         stuck = [query.query for query in self.queries.values() if not query.over]
         assert not stuck, f"deadlock: nothing can happen any more, but {stuck} wait"
+
+    def _check_step(self) -> None:
+        """What holds between any two events."""
+        assert self.network.time.events < MAX_EVENTS, "livelock: the simulation does not come to an end"
+        for application in self._applications:
+            if application.driver is not None:
+                application.driver.check()
 
     def _query_ended(self, query: SimulatedQuery) -> None:
         for other in self.queries.values():
             if not other.over and not other.active:
-                self.network.time.after(self.network.delay(), other.start)
+                self.network.after(self.network.delay(), other.start)
 
-    # --- answering for Spark ---
+    def _explain(self, error: Exception, query: QueryId, epoch: Epoch) -> None:
+        kind = type(error).__name__
+        if kind == "EpochNotRetained":
+            distance = self.watcher.distance(query, epoch)
+            if distance is None or distance > self._world.retention.epochs:
+                self.faults.happened["set back beyond what is retained"] += 1
+        elif any(self.watcher.is_forgiven(query, Epoch(e)) for e in range(epoch)):
+            self.faults.happened["another query's set back"] = 1
+        self.faults.explain(error)
 
-    def inspect_stage(self, step: InspectStage) -> None:
-        """Look at the running plan, some time later; the answer takes its time, too."""
-        self.network.time.after(self.network.delay(), lambda: self._look_at_stage(step))
+    # --- what is lost ---
 
-    def _look_at_stage(self, step: InspectStage) -> None:
-        query, coordinator = self.queries[step.query], self.driver.coordinator
-        delay = self.network.delay()
-        running = query.active and query.epoch == step.epoch
-        if not running or self.faults.strikes("unreadable plan", 3):
-            error = ProtocolError(f"query {step.query} is not at epoch {step.epoch} any more")
-            self.network.time.after(
-                delay, lambda: self.driver.carry_out(coordinator.stage_unknown(step.operator, step.turn, error))
-            )
+    def _plan_losses(self) -> None:
+        if self._storage is None:
+            if self.faults.strikes("lost worker", 8):
+                self._later(40, self._lose_worker)
             return
-        feeders = len(query.plan.epochs[step.epoch].partitions)
-        shape = self.spark.shapes[step.stage]
-        self.network.time.after(
-            delay,
-            lambda: self.driver.carry_out(
-                coordinator.stage_inspected(step.operator, step.turn, step.stage, feeders, shape)
-            ),
-        )
+        for fault, action in (
+            ("lost worker", self._lose_worker),
+            ("cut off worker", self._cut_off_worker),
+            ("lost workers", self._lose_workers),
+            ("lost driver", self._lose_driver),
+            ("paused cluster", self._pause),
+            ("store failure", self._store_fails),
+        ):
+            while self.faults.strikes(fault, 4):
+                if self.chance.happens(0.5):
+                    self._later(50, action)
+                else:
+                    self._losses.append(action)
+        self._losses = self.chance.shuffled(self._losses)
 
-    def inspect_query(self, step: InspectQuery) -> None:
-        """Look at a query, some time later."""
-        self.network.time.after(self.network.delay(), lambda: self._look_at_query(step))
+    def _progressed(self) -> None:
+        """Spark committed an epoch: there is state to lose now."""
+        if self._losses and self.chance.happens(0.6):
+            self._later(4, self._losses.pop())
 
-    def _look_at_query(self, step: InspectQuery) -> None:
-        query, coordinator = self.queries[step.query], self.driver.coordinator
-        committed = Epoch(query.committed - 1) if query.committed else None
-        facts = QueryFacts(query.active, committed, frozenset(query.quiet))
-        self.network.time.after(
-            self.network.delay(),
-            lambda: self.driver.carry_out(coordinator.query_inspected(step.operator, step.query, step.turn, facts)),
-        )
+    def _later(self, scale: float, action: Callable[[], None]) -> None:
+        self.network.after(self.chance.delay(scale), lambda: None if self._all_over else action())
+
+    @property
+    def _all_over(self) -> bool:
+        return all(query.over for query in self.queries.values())
+
+    def _lose_worker(self) -> None:
+        if self._driver is not None:
+            self.chance.pick(list(self._driver.workers.values())).kill()
+
+    def _cut_off_worker(self) -> None:
+        if self._driver is not None:
+            self.chance.pick(list(self._driver.workers.values())).cut_off()
+
+    def _lose_workers(self) -> None:
+        if self._driver is not None:
+            workers = list(self._driver.workers.values())
+            for worker in self.chance.shuffled(workers)[: self.chance.number(1, len(workers))]:
+                worker.kill()
+
+    def _lose_driver(self) -> None:
+        self._applications[-1].die()
+
+    def _pause(self) -> None:
+        self._applications[-1].pause()
+
+    def _store_fails(self) -> None:
+        now = self.network.time.now
+        self.network.note("the store begins to fail")
+        self._outages.times.append((now, now + 1 + self.chance.delay(6), self.chance.pick([0.1, 0.4, 1.0])))
+
+    # --- programs ---
+
+    @property
+    def _driver(self) -> SimulatedDriver | None:
+        return self._applications[-1].driver
+
+    def _attach(self, _: Application | None = None) -> None:
+        """The program starts, or starts again."""
+        application = Application(self._world, len(self._applications) + 1, self._ended)
+        self._applications.append(application)
+        application.start()
+
+    def _ended(self, application: Application) -> None:
+        self.network.after(self.chance.delay(6), lambda: self._attach(application))
 
     # --- checks at the end ---
 
-    def _check_end(self) -> None:
-        lost = self.faults.happened["lost worker"] > 0 and self.driver.coordinator.error is not None
+    def _check_memory(self) -> None:
+        driver = self._driver
+        assert driver is not None
+        lost = self.faults.happened["lost worker"] > 0 and driver.coordinator.error is not None
         if not lost:
-            self._settle()
-        epochs = self.driver.coordinator.operator(NAME)
-        for worker in self.driver.workers.values():
+            self._settle(driver)
+        epochs = driver.coordinator.operator(NAME)
+        for worker in driver.workers.values():
             if not worker.alive:
                 continue
             self.watcher.check_worker(worker)
@@ -196,29 +265,54 @@ class Simulation:
         if lost:
             assert epochs.phase in (ControlPhase.IDLE, ControlPhase.ABORTED)
         for query in self.queries.values():
-            self._check_query(query, lost)
+            self._check_query(query, None if lost else self.watcher.history)
 
-    def _settle(self) -> None:
+    def _check_checkpoint(self, storage: MemoryStorage) -> None:
+        driver = self._driver
+        if driver is not None:
+            self._settle(driver)
+        checkpoint = Checkpoint.open(storage, create=False)
+        history = checkpoint.load_history(NAME)
+        retained, keep = history.retained(), self._world.retention.epochs
+        if not self.faults.happened["set back"]:
+            wanted = min(keep + 1, len(history.chain()), len(self.watcher.history_at(history.head)))
+            assert len(retained) >= wanted, f"{len(retained)} states are retained, not {wanted}"
+        for turn in retained:
+            self.watcher.check_restored(turn, self._read_back(checkpoint, turn))
+        for query in self.queries.values():
+            self._check_query(query, self.watcher.history_at(history.head))
+
+    def _read_back(self, checkpoint: Checkpoint, turn: Turn) -> Plain:
+        restore, _ = restore_at(checkpoint, NAME, turn, threads=1)
+        runtime = self._world.deployment.start(WorkerId(99))
+        for groups, state in restore.chunks():
+            runtime.install([KeyGroup(group) for group in groups], state)
+        return dict(runtime.snapshot())
+
+    def _settle(self, driver: SimulatedDriver) -> None:
         """The last epoch's progress event may have been dropped: tell it now, so that all is committed."""
-        epochs = self.driver.coordinator.operator(NAME)
+        if NAME not in driver.coordinator.operators:
+            return
+        epochs = driver.coordinator.operator(NAME)
         if epochs.run is not None and epochs.query is not None:
-            query = self.queries[epochs.query]
-            if epochs.epoch < query.committed:
-                query.report_progress(epochs.run, epochs.epoch, 0.0)
+            query, run, epoch = self.queries[epochs.query], epochs.run, epochs.epoch
+            if epoch < query.committed:
+                driver.tell(lambda c: c.progress(query.query, run, epoch))
                 self._drain()
 
-    def _check_query(self, query: SimulatedQuery, lost: bool) -> None:
-        done = [epoch for name, epoch in self.watcher.history if name == query.query]
+    def _check_query(self, query: SimulatedQuery, history: tuple[tuple[QueryId, Epoch], ...] | None) -> None:
+        """Nothing is missing, but what was refused loudly; without a history all of it is lost."""
         wanted = [Epoch(e) for e in range(query.committed) if e not in query.quiet]
-        if not lost:
-            missing = [epoch for epoch in wanted if epoch not in done]
+        if history is not None:
+            done = [epoch for name, epoch in history if name == query.query]
+            missing = [e for e in wanted if e not in done and not self.watcher.is_forgiven(query.query, e)]
             assert set(missing) <= query.lossy, f"{query.query}: {missing} are committed, but not in the state"
             if missing:
                 assert query.gave_up is not None, f"{query.query}: {missing} were lost in silence"
                 assert not [epoch for epoch in done if epoch > missing[0]], f"{query.query} went on after a loss"
         for epoch, outputs in query.sink.outputs.items():
             if epoch < query.committed:
-                base = self.watcher.base[query.sink.turns[epoch]]  # type: ignore[index]
+                base = self.watcher.base[Turn(query.sink.turns[epoch])]
                 part = epoch in query.sink.partial
                 self._oracle.check_outputs(base, (query.query, epoch), outputs, part=part)
         if query.gave_up is None:
@@ -229,27 +323,6 @@ class Simulation:
 
     # --- making it ---
 
-    def _make_workers(self) -> list[SimulatedWorker]:
-        self.poison = Poison()
-        deployment = make_deployment(self.kind, self.poison)
-        ids = [WorkerId(number) for number in range(self.chance.number(1, 3))]
-        routing = RoutingTable.initial(KEY_GROUPS, ids)
-        owner = {key: routing.owner_of(_FORM.group(key)) for key in KEYS}
-        return [
-            SimulatedWorker(
-                self.network, worker, deployment, {key for key in KEYS if owner[key] == worker}, self.watcher
-            )
-            for worker in ids
-        ]
-
-    def _deploy(self) -> DeploymentId:
-        deployment, steps = self.driver.coordinator.deploy("deploy", NAME, KEY_GROUPS, b"")
-        self.driver.carry_out(steps)
-        while not self.driver.deployed and self.network.time.step():
-            pass
-        assert self.driver.deployed.pop() is None
-        return deployment
-
     def _poison(self) -> None:
         if not self.faults.on("poison"):
             return
@@ -259,22 +332,21 @@ class Simulation:
                 self.faults.happened["poison"] += 1
                 self.poison.rows[row.source, row.seq] = self.chance.number(1, 2)
 
-    def _in_commit_log(self, query: QueryId, epoch: Epoch) -> bool:
-        return epoch < self.queries[query].committed
-
     def _report(self) -> Report:
         return Report(
-            self.seed,
-            self.kind,
-            len(self.driver.workers),
-            self.network.time.events,
-            len(self.watcher.history),
-            self.watcher.aborted,
-            self.driver.coordinator.operator(NAME).turn + 1,
-            self.faults.happened,
-            {
+            seed=self.seed,
+            kind=self.kind,
+            workers=self._world.workers,
+            durable=self._storage is not None,
+            events=self.network.time.events,
+            attachments=len(self._applications),
+            committed=self.watcher.committed,
+            aborted=self.watcher.aborted,
+            turns=len(self.watcher.base),
+            faults=self.faults.happened,
+            endings={
                 str(query.query): "finished" if query.gave_up is None else type(query.gave_up).__name__
                 for query in self.queries.values()
             },
-            self.network.story,
+            story=self.network.story,
         )

@@ -34,6 +34,8 @@ FORGET_AT = 7
 
 OUTPUT = pa.schema([("key", pa.string()), ("source", pa.int64()), ("seq", pa.int64()), ("count", pa.int64())])
 INPUT = pa.schema([("key", pa.string()), ("source", pa.int64()), ("seq", pa.int64()), ("noise", pa.int64())])
+FORM = InputFormat(INPUT, "key", KEY_GROUPS)
+GROUP_OF = {key: FORM.group(key) for key in KEYS}
 
 
 class Kind(enum.Enum):
@@ -137,7 +139,7 @@ def make_deployment(kind: Kind, poison: Poison) -> Startable:
     base = _OPERATORS[kind]
     operator = types.new_class(base.__name__, (base,), exec_body=lambda body: body.update(poison=poison))
     assert issubclass(operator, Operator)
-    return Deployment(NAME, operator, (0,), tuple(INPUT.names), OUTPUT)
+    return Deployment(NAME, operator, (0,), tuple(INPUT.names), OUTPUT, (pa.string(),))
 
 
 @dataclass

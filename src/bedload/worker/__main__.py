@@ -15,6 +15,7 @@ import threading
 import msgspec
 
 from bedload.core.ids import WorkerId
+from bedload.worker.durable import Place
 from bedload.worker.server import serve
 
 
@@ -24,6 +25,7 @@ class Start(msgspec.Struct):
     worker: int
     coordinator: str
     secret: bytes
+    place: Place | None = None
 
 
 def _end_with_the_driver() -> None:
@@ -39,7 +41,7 @@ def main() -> None:
     start = msgspec.json.decode(sys.stdin.buffer.readline(), type=Start)
     # A thread of its own: operator code may keep the main thread busy for long.
     threading.Thread(target=_end_with_the_driver, name="driver-watch", daemon=True).start()
-    serve(WorkerId(start.worker), start.coordinator, start.secret, lambda _: "127.0.0.1")
+    serve(WorkerId(start.worker), start.coordinator, start.secret, lambda _: "127.0.0.1", start.place)
 
 
 if __name__ == "__main__":

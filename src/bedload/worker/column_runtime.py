@@ -6,20 +6,22 @@ find the slots of its keys and whatever the logic does with them; there is no Py
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
-from bedload.core.errors import BedloadError
+from bedload.core.errors import BedloadError, ProtocolError
 from bedload.core.ids import NO_EPOCH, Epoch, KeyGroup, OperatorName, WorkerId
 from bedload.store import Changes
 from bedload.store.columns import ColumnStore, ColumnTable, warm_up
 from bedload.store.columns.index import Slots
+from bedload.store.deltas import StateVariable, installable
 from bedload.worker.failures import operator_failed
 from bedload.worker.operator import Context
+from bedload.worker.runtime import Layout
 from bedload.worker.slots import PartialLogic, SlotLogic
 
 _T = TypeVar("_T")
@@ -35,6 +37,19 @@ class ColumnDeployment:
     """The key's columns, by position in the input."""
     key_types: tuple[pa.DataType, ...]
     key_groups: int
+
+    @property
+    def layout(self) -> Layout:
+        """How its state lies in memory."""
+        return "columns"
+
+    @property
+    def variables(self) -> tuple[StateVariable, ...]:
+        """The state columns."""
+        return tuple(
+            StateVariable(spec.name, "column", str(spec.type), pa.field(spec.name, spec.type))
+            for spec in self.logic.columns
+        )
 
     def prepare(self) -> None:
         """Compile what the first batch would wait for."""
@@ -53,6 +68,7 @@ class ColumnRuntime:
         self._context = Context(deployment.name, worker, NO_EPOCH)
         self._table = ColumnTable(deployment.key_types, deployment.logic.columns, deployment.key_groups)
         self.rows = 0
+        self.durable = False
         self._bind(deployment)
 
     def _bind(self, deployment: ColumnDeployment) -> None:
@@ -110,6 +126,26 @@ class ColumnRuntime:
         table = self._table
         for group in np.unique(table.index.group_of(table.index.touched)).tolist():
             yield ColumnStore(KeyGroup(group), table).changes()
+
+    def delta(self) -> pa.RecordBatch | None:
+        """What the epoch changed, in delta form."""
+        return self._table.delta()
+
+    def install(self, groups: Collection[KeyGroup], state: pa.RecordBatch | None) -> None:
+        """Put these key groups in with this committed state."""
+        for group in groups:
+            if self._table.index.count(group):
+                raise ProtocolError(
+                    f"operator {self.deployment.name}: key group {group} has state already; drop it before the install"
+                )
+        if state is not None and state.num_rows:
+            found = installable(state, len(self.deployment.key_types), groups)
+            self._table.install(found.keys, found.groups, found.state)
+
+    def drop(self, groups: Iterable[KeyGroup]) -> None:
+        """Forget the state of these key groups; between epochs."""
+        for group in groups:
+            self._table.drop_group(group)
 
     def commit(self) -> None:
         """The epoch counts."""

@@ -1,16 +1,22 @@
-"""The place where durability plugs in: called at the seal, before the last feeder is answered.
+"""The places where durability plugs into a worker: writing at the seal, and reading state back.
 
-Spark commits its sink only after its tasks ended, and the last task ends only after the seal. So what
-:meth:`Durability.persist` has written when it returns is durable before Spark can commit.
+Writing is a call: Spark commits its sink only after its tasks ended, and the last task ends only after the
+seal, so what :meth:`Durability.persist` has written when it returns is durable before Spark can commit.
+
+Reading is an event, since it takes long: the machine says :class:`Load`, the edge reads in the background and comes
+back with :class:`Loaded` for some key groups at a time, or with :class:`LoadFailed`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Protocol
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
 
-from bedload.core.ids import Epoch, OperatorName, QueryId, Turn, WorkerId
-from bedload.store import Changes
+import pyarrow as pa
+
+from bedload.core.errors import BedloadError
+from bedload.core.ids import Epoch, KeyGroup, OperatorName, QueryId, Turn, WorkerId
 
 
 class Durability(Protocol):
@@ -23,11 +29,11 @@ class Durability(Protocol):
         query: QueryId,
         epoch: Epoch,
         turn: Turn,
-        changes: Iterable[Changes],
-    ) -> None:
-        """Write the changed entries in one write; an error aborts the epoch.
+        delta: Callable[[], pa.RecordBatch | None],
+    ) -> int:
+        """Write the changed entries in one write; how many bytes. An error aborts the epoch.
 
-        ``changes`` is lazy: who does not consume it pays nothing.
+        ``delta`` makes them: who does not call it pays nothing.
         """
         ...
 
@@ -42,6 +48,43 @@ class InMemoryOnly:
         query: QueryId,
         epoch: Epoch,
         turn: Turn,
-        changes: Iterable[Changes],
-    ) -> None:
+        delta: Callable[[], pa.RecordBatch | None],
+    ) -> int:
         """Keep nothing."""
+        return 0
+
+
+@dataclass(frozen=True)
+class Load:
+    """Read the state of these key groups, by the plan."""
+
+    operator: OperatorName
+    ticket: int
+    """Comes back with the answers: those to an earlier order are out of date."""
+    base: Turn
+    groups: tuple[KeyGroup, ...]
+    plan: bytes
+    variables: Any
+    """What the state looks like to the code that runs now."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """The state of some key groups is here."""
+
+    operator: OperatorName
+    ticket: int
+    groups: tuple[KeyGroup, ...]
+    state: pa.RecordBatch | None
+    """In state form; None: they are empty."""
+    bytes: int = 0
+    """What has been read so far."""
+
+
+@dataclass(frozen=True)
+class LoadFailed:
+    """The state could not be read."""
+
+    operator: OperatorName
+    ticket: int
+    error: BedloadError

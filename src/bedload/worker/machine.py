@@ -13,6 +13,7 @@ Invariants:
 - in SEALED nothing is applied and nothing a feeder says rolls back: the outputs of the epoch are fixed;
 - a message of an earlier turn is refused; one of a later turn waits for its ``Begin``, which travels on
   another connection and may come after it;
+- a row is applied when the state of its key group is here; until then it waits, and so does the answer;
 - a feeder's ``Done`` is answered after the seal, or at once if another feeder of the epoch may still
   need its Spark task slot. Then the feeder has no share of the sealed outputs, now and on any repeat.
 """
@@ -25,6 +26,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from bedload.core.clock import Clock
@@ -41,6 +43,7 @@ from bedload.core.ids import (
     NO_TURN,
     DeploymentId,
     Epoch,
+    KeyGroup,
     OperatorName,
     QueryId,
     Turn,
@@ -50,7 +53,8 @@ from bedload.keys import freeze_keys
 from bedload.protocol import messages as m
 from bedload.protocol.messages import Body
 from bedload.protocol.split import unpack
-from bedload.worker.durability import Durability, InMemoryOnly
+from bedload.worker.durability import Durability, InMemoryOnly, Load, Loaded, LoadFailed
+from bedload.worker.parking import Parking
 from bedload.worker.runtime import Runtime, Startable
 
 Peer = Hashable
@@ -59,7 +63,10 @@ Peer = Hashable
 COORDINATOR: Peer = "coordinator"
 """The peer for messages to and from the coordinator."""
 
-Out = tuple[Peer, m.Message, Body]
+LOADER: Peer = "loader"
+"""The peer for orders to read state back."""
+
+Out = tuple[Peer, m.Message | Load, Body]
 TurnMessage = m.Join | m.Apply | m.Done
 
 
@@ -76,6 +83,10 @@ class Phase(enum.Enum):
 class _Applied:
     checksum: int
     output: Body
+    outputs: list[pa.RecordBatch] = field(default_factory=list)
+    """The outputs so far, while rows of it wait for their state."""
+    waiting: list[Peer] | None = None
+    """Who waits for the answer; None: it is there."""
 
 
 @dataclass
@@ -114,6 +125,19 @@ class _Hosted:
     error: BedloadError | None = None
     early: list[tuple[Peer, TurnMessage, Body]] = field(default_factory=list)
     busy: float = 0.0
+    owned: frozenset[KeyGroup] = frozenset()
+    """The key groups of the last turn."""
+    parking: Parking = field(default_factory=Parking)
+    base: Turn = NO_TURN
+    """The state that was last read back."""
+    orders: dict[int, set[KeyGroup]] = field(default_factory=dict)
+    """What is being read, by ticket."""
+    tickets: int = 0
+    restored: int = 0
+    unrestored: BedloadError | None = None
+    """Why the state that should be here is not."""
+    reads: list[tuple[Peer, m.Read, Body]] = field(default_factory=list)
+    """Reads of key groups that are on their way."""
 
 
 class WorkerMachine:
@@ -129,6 +153,7 @@ class WorkerMachine:
         self.worker = worker
         self._load = load
         self._clock = clock
+        self._durable = durability is not None
         self._durability = durability or InMemoryOnly()
         self._hosted: dict[OperatorName, _Hosted] = {}
 
@@ -151,6 +176,10 @@ class WorkerMachine:
                 return self._feeder_failed(message)
             case m.Reset(operator=operator):
                 return self._reset(operator)
+            case m.Restore():
+                return self._restore(message, body)
+            case m.Settle():
+                return self._settle_loss(message)
             case m.Probe(operator=operator, turn=turn):
                 return [(COORDINATOR, m.Probed(self.worker, operator, turn), None)]
             case m.Deploy():
@@ -166,9 +195,13 @@ class WorkerMachine:
         out: list[Out] = []
         for hosted in self._hosted.values():
             hosted.early = [item for item in hosted.early if item[0] != peer]
+            hosted.reads = [item for item in hosted.reads if item[0] != peer]
             for feeder in hosted.feeders.values():
                 feeder.peers.discard(peer)
                 feeder.waiting = [waiting for waiting in feeder.waiting if waiting != peer]
+                for applied in feeder.applied.values():
+                    if applied.waiting is not None and peer in applied.waiting:
+                        applied.waiting.remove(peer)
             if hosted.phase is Phase.OPEN:
                 out += self._settle(hosted)
         return out
@@ -214,6 +247,12 @@ class WorkerMachine:
         try:
             self._activate(hosted, message.deployment)
             assert hosted.runtime is not None
+            if hosted.unrestored is not None:
+                raise hosted.unrestored
+            groups = frozenset(message.groups)
+            if gone := hosted.owned - groups:
+                hosted.runtime.drop(sorted(gone))
+            hosted.owned = groups
             hosted.runtime.begin(message.epoch, message.groups)
         except Exception as error:
             out = self._fail(hosted, error if isinstance(error, BedloadError) else _bug(error))
@@ -221,7 +260,7 @@ class WorkerMachine:
             out = []
         for peer, waiting, body in early:
             out += self._from_feeder(peer, waiting, body)
-        return out
+        return [*out, *self._answer_reads(hosted)]
 
     def _activate(self, hosted: _Hosted, deployment: DeploymentId) -> None:
         if hosted.active == deployment:
@@ -232,6 +271,7 @@ class WorkerMachine:
         hosted.active = None
         if hosted.runtime is None:
             hosted.runtime = shipped.start(self.worker)
+            hosted.runtime.durable = self._durable
         else:
             hosted.runtime.redeploy(shipped)
         hosted.active = deployment
@@ -273,6 +313,8 @@ class WorkerMachine:
             hosted.runtime.close()
             hosted.runtime, hosted.active = None, None
             hosted.committed, hosted.committed_query = NO_EPOCH, NO_QUERY
+            hosted.parking, hosted.owned, hosted.base, hosted.unrestored = Parking(), frozenset(), NO_TURN, None
+            hosted.orders = {}
         return []
 
     def _roll_back(self, hosted: _Hosted, error: BedloadError) -> list[Out]:
@@ -280,14 +322,119 @@ class WorkerMachine:
             hosted.runtime.abort()
         hosted.phase, hosted.error = Phase.ABORTED, error
         refusal = m.Refused(m.WireError.of(error))
-        out: list[Out] = [(peer, refusal, None) for f in hosted.feeders.values() for peer in f.waiting]
+        waiting = {peer: None for feeder in hosted.feeders.values() for peer in _waiting(feeder)}
         hosted.feeders = {}
-        return out
+        hosted.parking.clear()
+        return [(peer, refusal, None) for peer in waiting]
 
     def _fail(self, hosted: _Hosted, error: BedloadError) -> list[Out]:
         """The turn cannot succeed: roll back here, and have the coordinator do so everywhere."""
-        failed = m.Failed(self.worker, hosted.name, hosted.turn, m.WireError.of(error))
+        unrestored = hosted.unrestored is not None
+        failed = m.Failed(self.worker, hosted.name, hosted.turn, m.WireError.of(error), unrestored)
         return [(COORDINATOR, failed, None), *self._roll_back(hosted, error)]
+
+    # --- reading state back ---
+
+    def _restore(self, message: m.Restore, plan: Body) -> list[Out]:
+        hosted = self._hosted.setdefault(message.operator, _Hosted(message.operator))
+        if hosted.phase in (Phase.OPEN, Phase.SEALED):
+            raise ProtocolError(f"{message} while turn {hosted.turn} is {hosted.phase.name}")
+        hosted.unrestored = None
+        try:
+            self._activate(hosted, message.deployment)
+            assert hosted.runtime is not None
+            hosted.runtime.drop(message.groups)
+        except Exception as error:
+            return self._not_restored(hosted, error if isinstance(error, BedloadError) else _bug(error))
+        hosted.base = message.base
+        hosted.committed, hosted.committed_query = message.epoch, message.query
+        hosted.owned |= frozenset(message.groups)
+        for wanted in hosted.orders.values():
+            wanted.difference_update(message.groups)
+        hosted.orders = {ticket: wanted for ticket, wanted in hosted.orders.items() if wanted}
+        if not hosted.orders:
+            hosted.restored = 0
+        if plan is None or not message.groups:
+            hosted.parking.arrive(message.groups)
+            return [*self._progress(hosted, 0), *self._answer_reads(hosted)]
+        hosted.parking.expect(message.groups)
+        hosted.tickets += 1
+        hosted.orders[hosted.tickets] = set(message.groups)
+        variables = hosted.deployments[message.deployment].variables
+        order = Load(hosted.name, hosted.tickets, message.base, message.groups, bytes(plan), variables)
+        return [(LOADER, order, None)]
+
+    def loaded(self, news: Loaded | LoadFailed) -> list[Out]:
+        """Some of the state that was to be read is here, or cannot be read."""
+        hosted = self._hosted[news.operator]
+        wanted = hosted.orders.get(news.ticket)
+        if wanted is None:
+            return []  # an order that was taken back
+        if isinstance(news, LoadFailed):
+            return self._not_restored(hosted, news.error)
+        assert hosted.runtime is not None
+        groups = [group for group in news.groups if group in wanted]
+        try:
+            hosted.runtime.install(groups, _of_groups(news.state, groups, len(news.groups)))
+            hosted.restored += len(groups)
+            wanted.difference_update(groups)
+            if not wanted:
+                del hosted.orders[news.ticket]
+            out = self._go_on(hosted, hosted.parking.arrive(groups))
+        except Exception as error:
+            return self._not_restored(hosted, error if isinstance(error, BedloadError) else _bug(error))
+        out += self._progress(hosted, news.bytes)
+        if hosted.phase is Phase.OPEN:
+            out += self._settle(hosted)
+        return [*out, *self._answer_reads(hosted)]
+
+    def _go_on(self, hosted: _Hosted, freed: list[tuple[Any, pa.RecordBatch, bool]]) -> list[Out]:
+        """Apply rows that waited."""
+        out: list[Out] = []
+        for (name, number), rows, last in freed:
+            assert hosted.runtime is not None
+            applied = hosted.feeders[name].applied[number]
+            output = hosted.runtime.apply(rows)
+            if output is not None:
+                applied.outputs.append(output)
+            if last:
+                applied.output = _joined(applied.outputs)
+                applied.outputs = []
+                peers, applied.waiting = applied.waiting or [], None
+                out += [(peer, m.Applied(hosted.turn, number), applied.output) for peer in peers]
+        return out
+
+    def _not_restored(self, hosted: _Hosted, error: BedloadError) -> list[Out]:
+        hosted.unrestored = error
+        hosted.orders = {}
+        hosted.base = NO_TURN
+        hosted.parking.forget()
+        refusal = m.Refused(m.WireError.of(error))
+        out: list[Out] = [(peer, refusal, None) for peer, _, _ in hosted.reads]
+        hosted.reads = []
+        if hosted.phase is Phase.OPEN:
+            out += self._fail(hosted, error)
+        return [*out, *self._progress(hosted, 0, error)]
+
+    def _progress(self, hosted: _Hosted, read: int, error: BedloadError | None = None) -> list[Out]:
+        keys = 0 if hosted.runtime is None else hosted.runtime.keys
+        wire = None if error is None else m.WireError.of(error)
+        left = hosted.parking.left
+        news = m.Restored(self.worker, hosted.name, hosted.base, hosted.restored, left, keys, read, wire)
+        return [(COORDINATOR, news, None)]
+
+    def _answer_reads(self, hosted: _Hosted) -> list[Out]:
+        reads, hosted.reads = hosted.reads, []
+        return [step for read in reads for step in self._look(*read)]
+
+    def _settle_loss(self, message: m.Settle) -> list[Out]:
+        # SUBTLE: a sealed turn may be whole, by what the lost worker wrote before it went, and committed by Spark.
+        hosted = self._hosted.get(message.operator)
+        sealed = hosted is not None and hosted.turn == message.turn and hosted.phase is Phase.SEALED
+        out: list[Out] = []
+        if hosted is not None and hosted.turn == message.turn and hosted.phase is Phase.OPEN:
+            out = self._roll_back(hosted, message.error.error())
+        return [*out, (COORDINATOR, m.Settled(self.worker, message.operator, message.turn, sealed), None)]
 
     # --- from feeders ---
 
@@ -349,6 +496,9 @@ class WorkerMachine:
             known = self._apply_first(hosted, feeder, message, body)
         elif known.checksum != message.checksum:
             raise _different(hosted, f"batch {message.number} of feeder {message.feeder} has other rows")
+        if known.waiting is not None:
+            known.waiting.append(peer)
+            return []
         return [(peer, m.Applied(message.turn, message.number), known.output)]
 
     def _apply_first(self, hosted: _Hosted, feeder: _Feeder, message: m.Apply, body: Body) -> _Applied:
@@ -356,9 +506,15 @@ class WorkerMachine:
             raise _different(hosted, f"batch {message.number} of feeder {message.feeder} was not there")
         assert hosted.runtime is not None
         assert body is not None
-        output = hosted.runtime.apply(unpack(body, feeder.schema))
+        rows, parked = hosted.parking.cut((message.feeder, message.number), unpack(body, feeder.schema))
+        applied = _Applied(message.checksum, None, waiting=[] if parked else None)
+        output = None if rows is None else hosted.runtime.apply(rows)
+        if output is not None:
+            if parked:
+                applied.outputs.append(output)
+            else:
+                applied.output = output.serialize()
         feeder.last = message.number
-        applied = _Applied(message.checksum, None if output is None else output.serialize())
         feeder.applied[message.number] = applied
         return applied
 
@@ -388,6 +544,8 @@ class WorkerMachine:
             return self._fail(hosted, error)
         done = [feeder for feeder in feeders.values() if feeder.batches is not None]
         if len(done) == hosted.expected:
+            if not hosted.parking.empty:
+                return []  # the last state to arrive comes back here
             try:
                 return self._seal(hosted)
             except Exception as error:
@@ -409,13 +567,15 @@ class WorkerMachine:
         assert runtime is not None
         started = self._clock.monotonic()
         output = runtime.seal()
-        self._durability.persist(self.worker, hosted.name, hosted.query, hosted.epoch, hosted.turn, runtime.changes())
+        written = self._durability.persist(
+            self.worker, hosted.name, hosted.query, hosted.epoch, hosted.turn, runtime.delta
+        )
         hosted.phase = Phase.SEALED
         sharing = [hosted.feeders[name] for name in sorted(hosted.feeders) if not hosted.feeders[name].released]
         if output is not None:
             _share(output, sharing)
         busy = hosted.busy + self._clock.monotonic() - started
-        sealed = m.Sealed(self.worker, hosted.name, hosted.turn, runtime.rows, runtime.keys, busy)
+        sealed = m.Sealed(self.worker, hosted.name, hosted.turn, runtime.rows, runtime.keys, busy, written)
         out: list[Out] = [(COORDINATOR, sealed, None)]
         for feeder in sharing:
             out += [(peer, m.Finished(hosted.turn), feeder.share) for peer in feeder.waiting]
@@ -433,6 +593,13 @@ class WorkerMachine:
         if isinstance(message, m.Inspect):
             keys, groups = (runtime.keys, runtime.groups) if runtime is not None else (0, 0)
             return [(peer, m.Inspected(keys, groups), None)]
+        # SUBTLE: a replacement that was not told yet what it owns has no state to look for a key in.
+        unknown = self._durable and message.group not in hosted.owned
+        if unknown or hosted.parking.absent(message.group):
+            hosted.reads.append((peer, message, None if body is None else bytes(body)))
+            return []
+        if hosted.unrestored is not None:
+            return [(peer, m.Refused(m.WireError.of(hosted.unrestored)), None)]
         state = None
         if runtime is not None and body is not None:
             state = runtime.read_batch(message.group, _one_key(body))
@@ -456,6 +623,27 @@ def _different(hosted: _Hosted, what: str) -> NotDeterministic:
 def _bug(error: Exception) -> ProtocolError:
     """Whatever else goes wrong ends the turn as well, and is not swallowed."""
     return ProtocolError("".join(traceback.format_exception(error)))
+
+
+def _waiting(feeder: _Feeder) -> list[Peer]:
+    """Whoever waits for an answer to something of a feeder."""
+    return [*feeder.waiting, *(peer for applied in feeder.applied.values() for peer in applied.waiting or ())]
+
+
+def _of_groups(state: pa.RecordBatch | None, groups: list[KeyGroup], there: int) -> pa.RecordBatch | None:
+    """The part of a state that is still wanted."""
+    if state is None or len(groups) == there:
+        return state
+    return state.filter(pa.array(np.isin(state.column(0).to_numpy(zero_copy_only=False), groups)))
+
+
+def _joined(outputs: list[pa.RecordBatch]) -> Body:
+    """Several outputs as one."""
+    if not outputs:
+        return None
+    if len(outputs) == 1:
+        return outputs[0].serialize()
+    return pa.concat_batches(outputs).serialize()
 
 
 def _share(output: pa.RecordBatch, feeders: list[_Feeder]) -> None:

@@ -9,21 +9,33 @@ own traceback, the key and the epoch.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol, TypeAlias
 
 import pyarrow as pa
 
-from bedload.core.errors import BedloadError, OperatorFailed
+from bedload.core.errors import BedloadError, OperatorFailed, ProtocolError
 from bedload.core.ids import NO_EPOCH, Epoch, KeyGroup, OperatorName, WorkerId
+from bedload.keys import freeze_keys
 from bedload.state import RecordLayout, codec
 from bedload.store import Changes, RowStore
+from bedload.store.deltas import (
+    SmallDelta,
+    StateVariable,
+    describe,
+    installable,
+    plain_columns,
+    rows_delta,
+    spans,
+)
 from bedload.worker.failures import operator_failed
 from bedload.worker.grouping import group_rows
 from bedload.worker.operator import Context, Operator, make_shared, share, state_of
 from bedload.worker.outputs import OutputRows
 from bedload.worker.rows import SortedBatch, row_type, rows_of
+
+Layout: TypeAlias = Literal["rows", "columns"]
 
 
 @dataclass(frozen=True)
@@ -37,6 +49,18 @@ class Deployment:
     columns: tuple[str, ...]
     """The input's columns, without the key group."""
     output: pa.Schema
+    key_types: tuple[pa.DataType, ...] = ()
+    """The types of the key's columns; who keeps deltas must give them."""
+
+    @property
+    def layout(self) -> Layout:
+        """How its state lies in memory."""
+        return "rows"
+
+    @property
+    def variables(self) -> tuple[StateVariable, ...]:
+        """The state variables."""
+        return describe(state_of(self.operator))
 
     def prepare(self) -> None:
         """Nothing to do: rows run as they are."""
@@ -51,6 +75,8 @@ class Runtime(Protocol):
 
     rows: int
     """Input rows of the current epoch."""
+    durable: bool
+    """Set it if every seal is followed by a :meth:`delta`: then part of the work is done on the way."""
 
     def redeploy(self, deployment: Any) -> None:
         """New code for the same state, between epochs."""
@@ -74,6 +100,22 @@ class Runtime(Protocol):
 
     def changes(self) -> Iterator[Changes]:
         """What the epoch changed, by key group; after the seal."""
+        ...
+
+    def delta(self) -> pa.RecordBatch | None:
+        """What the epoch changed, in delta form (:mod:`bedload.store.deltas`); None if nothing. After the seal."""
+        ...
+
+    def install(self, groups: Collection[KeyGroup], state: pa.RecordBatch | None) -> None:
+        """Put these key groups in with this committed state, in state form; None or no rows: they are empty.
+
+        An epoch may be under way, as long as it has not met these key groups. They must have no state yet.
+        A variable that the state does not have gets its default.
+        """
+        ...
+
+    def drop(self, groups: Iterable[KeyGroup]) -> None:
+        """Forget the state of these key groups: they live elsewhere now. Between epochs."""
         ...
 
     def commit(self) -> None:
@@ -115,6 +157,21 @@ class Startable(Protocol):
         """The operator's name."""
         ...
 
+    @property
+    def layout(self) -> Layout:
+        """How its state lies in memory."""
+        ...
+
+    @property
+    def key_types(self) -> tuple[pa.DataType, ...]:
+        """The types of the key's columns."""
+        ...
+
+    @property
+    def variables(self) -> tuple[StateVariable, ...]:
+        """The state variables, with what is to be known of them without the operator's code."""
+        ...
+
     def prepare(self) -> None:
         """Do at a worker, when the deployment arrives, what the first batch should not wait for."""
         ...
@@ -132,7 +189,9 @@ class OperatorRuntime:
         self._stores: dict[KeyGroup, RowStore] = {}
         self._context = Context(deployment.name, worker, NO_EPOCH)
         self._waiting: list[pa.RecordBatch] = []
+        self._delta: SmallDelta | None = None
         self.rows = 0
+        self.durable = False
         self._bind(deployment)
 
     def _bind(self, deployment: Deployment) -> None:
@@ -186,10 +245,16 @@ class OperatorRuntime:
             self._waiting = []
             for batch in whole:
                 self._process(batch, outputs)
-        if self._has_result:
-            self._results(outputs)
-        for store in self._stores.values():
+        self._delta = None if self._layout.gather is None or not self.durable else SmallDelta(self._layout)
+        # All steps on one key group, then on the next: its objects are in the processor's cache by then.
+        for group, store in self._stores.items():
+            if not store.sizes().touched:
+                continue
+            if self._has_result:
+                self._results(store, outputs)
             store.seal()
+            if self._delta is not None:
+                self._delta.add(group, store.gather)
         return outputs.batch()
 
     def changes(self) -> Iterator[Changes]:
@@ -197,6 +262,48 @@ class OperatorRuntime:
         for store in self._stores.values():
             if store.sizes().touched:
                 yield store.changes()
+
+    def delta(self) -> pa.RecordBatch | None:
+        """What the epoch changed, in delta form; call it after :meth:`seal`."""
+        name, types, key = self.deployment.name, self.deployment.key_types, self.deployment.key
+        if len(types) != len(key):
+            raise ProtocolError(
+                f"operator {name}: no delta can be written, because the deployment has {len(types)} key_types for "
+                f"{len(key)} key columns; give it one for each"
+            )
+        touched = [group for group, store in self._stores.items() if store.sizes().touched]
+        if self._layout.gather is not None:
+            made, self._delta = self._delta or SmallDelta(self._layout), None
+            if not self.durable:
+                for group in touched:
+                    made.add(group, self._stores[group].gather)
+            return made.batch(types)
+        return rows_delta(self._layout, [self._stores[group].written() for group in sorted(touched)], types)
+
+    def install(self, groups: Collection[KeyGroup], state: pa.RecordBatch | None) -> None:
+        """Put these key groups in with this committed state."""
+        for group in groups:
+            store = self._stores.get(group)
+            if store is not None and any(store.sizes()):
+                raise ProtocolError(
+                    f"operator {self.deployment.name}: key group {group} has state already; drop it before the install"
+                )
+        stores = {group: RowStore(group, self._layout, self._row) for group in groups}
+        if state is not None and state.num_rows:
+            found = installable(state, len(self.deployment.key), groups)
+            keys, values = freeze_keys(found.keys), plain_columns(self._layout.specs, found.state)
+            for group, first, end in spans(found.groups):
+                stores[group].load(keys[first:end], {name: column[first:end] for name, column in values.items()})
+        self._stores.update(stores)
+
+    def drop(self, groups: Iterable[KeyGroup]) -> None:
+        """Forget the state of these key groups; between epochs."""
+        if self._waiting or any(store.sizes().touched for store in self._stores.values()):
+            raise ProtocolError(
+                f"operator {self.deployment.name}: key groups were dropped within an epoch; end it first"
+            )
+        for group in groups:
+            self._stores.pop(group, None)
 
     def commit(self) -> None:
         """The epoch counts."""
@@ -268,23 +375,22 @@ class OperatorRuntime:
             raise self._failed("process", error, key=key) from error
         return outputs
 
-    def _results(self, outputs: OutputRows) -> None:
+    def _results(self, store: RowStore, outputs: OutputRows) -> None:
         context, result = self._context, self._row.result
         add_row, add_key = outputs.rows.append, outputs.keys.append
         key: Any = None
         try:
-            for store in self._stores.values():
-                for item in store.changed():
-                    key = item._bedload_key
-                    returned = result(item, key, context)
-                    if type(returned) is tuple:
-                        add_row(returned)
-                        add_key(key)
-                    elif returned is not None:
-                        outputs.add(key, returned)
-                    if context._forgotten:
-                        context._forgotten = False
-                        store.forget(key)
+            for item in store.changed():
+                key = item._bedload_key
+                returned = result(item, key, context)
+                if type(returned) is tuple:
+                    add_row(returned)
+                    add_key(key)
+                elif returned is not None:
+                    outputs.add(key, returned)
+                if context._forgotten:
+                    context._forgotten = False
+                    store.forget(key)
         except BedloadError:
             raise
         except Exception as error:

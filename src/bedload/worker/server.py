@@ -7,8 +7,12 @@ feeder cannot hold up another (two feeders of chained operators in one task woul
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
+import sys
+import threading
+import traceback
 from collections.abc import Callable
 
 import cloudpickle
@@ -19,7 +23,9 @@ from bedload.core.ids import WorkerId
 from bedload.protocol import messages as m
 from bedload.protocol.messages import Body
 from bedload.transport import Endpoint, Handler, Peer
-from bedload.worker.machine import COORDINATOR, Out, WorkerMachine
+from bedload.worker.durability import Load, Loaded, LoadFailed
+from bedload.worker.durable import CheckpointDurability, Compactor, Loader, Place
+from bedload.worker.machine import COORDINATOR, LOADER, Out, WorkerMachine
 from bedload.worker.runtime import Startable
 
 
@@ -38,15 +44,44 @@ def load_deployment(payload: bytes) -> Startable:
     return deployment
 
 
+def _preload(place: Place | None) -> threading.Thread | None:
+    """Load in the background what reading state back needs, if there was an attachment before that may have left some.
+
+    The driver plans the query meanwhile, so nobody waits for it. Without state to read back, a worker of operators on
+    rows never needs the compiled code, and is smaller without it.
+    """
+    if place is None or place.generation <= 1:
+        return None
+    thread = threading.Thread(target=_load_compiled, name="bedload-preload", daemon=True)
+    thread.start()
+    return thread
+
+
+def _load_compiled() -> None:
+    # Whatever is wrong comes again where it is used, and is reported there.
+    with contextlib.suppress(Exception):
+        import bedload.checkpoint.restore  # noqa: F401
+        from bedload.store.columns import warm_up
+
+        warm_up()
+
+
 class WorkerServer(Handler):
     """One worker: listens for feeders and readers, and keeps a connection to the coordinator."""
 
-    def __init__(self, worker: WorkerId, coordinator: str, secret: bytes, host: str) -> None:
-        self._machine = WorkerMachine(worker, load_deployment, SystemClock())
+    def __init__(
+        self, worker: WorkerId, coordinator: str, secret: bytes, host: str, place: Place | None = None
+    ) -> None:
+        storage = None if place is None else place.open()
+        durability = None if storage is None or place is None else CheckpointDurability(storage, place.generation)
+        self._loader = None if storage is None else Loader(storage)
+        self._compactor = None if place is None else Compactor(worker, place)
+        self._machine = WorkerMachine(worker, self._load_deployment, SystemClock(), durability)
         self._endpoint = Endpoint(host, secret=secret, handler=self)
         self._coordinator = self._endpoint.connect(coordinator)
         register = m.Register(worker, self._endpoint.address, os.getpid())
         self._coordinator.send(m.encode(register))
+        self._preloading = _preload(place)
 
     def run(self) -> None:
         """Serve until the coordinator says stop or is gone."""
@@ -58,6 +93,8 @@ class WorkerServer(Handler):
         try:
             self._endpoint.run()
         finally:
+            if self._compactor is not None:
+                self._compactor.close()
             self._machine.close()
             self._endpoint.close()
             gc.set_threshold(*before)  # Spark reuses the process of a task
@@ -69,6 +106,10 @@ class WorkerServer(Handler):
         if isinstance(message, m.Stop):
             self._endpoint.stop()
             return
+        if isinstance(message, m.Compact):
+            assert self._compactor is not None
+            self._compactor.start(message, self._compacted)
+            return
         source = COORDINATOR if peer is self._coordinator else peer
         self._send(self._machine.handle(source, message, body))
 
@@ -79,11 +120,35 @@ class WorkerServer(Handler):
         else:
             self._send(self._machine.gone(peer))
 
+    def on_error(self, peer: Peer | None, error: BaseException) -> None:
+        """A caller without the secret, or a bug: either is for the log."""
+        print(f"worker {self._machine.worker}: {peer or 'loop'}:", file=sys.stderr)
+        traceback.print_exception(error)
+
+    def _load_deployment(self, payload: bytes) -> Startable:
+        if self._preloading is not None:
+            # What it imports, the operator may import too: one at a time, so that neither sees modules half made.
+            self._preloading.join()
+        return load_deployment(payload)
+
     def _send(self, out: list[Out]) -> None:
         for to, message, body in out:
+            if isinstance(message, Load):
+                assert to == LOADER
+                assert self._loader is not None
+                self._loader.start(message, self._loaded)
+                continue
             target = self._coordinator if to == COORDINATOR else to
             assert isinstance(target, Peer)
             target.send(m.encode(message), _buffers(body))
+
+    # --- from other threads ---
+
+    def _loaded(self, news: Loaded | LoadFailed) -> None:
+        self._endpoint.call_soon(lambda: self._send(self._machine.loaded(news)))
+
+    def _compacted(self, message: m.Compacted, parts: bytes | None) -> None:
+        self._endpoint.call_soon(lambda: self._send([(COORDINATOR, message, parts)]))
 
 
 def _buffers(body: Body) -> tuple[memoryview, ...]:
@@ -92,6 +157,11 @@ def _buffers(body: Body) -> tuple[memoryview, ...]:
     return (memoryview(body),)
 
 
-def serve(worker: WorkerId, coordinator: str, secret: bytes, host: Callable[[str], str]) -> None:
-    """Run a worker in this process until the cluster ends. ``host`` gives the address to listen on."""
-    WorkerServer(worker, coordinator, secret, host(coordinator)).run()
+def serve(
+    worker: WorkerId, coordinator: str, secret: bytes, host: Callable[[str], str], place: Place | None = None
+) -> None:
+    """Run a worker in this process until the cluster ends.
+
+    ``host`` gives the address to listen on, ``place`` the checkpoint; without one, state is in memory only.
+    """
+    WorkerServer(worker, coordinator, secret, host(coordinator), place).run()

@@ -20,6 +20,7 @@ from bedload.core.errors import DefinitionError, OutputError, StateTypeError
 from bedload.state import StateSpec
 from bedload.state.types import OptionalNode, ScalarNode
 from bedload.store.columns import ColumnSpec, ColumnTable
+from bedload.store.columns.distinct import distinct
 from bedload.store.columns.index import Slots
 from bedload.worker.operator import Context, OperatorMeta
 
@@ -80,7 +81,7 @@ class VectorOperator(metaclass=OperatorMeta):
     ``process`` returns the new state (variables that are left out stay as they are), or a pair of that and outputs.
     ``result`` is called at the end of the epoch with the keys that changed in it and their state, and returns outputs:
     a mapping from output column to array, or a record batch. State variables are scalars: bool, int, float, str, bytes,
-    date, and ``X | None`` of these.
+    date, and ``X | None`` of these. Dates come as ``datetime64[D]``.
     """
 
     __slots__ = ()
@@ -174,12 +175,12 @@ class VectorLogic:
 
     def update(self, table: ColumnTable, slots: Slots, batch: pa.RecordBatch, ctx: Context) -> pa.RecordBatch | None:
         """Gather the state of the batch's distinct keys, call ``process``, scatter what it returns."""
-        distinct, index = np.unique(slots, return_inverse=True)
-        view = VectorBatch(batch, index, table.keys(distinct))
-        returned = self._user.process(view, self._gather(table, distinct), ctx)
+        met, index = distinct(slots)
+        view = VectorBatch(batch, index.astype(np.int64), table.keys(met))
+        returned = self._user.process(view, self._gather(table, met), ctx)
         state, outputs = returned if isinstance(returned, tuple) else (returned, None)
         if state is not None:
-            self._scatter(table, distinct, state)
+            self._scatter(table, met, state)
         return self._batch(outputs)
 
     def result(self, table: ColumnTable, slots: Slots, ctx: Context) -> pa.RecordBatch | None:
@@ -193,10 +194,14 @@ class VectorLogic:
         state = {}
         for spec in self.columns:
             values = table.values(spec.name)[slots]
+            if pa.types.is_date(spec.type):
+                values = values.astype("datetime64[D]")
             if spec.nullable:
                 valid = table.valid(spec.name)[slots]
                 if not valid.all():
-                    values = values.astype(np.float64 if values.dtype.kind in "iuf" else object)
+                    # Numbers have no null of their own; what None turns into in dates is NaT.
+                    if values.dtype.kind != "M":
+                        values = values.astype(np.float64 if values.dtype.kind in "iuf" else object)
                     values[~valid] = np.nan if values.dtype.kind == "f" else None
             state[spec.name] = values
         return state

@@ -1,0 +1,182 @@
+"""An operator's place in its checkpoint: which state it stands on, and what its workers need to get there. Pure.
+
+Invariants: ``head`` is the turn of the committed state that the next epoch builds upon (None: the empty state). A
+worker *holds* a turn when the state at that turn is in its memory, or is being read there. Whoever holds another one
+than the head gets a ``Restore`` before its next ``Begin``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from bedload.checkpoint.history import History
+from bedload.checkpoint.orders import RestoreOrder, encode_order
+from bedload.checkpoint.records import OperatorSchema, TurnRecord, pack_owners
+from bedload.core.ids import (
+    NO_EPOCH,
+    NO_QUERY,
+    NO_TURN,
+    DeploymentId,
+    Epoch,
+    Generation,
+    KeyGroup,
+    QueryId,
+    RunId,
+    Turn,
+    WorkerId,
+    make_turn,
+)
+from bedload.keys import RoutingTable
+from bedload.protocol import messages as m
+
+
+class Lineage:
+    """One operator of a durable cluster."""
+
+    def __init__(
+        self,
+        generation: Generation,
+        history: History,
+        schemas: Mapping[int, OperatorSchema],
+        current: int | None = None,
+    ) -> None:
+        """``current`` is the number of the schema that state is written in from now on; the last one if not given."""
+        self.generation = generation
+        self.history = history
+        self.schemas = dict(schemas)
+        """By number."""
+        self._current = max(self.schemas) if current is None else current
+        self.head: Turn | None = None
+        self.locations: dict[QueryId, str] = {}
+        """Where each query has its Spark checkpoint, as far as known."""
+        self._holds: dict[WorkerId, Turn | None] = {}
+        self._partakers: set[WorkerId] = set()
+        """The workers that have been in the current turn from its beginning."""
+        self._reading: dict[WorkerId, Turn] = {}
+        """The state that a worker was told to read last, until it has all that it was told to read."""
+        self._owed: dict[WorkerId, set[KeyGroup]] = {}
+        """Key groups that a worker took over from a lost one, and has not got yet."""
+        for turn in reversed(history.chain()):
+            record = history.record(turn)
+            if record is not None and record.location:
+                self.locations[record.query] = record.location
+
+    @property
+    def schema(self) -> OperatorSchema:
+        """The shape of the state now."""
+        return self.schemas[self._current]
+
+    def next_turn(self, last: Turn) -> Turn:
+        """The turn after this one: larger than all of former attachments."""
+        return max(Turn(last + 1), make_turn(self.generation, 0))
+
+    def record(
+        self,
+        turn: Turn,
+        query: QueryId,
+        run: RunId,
+        epoch: Epoch,
+        routing: RoutingTable,
+        committed: Mapping[QueryId, Epoch],
+    ) -> TurnRecord:
+        """The record of a turn that begins now on the head."""
+        return TurnRecord(
+            turn=turn,
+            parent=self.head,
+            generation=self.generation,
+            query=query,
+            run=run,
+            epoch=epoch,
+            location=self.locations.get(query, ""),
+            schema=self.schema.number,
+            owners=pack_owners(routing.owners),
+            workers=tuple(sorted({*routing.owners})),
+            committed={str(name): Epoch(last) for name, last in committed.items()},
+        )
+
+    # --- what workers hold ---
+
+    def lost(self, worker: WorkerId) -> None:
+        """Nothing is known of a worker's memory any more."""
+        self._holds.pop(worker, None)
+        self._owed.pop(worker, None)
+        self._reading.pop(worker, None)
+        self._partakers.discard(worker)
+
+    def has_read(self, worker: WorkerId, base: Turn) -> None:
+        """A worker has all that it was told to read, the state at this turn last."""
+        if self._reading.get(worker) == base:  # else it is word of an earlier order
+            del self._reading[worker]
+
+    @property
+    def being_read(self) -> bool:
+        """Whether a worker is reading state back, by a plan whose files must stay."""
+        return bool(self._reading)
+
+    def take_over(self, worker: WorkerId, groups: Iterable[KeyGroup]) -> None:
+        """A worker owns key groups that it has to read back."""
+        self._owed.setdefault(worker, set()).update(groups)
+
+    def adopt(self, other: Lineage) -> None:
+        """The state was given up; the new one is written in the schema of another lineage of the operator."""
+        self.schemas, self._current = dict(other.schemas), other._current
+
+    def reset(self) -> None:
+        """The state is given up: the next epoch starts from the empty one, which no worker is known to have."""
+        self.head = None
+        self._holds, self._owed, self._reading = {}, {}, {}
+
+    def begins(self, workers: Iterable[WorkerId]) -> None:
+        """A turn begins on the head, with these workers."""
+        self._partakers = set(workers)
+
+    def takes_part(self, worker: WorkerId) -> bool:
+        """Whether a worker has been in the current turn from its beginning."""
+        return worker in self._partakers
+
+    def committed(self, turn: Turn) -> None:
+        """A turn counts: it is the head, and every worker that took part in it has it."""
+        # SUBTLE: a replacement that came meanwhile has read the parent, and still has to get this one.
+        self._holds |= dict.fromkeys(self._partakers, turn)
+        self.head = turn
+
+    def restore(
+        self, worker: WorkerId, deployment: DeploymentId, groups: Iterable[KeyGroup], base: Turn | None
+    ) -> list[tuple[m.Message, bytes | None]]:
+        """What a worker must be told so that it holds the state at a turn; nothing if it does."""
+        owed = self._owed.pop(worker, set())
+        if worker in self._holds and self._holds[worker] == base:
+            if not owed:
+                return []
+            groups = sorted(owed)
+        else:
+            self._holds[worker] = base
+            self._reading.pop(worker, None)  # it forgets all that it was told before
+        if base is not None:
+            self._reading[worker] = base
+        return [self._order(deployment, groups, base)]
+
+    def _order(
+        self, deployment: DeploymentId, groups: Iterable[KeyGroup], base: Turn | None
+    ) -> tuple[m.Message, bytes | None]:
+        held = None if base is None else (self.history.record(base) or self.history.manifest(base))
+        epoch, query = (NO_EPOCH, NO_QUERY) if held is None else (held.epoch, held.query)
+        message = m.Restore(
+            self.history.operator, NO_TURN if base is None else base, deployment, tuple(groups), epoch, query
+        )
+        return message, None if base is None else self.order(base)
+
+    def order(self, turn: Turn) -> bytes:
+        """How to read the state at a turn, with the schemas that it went through and goes through now."""
+        plan = self.history.restore_plan(turn)
+        used = {record.schema for record in plan.deltas}
+        used |= {plan.snapshot.schema} if plan.snapshot is not None else set()
+        schemas: dict[int, OperatorSchema] = {}
+        wanted = {*used, self._current}
+        while wanted:
+            number = wanted.pop()
+            schemas[number] = self.schemas[number]
+            base = schemas[number].base
+            if base is not None and base not in schemas and base > min(used):
+                wanted.add(base)
+        return encode_order(RestoreOrder(schemas, self._current, plan.snapshot, plan.deltas))

@@ -1,0 +1,210 @@
+"""One run of the user's program: a Spark application with a cluster attached, from its claim to its end.
+
+An application may die at any moment, or be paused as a whole and wake up when another one has long taken its place.
+It then goes on where it was and believes to be the one; what it can still do is what the simulation is there to see.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from bedload.checkpoint.storage import Storage
+from bedload.control.compaction import Retention
+from bedload.control.coordinator import QueryFacts
+from bedload.control.instructions import InspectQuery, InspectStage
+from bedload.control.lineage import Lineage
+from bedload.core.errors import BedloadError, ProtocolError
+from bedload.core.ids import DeploymentId, Epoch, QueryId, WorkerId
+from bedload.testing.faults import Faults
+from bedload.testing.network import Network
+from bedload.testing.simulated_cluster import SimulatedDriver
+from bedload.testing.simulated_desk import Desk, location_of
+from bedload.testing.simulated_query import SimulatedQuery
+from bedload.testing.simulated_spark import SparkContext
+from bedload.testing.simulated_worker import SimulatedWorker
+from bedload.testing.watcher import Watcher
+from bedload.testing.workload import KEY_GROUPS, NAME
+from bedload.worker.runtime import Startable
+
+
+@dataclass(frozen=True)
+class World:
+    """What all applications of a simulation share."""
+
+    network: Network
+    faults: Faults
+    watcher: Watcher
+    queries: dict[QueryId, SimulatedQuery]
+    deployment: Startable
+    workers: int
+    slots: int
+    storage: Storage | None
+    retention: Retention
+    explain: Callable[[Exception, QueryId, Epoch], None]
+
+
+class Application:
+    """Attaches, runs the queries, ends."""
+
+    def __init__(self, world: World, number: int, ended: Callable[[Application], None]) -> None:
+        self.driver: SimulatedDriver | None = None
+        self.live = True
+        """It is the one that the user believes in."""
+        self._world = world
+        self._number = number
+        self._ended = ended
+        self._network = world.network.another()
+        self._spark: SparkContext | None = None
+        self._processes = 0
+
+    # --- its life ---
+
+    def start(self) -> None:
+        """Attach, step by step."""
+        self._network.after(self._network.delay(), self._attach if self._world.storage is None else self._claim)
+
+    def _claim(self) -> None:
+        if not self.live:
+            return
+        storage, world = self._world.storage, self._world
+        assert storage is not None
+        try:
+            desk = Desk(self._network, storage, world.watcher, self._number)
+        except BedloadError as error:
+            self._over(error)
+            return
+        self._network.note(f"generation {desk.generation} is claimed")
+        self._network.after(self._network.delay(), lambda: self._look(desk))
+
+    def _look(self, desk: Desk) -> None:
+        if not self.live:
+            return
+        try:
+            lineage = desk.lineage(self._world.deployment)
+        except BedloadError as error:
+            self._over(error)
+            return
+        self._attach(desk, lineage)
+
+    def _attach(self, desk: Desk | None = None, lineage: Lineage | None = None) -> None:
+        world = self._world
+        ids = [WorkerId(number) for number in range(world.workers)]
+        driver = self.driver = SimulatedDriver(
+            self._network,
+            world.watcher,
+            world.faults,
+            self,
+            ids,
+            lambda worker: self._make_worker(worker, desk),
+            desk=desk,
+            retention=world.retention,
+        )
+        self._spark = SparkContext(self._network, driver, world.faults, world.slots, self._explain)
+        driver.on_over = self._over
+        self._deploy(list(world.queries.values()), lineage)
+
+    def _deploy(self, queries: list[SimulatedQuery], lineage: Lineage | None) -> None:
+        """Apply the operator for one query after the other."""
+        driver = self.driver
+        assert driver is not None
+
+        def deployed(error: BedloadError | None) -> None:
+            if not self.live or (error is not None and self._world.faults.durable):
+                return  # the program is over; in memory only it goes on, to be refused
+            assert self._spark is not None
+            queries[0].attach(self._spark, deployment)
+            if len(queries) > 1:
+                self._deploy(queries[1:], lineage)
+
+        driver.on_deployed = deployed
+        deployment: DeploymentId
+        deployment, steps = driver.coordinator.deploy("deploy", NAME, KEY_GROUPS, b"", lineage=lineage)
+        driver.carry_out(steps)
+
+    def _make_worker(self, worker: WorkerId, desk: Desk | None) -> SimulatedWorker:
+        world = self._world
+        self._processes += 1
+        place = None if desk is None or world.storage is None else (world.storage, desk.generation)
+        first = self._number == 1 and self._processes <= world.workers
+        name = f"worker {worker}" if first else f"worker {worker} ({self._number}.{self._processes})"
+        return SimulatedWorker(self._network, worker, name, world.deployment, world.watcher, world.faults, place)
+
+    def _over(self, error: BedloadError) -> None:
+        """The cluster takes no more work. With a checkpoint the program ends, and whoever looks after it starts it."""
+        self._network.note(f"the cluster is over: {error}"[:300])
+        if self._world.faults.durable:
+            self._network.after(self._network.delay(), self.die)
+
+    def die(self) -> None:
+        """The program ends, and all that it started: sooner or later."""
+        if self.driver is not None and self.driver.alive:
+            self.driver.kill()
+        self._leave(lost=True)
+
+    def pause(self) -> None:
+        """The program and all that it started stand still, until they wake up."""
+        self._network.note("the program is paused with all that it started")
+        self._network.hold()
+        self._leave(lost=False)
+        world = self._world.network
+        world.after(5 + world.chance.delay(40), self._wake)
+
+    def _wake(self) -> None:
+        self._network.note("the paused program wakes up")
+        self._network.go_on()
+
+    def _leave(self, *, lost: bool) -> None:
+        if self.live:
+            self.live = False
+            if self.driver is not None:
+                self.driver.live = False
+            for query in self._world.queries.values():
+                query.detach(lost=lost)
+            self._ended(self)
+
+    def _explain(self, error: Exception, query: QueryId, epoch: Epoch) -> None:
+        if self.live:
+            self._world.explain(error, query, epoch)
+
+    # --- answering for Spark ---
+
+    def inspect_stage(self, step: InspectStage) -> None:
+        """Look at the running plan, some time later; the answer takes its time, too."""
+        self._network.after(self._network.delay(), lambda: self._look_at_stage(step))
+
+    def _look_at_stage(self, step: InspectStage) -> None:
+        assert self.driver is not None
+        assert self._spark is not None
+        driver, query = self.driver, self._world.queries[step.query]
+        delay = self._network.delay()
+        # A program that was paused believes that its query runs.
+        running = not self.live or (query.active and query.epoch == step.epoch)
+        if not running or self._world.faults.strikes("unreadable plan", 3):
+            error = ProtocolError(f"query {step.query} is not at epoch {step.epoch} any more")
+            self._network.after(delay, lambda: driver.tell(lambda c: c.stage_unknown(step.operator, step.turn, error)))
+            return
+        feeders = len(query.plan.epochs[step.epoch].partitions)
+        shape = self._spark.shapes[step.stage]
+        self._network.after(
+            delay,
+            lambda: driver.tell(lambda c: c.stage_inspected(step.operator, step.turn, step.stage, feeders, shape)),
+        )
+
+    def inspect_query(self, step: InspectQuery) -> None:
+        """Look at a query, some time later."""
+        self._network.after(self._network.delay(), lambda: self._look_at_query(step))
+
+    def _look_at_query(self, step: InspectQuery) -> None:
+        assert self.driver is not None
+        driver, query = self.driver, self._world.queries[step.query]
+        facts = QueryFacts(not self.live, None, frozenset())
+        if query.ran_here or step.location:
+            # What ran here is known; of another one the place must be, to read the log there.
+            committed = Epoch(query.committed - 1) if query.committed else None
+            active = query.active or not self.live
+            facts = QueryFacts(active, committed, frozenset(query.quiet), location_of(step.query), True)
+        self._network.after(
+            self._network.delay(),
+            lambda: driver.tell(lambda c: c.query_inspected(step.operator, step.query, step.turn, facts)),
+        )

@@ -1,0 +1,176 @@
+"""Compares what the machines of a simulation do with what is right.
+
+Invariants that the watcher keeps, at every moment:
+
+- a worker's committed state is the oracle's after the epochs that it should have, as far as it is there;
+- in memory only, the backup at the seal (all changes so far, applied to nothing) is the oracle's state;
+- a turn builds upon all epochs that Spark committed, each once, and on no other; so nothing that Spark was told is
+  lost or applied twice, whoever dies;
+- the epochs that are committed are in Spark's commit log, each once, in order;
+- a seal that is acknowledged is on record and in the storage, nobody has given its turn up for want of it, and every
+  later attachment that has looked has seen it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+from bedload.checkpoint import paths
+from bedload.control.instructions import EpochEnded
+from bedload.core.ids import NO_TURN, Epoch, Generation, QueryId, Turn, WorkerId, generation_of
+from bedload.testing.oracle import History, Oracle
+from bedload.testing.simulated_storage import MemoryStorage
+from bedload.testing.workload import GROUP_OF, NAME
+
+Plain = dict[str, dict[str, Any]]
+
+
+class CommitLog(Protocol):
+    """What Spark knows of a query."""
+
+    committed: int
+    """The commit log has the epochs below this."""
+    high: int
+    """As many it had at most."""
+    quiet: set[Epoch]
+    lossy: set[Epoch]
+    went_back: bool
+    """Its checkpoint was set back."""
+
+
+class Watched(Protocol):
+    """A worker that is looked at."""
+
+    name: str
+    worker: WorkerId
+    history: History
+    """The epochs whose state it should have."""
+
+    def state(self) -> tuple[Plain, set[str]]:
+        """The committed state that is here, and the keys that should be."""
+        ...
+
+
+class Watcher:
+    """Knows what is right."""
+
+    def __init__(self, oracle: Oracle, logs: dict[QueryId, CommitLog], storage: MemoryStorage | None) -> None:
+        self._oracle = oracle
+        self._logs = logs
+        self._storage = storage
+        self.history: History = ()
+        """All epochs that were committed, in their order; what a checkpoint went back behind is left out."""
+        self.base: dict[Turn, History] = {}
+        """What each turn began on."""
+        self.histories: dict[Turn, History] = {NO_TURN: ()}
+        """The epochs in the state at each turn."""
+        self.aborted = 0
+        self.committed = 0
+        self._forgiven: set[tuple[QueryId, Epoch]] = set()
+        """Epochs that went when the checkpoint of another query was set back."""
+        self._latest: History = ()
+        self._back = 0
+        """How many epochs Spark went back in all."""
+        self._given_up: dict[Turn, frozenset[WorkerId]] = {}
+        """Turns that are not whole, and whose segments were not there when somebody looked."""
+        self._seen: dict[Generation, frozenset[str]] = {}
+
+    # --- turns ---
+
+    def begun(self, turn: Turn, query: QueryId, epoch: Epoch, base: History, *, live: bool = True) -> None:
+        """A turn begins on the state after these epochs; one of a program that is over may begin where it likes."""
+        self.base[turn] = base
+        self.histories[turn] = (*base, (query, epoch))
+        if not live:
+            return
+        where = f"turn {turn} ({query}, epoch {epoch}) on {base}"
+        log = self._logs[query]
+        mine = [done for name, done in base if name == query]
+        wanted = [Epoch(e) for e in range(epoch) if e not in log.quiet]
+        assert mine == wanted, f"{where}: of this query it should be {wanted}"
+        if log.went_back and self._latest[: len(base)] == base:
+            gone = self._latest[len(base) :]
+            self._back += len(gone)
+            self._forgiven |= {epoch for epoch in gone if epoch[0] != query}
+        for name, other in self._logs.items():
+            if name == query:
+                continue
+            there = {done for owner, done in base if owner == name}
+            due = {Epoch(e) for e in range(other.committed)} - other.quiet - other.lossy
+            missing = {e for e in due - there if (name, e) not in self._forgiven}
+            assert not missing, f"{where}: Spark committed {missing} of {name}, too"
+            assert all(e < other.high for e in there), f"{where}: Spark never committed all of {name}"
+        self._latest = self.histories[turn]
+
+    def ended(self, event: EpochEnded) -> None:
+        """A coordinator ended an epoch."""
+        if not event.committed:
+            self.aborted += 1
+            return
+        epoch = event.query, event.epoch
+        assert event.epoch < self._logs[event.query].high, f"{epoch} was committed, but not by Spark"
+        self.committed += 1
+        if self._storage is None:
+            assert epoch not in self.history, f"{epoch} was committed twice"
+            later = [other for other in self.history if other[0] == event.query and other[1] > event.epoch]
+            assert not later, f"{epoch} was committed after {later}"
+            self.history = (*self.history, epoch)
+
+    # --- workers ---
+
+    def check_worker(self, worker: Watched) -> None:
+        """A worker's committed state is right."""
+        actual, keys = worker.state()
+        self._oracle.check_state(worker.history, actual, keys, worker.name)
+
+    def check_seal(self, worker: Watched, epoch: tuple[QueryId, Epoch], backup: Plain, keys: set[str]) -> None:
+        """What a worker in memory only seals is right."""
+        self._oracle.check_state((*worker.history, epoch), backup, keys, f"{worker.name} at the seal")
+
+    def acknowledged(self, worker: Watched, turn: Turn) -> None:
+        """A worker says that it has sealed a turn; what is said cannot be taken back."""
+        if self._storage is None:
+            return
+        where = f"{worker.name} acknowledged turn {turn}"
+        path = paths.delta(NAME, turn, worker.worker)
+        given_up = worker.worker in self._given_up.get(turn, ())
+        assert not given_up, f"{where}, which was given up because its segment was not there"
+        name = path.rpartition("/")[2]
+        later = {generation: seen for generation, seen in self._seen.items() if generation > generation_of(turn)}
+        blind = [generation for generation, seen in later.items() if name not in seen]
+        # One that came before its garbage was collected has told those after it, by the state that it wrote.
+        assert not later or min(later) not in blind, f"{where}, but the generations {blind} do not know of it"
+        if not later:
+            assert self._storage.exists(paths.turn(NAME, turn)), f"{where}, which is not on record"
+            assert self._storage.exists(path), f"{where}, but its segment is not there"
+
+    # --- attachments ---
+
+    def attached(self, generation: Generation, segments: Iterable[str]) -> None:
+        """An attachment has looked at what is there."""
+        self._seen[generation] = frozenset(segments)
+
+    def given_up(self, turn: Turn, missing: Iterable[WorkerId]) -> None:
+        """The coordinator is told that a turn is not whole, because the segments of these workers are not there."""
+        self._given_up[turn] = frozenset(missing)
+
+    # --- the end ---
+
+    def history_at(self, turn: Turn | None) -> History:
+        """The epochs in the state at a turn; None is the empty state."""
+        return self.histories[NO_TURN if turn is None else turn]
+
+    def distance(self, query: QueryId, epoch: Epoch) -> int | None:
+        """How many epochs back an epoch is from the latest that there ever was, at most; None if it is not known."""
+        if (query, epoch) not in self._latest:
+            return None
+        return self._back + len(self._latest) - self._latest.index((query, epoch))
+
+    def check_restored(self, turn: Turn, actual: Plain) -> None:
+        """What was read from the storage alone is the state at a turn."""
+        self._oracle.check_state(self.histories[turn], actual, set(GROUP_OF), f"the checkpoint at turn {turn}")
+
+    def is_forgiven(self, query: QueryId, epoch: Epoch) -> bool:
+        """Whether an epoch went because another query's checkpoint was set back."""
+        return (query, epoch) in self._forgiven

@@ -1,0 +1,167 @@
+"""A worker's part in a checkpoint: writing at the seal, reading state back, and snapshots beside the work.
+
+Invariants:
+
+- A seal is acknowledged only if, after its segment was written, no newer attachment had claimed the checkpoint and
+  nobody had given the turn up. Whoever claims or gives up does so first and looks for segments second. So one of the
+  two sees the other, and a turn is never both acknowledged and passed over.
+- Reading and compaction never run on the worker's own thread: what they find comes back as an event.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from bedload.checkpoint import paths
+from bedload.checkpoint.checkpoint import check_fence
+from bedload.checkpoint.intact import advise
+from bedload.checkpoint.orders import decode_order
+from bedload.checkpoint.segments import SegmentMeta, write_segment
+from bedload.checkpoint.storage import Storage, open_storage
+from bedload.core.errors import BedloadError, CheckpointDamaged, CheckpointError, EpochAborted
+from bedload.core.ids import Epoch, Generation, KeyGroup, OperatorName, QueryId, Turn, WorkerId
+from bedload.protocol import messages as m
+from bedload.worker.durability import Load, Loaded, LoadFailed
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Where a worker finds the checkpoint."""
+
+    url: str
+    generation: Generation
+    options: dict[str, Any] = {}
+
+    def open(self) -> Storage:
+        """The storage there."""
+        return open_storage(self.url, self.options)
+
+
+class CheckpointDurability:
+    """Writes what an epoch changed."""
+
+    def __init__(self, storage: Storage, generation: Generation) -> None:
+        self._storage = storage
+        self._generation = generation
+
+    def persist(
+        self,
+        worker: WorkerId,
+        operator: OperatorName,
+        query: QueryId,
+        epoch: Epoch,
+        turn: Turn,
+        delta: Callable[[], pa.RecordBatch | None],
+    ) -> int:
+        """Write the segment of a worker and turn, and make sure that it counts."""
+        path = paths.delta(operator, turn, worker)
+        meta = SegmentMeta(operator=operator, turn=turn, worker=worker, epoch=epoch, query=query, schema=0)
+        written = write_segment(self._storage, path, delta(), meta)
+        # SUBTLE: after the write, not before it. See the invariants.
+        check_fence(self._storage, self._generation)
+        if self._storage.exists(paths.abandoned(operator, turn)):
+            raise EpochAborted(f"operator {operator}: epoch {epoch} was given up while worker {worker} sealed it")
+        return written
+
+
+class Loader:
+    """Reads state back in the background."""
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+
+    def start(self, order: Load, deliver: Callable[[Loaded | LoadFailed], None]) -> None:
+        """Read what an order says; ``deliver`` gets it, some key groups at a time, on another thread."""
+        threading.Thread(target=self._run, args=(order, deliver), name="bedload-load", daemon=True).start()
+
+    def _run(self, order: Load, deliver: Callable[[Loaded | LoadFailed], None]) -> None:
+        try:
+            for news in load(self._storage, order):
+                deliver(news)
+        except BedloadError as error:
+            deliver(LoadFailed(order.operator, order.ticket, error))
+        except Exception as error:
+            problem = CheckpointError(f"operator {order.operator}: its state could not be read: {error!r}")
+            deliver(LoadFailed(order.operator, order.ticket, problem))
+
+
+def load(storage: Storage, order: Load) -> Any:
+    """Read what an order says, some key groups at a time."""
+    # Compiled code comes with it, which a worker without state to read back can do without.
+    from bedload.checkpoint.restore import Restore
+
+    wanted = decode_order(order.plan)
+    read = 0
+
+    def progress(_done: int, _total: int, size: int) -> None:
+        nonlocal read
+        read = size
+
+    target = wanted.schemas[wanted.target]
+    restore = Restore(storage, order.operator, target, wanted.plan, schemas=wanted.schemas)
+    try:
+        for groups, state in restore.chunks(order.groups, progress=progress):
+            yield Loaded(order.operator, order.ticket, tuple(KeyGroup(group) for group in groups), state, read)
+    except CheckpointDamaged as error:
+        raise advise(storage, order.operator, order.base, error) from error
+
+
+class Compactor:
+    """Writes snapshots in child processes of low priority."""
+
+    def __init__(self, worker: WorkerId, place: Place) -> None:
+        self._worker = worker
+        self._place = place
+        self._children: set[subprocess.Popen[bytes]] = set()
+        self._closed = False
+
+    def start(self, message: m.Compact, deliver: Callable[[m.Compacted, bytes | None], None]) -> None:
+        """Compact some key groups; ``deliver`` gets the answer on another thread."""
+        threading.Thread(target=self._run, args=(message, deliver), name="bedload-compact", daemon=True).start()
+
+    def close(self) -> None:
+        """End the children: a snapshot without a manifest counts for nothing."""
+        self._closed = True
+        for child in list(self._children):
+            child.kill()
+
+    def _run(self, message: m.Compact, deliver: Callable[[m.Compacted, bytes | None], None]) -> None:
+        try:
+            parts = msgspec.msgpack.encode(self._compact(message))
+        except Exception as error:
+            problem = error if isinstance(error, BedloadError) else CheckpointError(f"a compaction failed: {error!r}")
+            wire = m.WireError.of(problem)
+            deliver(m.Compacted(self._worker, message.operator, message.turn, wire), None)
+            return
+        deliver(m.Compacted(self._worker, message.operator, message.turn, None), parts)
+
+    def _compact(self, message: m.Compact) -> Any:
+        from bedload.checkpoint.compaction import COMMAND, Job, decode_result, encode_job
+
+        place = self._place
+        job = Job(
+            url=place.url, options=place.options, operator=message.operator, turn=message.turn, groups=message.groups
+        )
+        # SUBTLE: a worker inside a Spark task may have found its packages by ways that a child does not know of.
+        environment = dict(os.environ, PYTHONPATH=os.pathsep.join(filter(None, sys.path)))
+        with subprocess.Popen(
+            COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
+        ) as child:
+            self._children.add(child)
+            try:
+                if self._closed:
+                    child.kill()
+                output, errors = child.communicate(encode_job(job))
+            finally:
+                self._children.discard(child)
+        if not output:
+            tail = errors.decode(errors="replace")[-2000:]
+            raise CheckpointError(f"a compaction ended with code {child.returncode} and no result: {tail}")
+        return decode_result(output)

@@ -1,0 +1,20 @@
+"""Looking for a seed that notices a broken protocol."""
+
+from __future__ import annotations
+
+import pytest
+
+from bedload.testing import Scenario, simulate
+
+Patch = pytest.MonkeyPatch
+SEEDS = 150
+
+
+def first_failure(scenario: Scenario, start: int = 0) -> str | None:
+    """What the first seed that fails says; ``start`` saves the time of those that are known not to."""
+    for seed in range(start, start + SEEDS):
+        try:
+            simulate(seed, scenario)
+        except AssertionError as error:
+            return str(error)
+    return None

@@ -1,0 +1,313 @@
+"""The simulator can fail over durable state, too: each of these broken protocols is caught by some seed.
+
+As in ``test_mutants``: a mutant changes one decision, and one that survives would mean that the simulator does not look
+at what the decision is for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from tests.simulation.mutants import Patch, first_failure
+
+from bedload.checkpoint import paths
+from bedload.checkpoint.checkpoint import Checkpoint
+from bedload.checkpoint.history import Base, History
+from bedload.control.compaction import Compaction
+from bedload.control.epochs import OperatorEpochs
+from bedload.control.lineage import Lineage
+from bedload.core.errors import StoreError
+from bedload.testing import Scenario
+from bedload.testing.faults import ALWAYS
+from bedload.testing.simulated_application import Application
+from bedload.testing.simulated_desk import Desk
+from bedload.testing.simulated_storage import SlowStorage
+from bedload.testing.workload import NAME
+from bedload.worker import durable
+from bedload.worker.durable import CheckpointDurability
+from bedload.worker.machine import WorkerMachine
+from bedload.worker.parking import Parking
+from bedload.worker.runtime import OperatorRuntime
+
+
+def scenario(*faults: str) -> Scenario:
+    return Scenario(ALWAYS | {*faults}, 0.3, durable=True)
+
+
+LOSSES = scenario("lost worker", "cut off worker", "killed in the seal", "cut off in the seal")
+RESTORES = scenario("lost worker", "lost workers", "lost driver")
+ZOMBIES = scenario("paused cluster", "lost driver")
+BACK = scenario("set back", "lost driver")
+
+
+# --- writing ---
+
+
+def fence_is_not_checked(patch: Patch) -> None:
+    patch.setattr(durable, "check_fence", lambda storage, generation: None)
+
+
+def fence_is_checked_before_the_write(patch: Patch) -> None:
+    original, check = CheckpointDurability.persist, durable.check_fence
+
+    def persist(self: Any, *arguments: Any) -> Any:
+        check(self._storage, self._generation)
+        return original(self, *arguments)
+
+    patch.setattr(CheckpointDurability, "persist", persist)
+    patch.setattr(durable, "check_fence", lambda storage, generation: None)
+
+
+def abandoned_mark_is_not_checked(patch: Patch) -> None:
+    original = SlowStorage.exists
+
+    def exists(self: Any, path: str) -> bool:
+        return not path.endswith(".abandoned") and original(self, path)
+
+    patch.setattr(SlowStorage, "exists", exists)
+
+
+def turn_is_given_up_without_a_mark(patch: Patch) -> None:
+    # Looks first and marks second: a seal that comes between is acknowledged and passed over.
+    original = Desk.check_turn
+
+    def check_turn(self: Any, step: Any, workers: Any) -> None:
+        there = set(self._storage.list(paths.deltas(step.operator)))
+        missing = [w for w in workers if paths.delta(step.operator, step.turn, w).rpartition("/")[2] not in there]
+        if not missing:
+            original(self, step, workers)
+            return
+        self._watcher.given_up(step.turn, missing)
+        self._later(lambda: lambda c: c.turn_checked(step.operator, step.turn, False), lambda error: None)
+
+    patch.setattr(Desk, "check_turn", check_turn)
+
+
+def expect_comes_before_the_record(patch: Patch) -> None:
+    original = OperatorEpochs._begin
+
+    def begin(self: Any, token: Any, ask: Any) -> Any:
+        out = original(self, token, ask)
+        self._recorded = True
+        return out
+
+    patch.setattr(OperatorEpochs, "_begin", begin)
+
+
+def segment_is_written_after_the_acknowledgement(patch: Patch) -> None:
+    original = durable.write_segment
+    late: list[Any] = []
+
+    def write_segment(storage: Any, path: str, batch: Any, meta: Any) -> int:
+        for arguments in late:
+            original(*arguments)
+        late[:] = [(storage._inner, path, batch, meta)]
+        return 1
+
+    patch.setattr(durable, "write_segment", write_segment)
+
+
+def claim_comes_after_the_look(patch: Patch) -> None:
+    looked: dict[Any, Any] = {}
+    claim, lineage = Application._claim, Desk.lineage
+
+    def look_first(self: Any) -> None:
+        storage = self._world.storage
+        try:
+            history = Checkpoint.open(storage).load_history(NAME)
+            looked[self._network] = history, storage.list(paths.deltas(NAME))
+        except StoreError as error:
+            self._over(error)
+        else:
+            self._network.after(30, lambda: claim(self))
+
+    def look_no_more(self: Any, deployment: Any) -> Any:
+        found = lineage(self, deployment)
+        history, seen = looked[self._network]
+        self._watcher.attached(self.generation, seen)
+        return Lineage(self.generation, history, found.schemas)
+
+    patch.setattr(Application, "_claim", look_first)
+    patch.setattr(Desk, "lineage", look_no_more)
+
+
+# --- losing a worker ---
+
+
+def settling_is_always_an_abort(patch: Patch) -> None:
+    original = OperatorEpochs.turn_checked
+    patch.setattr(OperatorEpochs, "turn_checked", lambda self, turn, whole: original(self, turn, False))
+
+
+def settling_is_always_a_seal(patch: Patch) -> None:
+    original = OperatorEpochs.turn_checked
+    patch.setattr(OperatorEpochs, "turn_checked", lambda self, turn, whole: original(self, turn, True))
+
+
+def loss_of_a_worker_is_not_remembered(patch: Patch) -> None:
+    patch.setattr(Lineage, "lost", lambda self, worker: None)
+
+
+def key_groups_of_a_lost_worker_are_not_read_back(patch: Patch) -> None:
+    patch.setattr(Lineage, "take_over", lambda self, worker, groups: None)
+
+
+def outputs_of_a_lost_worker_can_be_repeated(patch: Patch) -> None:
+    original = OperatorEpochs._join
+
+    def join(self: Any, token: Any, ask: Any) -> Any:
+        self._gone = None
+        return original(self, token, ask)
+
+    patch.setattr(OperatorEpochs, "_join", join)
+
+
+def turn_begins_without_the_missing(patch: Patch) -> None:
+    original = OperatorEpochs._begin
+
+    def begin(self: Any, token: Any, ask: Any) -> Any:
+        self._missing = ()
+        return original(self, token, ask)
+
+    patch.setattr(OperatorEpochs, "_begin", begin)
+
+
+# --- restoring ---
+
+
+def restore_is_of_the_head_instead_of_the_parent(patch: Patch) -> None:
+    def base_for(self: Any, query: Any, epoch: Any, tip: Any = None) -> Any:
+        return Base(self.turn_of(query, epoch, tip))
+
+    patch.setattr(History, "base_for", base_for)
+
+
+def what_another_driver_sealed_is_dropped(patch: Patch) -> None:
+    original = OperatorEpochs._take_up
+
+    def take_up(self: Any, lineage: Any, head: Any) -> None:
+        original(self, lineage, head)
+        if self._taken_up:
+            self.phase, self._taken_up = type(self.phase).IDLE, False
+
+    patch.setattr(OperatorEpochs, "_take_up", take_up)
+
+
+def parked_rows_are_applied_twice(patch: Patch) -> None:
+    original = Parking.arrive
+
+    def arrive(self: Any, groups: Any) -> Any:
+        return [
+            item for owner, rows, last in original(self, groups) for item in ((owner, rows, False), (owner, rows, last))
+        ]
+
+    patch.setattr(Parking, "arrive", arrive)
+
+
+def parked_rows_are_dropped(patch: Patch) -> None:
+    original = Parking.arrive
+
+    def arrive(self: Any, groups: Any) -> Any:
+        return [(owner, rows.slice(0, 0), last) for owner, rows, last in original(self, groups)]
+
+    patch.setattr(Parking, "arrive", arrive)
+
+
+def rows_are_applied_before_their_state_is_there(patch: Patch) -> None:
+    patch.setattr(Parking, "cut", lambda self, owner, batch: (batch, False))
+    original = OperatorRuntime.install
+
+    def install(self: Any, groups: Any, state: Any) -> None:
+        for group in groups:
+            self._stores.pop(group, None)
+        original(self, groups, state)
+
+    patch.setattr(OperatorRuntime, "install", install)
+
+
+def seal_does_not_wait_for_parked_rows(patch: Patch) -> None:
+    patch.setattr(Parking, "empty", property(lambda self: True))
+
+
+def parked_rows_outlive_their_turn(patch: Patch) -> None:
+    patch.setattr(Parking, "clear", lambda self: None)
+
+
+def orders_that_were_taken_back_are_installed(patch: Patch) -> None:
+    original = WorkerMachine._restore
+
+    def restore(self: Any, message: Any, plan: Any) -> Any:
+        hosted = self._hosted.get(message.operator)
+        before = {} if hosted is None else dict(hosted.orders)
+        out = original(self, message, plan)
+        if hosted is not None:
+            hosted.orders = {**{ticket: set(message.groups) for ticket in before}, **hosted.orders}
+        return out
+
+    patch.setattr(WorkerMachine, "_restore", restore)
+
+
+# --- compaction and garbage ---
+
+
+def manifest_does_not_wait_for_all_parts(patch: Patch) -> None:
+    original = Compaction.compacted
+
+    def compacted(self: Any, message: Any, parts: Any) -> Any:
+        if self._running is not None and message.turn == self._running.turn:
+            self._running.waiting &= {message.worker}
+        return original(self, message, parts)
+
+    patch.setattr(Compaction, "compacted", compacted)
+
+
+def garbage_is_what_is_needed(patch: Patch) -> None:
+    original = History._plan
+
+    def garbage(self: Any, retain: int, keep: Any = ()) -> Any:
+        patch.setattr(History, "_plan", lambda self, turn: None)
+        try:
+            return collect(self, retain, ())
+        finally:
+            patch.setattr(History, "_plan", original)
+
+    collect = History.garbage
+    patch.setattr(History, "garbage", garbage)
+
+
+# The third is the seed to begin with: those before it notice nothing.
+MUTANTS: list[tuple[Callable[[Patch], None], Scenario, int]] = [
+    (fence_is_not_checked, ZOMBIES, 0),
+    (fence_is_checked_before_the_write, ZOMBIES, 55),
+    (abandoned_mark_is_not_checked, LOSSES, 20),
+    (turn_is_given_up_without_a_mark, LOSSES, 0),
+    (expect_comes_before_the_record, LOSSES, 0),
+    (segment_is_written_after_the_acknowledgement, LOSSES, 0),
+    (claim_comes_after_the_look, ZOMBIES, 28),
+    (settling_is_always_an_abort, LOSSES, 14),
+    (settling_is_always_a_seal, scenario("stop early", "lost worker", "killed in the seal"), 0),
+    (loss_of_a_worker_is_not_remembered, LOSSES, 0),
+    (key_groups_of_a_lost_worker_are_not_read_back, scenario("lost worker", "no replacement"), 0),
+    (outputs_of_a_lost_worker_can_be_repeated, LOSSES, 0),
+    (turn_begins_without_the_missing, scenario("lost worker", "second query"), 60),
+    (restore_is_of_the_head_instead_of_the_parent, BACK, 0),
+    (what_another_driver_sealed_is_dropped, scenario("lost driver"), 0),
+    (parked_rows_are_applied_twice, RESTORES, 0),
+    (parked_rows_are_dropped, RESTORES, 0),
+    (rows_are_applied_before_their_state_is_there, RESTORES, 0),
+    (seal_does_not_wait_for_parked_rows, RESTORES, 0),
+    (parked_rows_outlive_their_turn, scenario("lost driver", "lost workers", "poison", "bad data"), 18),
+    (orders_that_were_taken_back_are_installed, BACK, 0),
+    (manifest_does_not_wait_for_all_parts, RESTORES, 0),
+    (garbage_is_what_is_needed, BACK, 22),
+]
+
+
+@pytest.mark.parametrize(("mutate", "scenario", "start"), MUTANTS, ids=[mutant[0].__name__ for mutant in MUTANTS])
+def test_a_broken_protocol_is_caught(
+    mutate: Callable[[Patch], None], scenario: Scenario, start: int, monkeypatch: Patch
+) -> None:
+    mutate(monkeypatch)
+    assert first_failure(scenario, start) is not None, "no seed noticed"

@@ -1,0 +1,143 @@
+"""The part of a bootstrap that runs on executors: rows become files of a snapshot, or an error that says why."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.checkpoint_states import COUNTS, OPERATOR, groups_of_keys, schema_of
+
+from bedload.checkpoint import paths
+from bedload.checkpoint.records import OperatorSchema, SnapshotPart
+from bedload.checkpoint.snapshots import read_part
+from bedload.checkpoint.storage import open_storage
+from bedload.core.errors import CheckpointError, StoreError, from_wire
+from bedload.core.ids import Generation, Turn, make_turn
+from bedload.spark.bootstrap import INITIAL_QUERY, manifest_of
+from bedload.spark.bootstrap_task import RESULT, Result, Start, Task, decode_result, whole_groups
+from bedload.store.deltas import GROUP
+from bedload.worker.durable import Place
+
+TURN = make_turn(Generation(3), 0)
+N = Start("n", pa.int64(), nullable=False, default=5, column="bedload_value_0")
+
+
+def task(folder: Path, *starts: Start, schema: OperatorSchema = COUNTS) -> Task:
+    return Task(Place(str(folder), Generation(3)), OPERATOR, Turn(TURN), schema, starts)
+
+
+def batch(keys: list[Any], values: list[Any] | None = None) -> pa.RecordBatch:
+    columns = {GROUP: pa.array(groups_of_keys(COUNTS, keys), pa.int16()), "bedload_key_0": pa.array(keys, pa.int64())}
+    if values is not None:
+        columns["bedload_value_0"] = pa.array(values, pa.int64())
+    made = pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
+    return made.take(pa.array(np.argsort(made.column(GROUP).to_numpy(), kind="stable")))
+
+
+def run(made: Task, batches: list[pa.RecordBatch]) -> Result:
+    (result,) = made(iter(batches))
+    return decode_result(result.column(RESULT)[0].as_py())
+
+
+def by_group(keys: list[int]) -> list[pa.RecordBatch]:
+    """One batch per key group, as Spark's sorted rows may be cut."""
+    whole = batch(keys, keys)
+    groups = whole.column(GROUP).to_numpy()
+    cuts = [0, *(np.flatnonzero(np.diff(groups)) + 1).tolist(), len(groups)]
+    return [whole.slice(first, end - first) for first, end in pairwise(cuts)]
+
+
+def stored(folder: Path, parts: list[SnapshotPart]) -> dict[int, int]:
+    storage, found = open_storage(str(folder)), {}
+    for part in parts:
+        state = read_part(storage, paths.snapshot(OPERATOR, TURN), COUNTS, part, part.groups)
+        found |= dict(zip(state.column("bedload_key_0").to_pylist(), state.column("n").to_pylist(), strict=True))
+    return found
+
+
+def test_rows_become_parts_that_have_each_key_group_once(tmp_path: Path) -> None:
+    result = run(task(tmp_path, N), by_group(list(range(200))))
+    assert result.error is None
+    assert sorted(group for part in result.parts for group in part.groups) == list(range(8))
+    assert stored(tmp_path, result.parts) == {key: key for key in range(200)}
+
+
+def test_a_variable_without_a_column_has_its_default(tmp_path: Path) -> None:
+    start = Start("n", pa.int64(), nullable=False, default=5)
+    result = run(task(tmp_path, start), [batch([1, 2, 3])])
+    assert stored(tmp_path, result.parts) == {1: 5, 2: 5, 3: 5}
+
+
+def test_no_rows_are_no_parts(tmp_path: Path) -> None:
+    assert run(task(tmp_path, N), []) == Result()
+    assert not list(tmp_path.rglob("*.parquet"))
+
+
+@pytest.mark.parametrize(
+    ("batches", "kind", "says"),
+    [
+        ([[1, 2], [7, 1]], "DataError", "the key 1 more than once"),
+        ([[4, 2, 4]], "DataError", "the key 4 more than once"),
+        ([[1, None]], "NullKey", "null in the key column 'car'"),
+    ],
+)
+def test_keys_that_are_null_or_there_twice_are_named(
+    tmp_path: Path, batches: list[list[Any]], kind: str, says: str
+) -> None:
+    schema = schema_of({"car": pa.int64()}, {"n": pa.int64()}, groups=1)  # so that any order is sorted
+    columns = [
+        pa.RecordBatch.from_arrays(
+            [pa.array([0] * len(keys), pa.int16()), pa.array(keys, pa.int64())], [GROUP, "bedload_key_0"]
+        )
+        for keys in batches
+    ]
+    start = Start("n", pa.int64(), nullable=False, default=5)
+    result = run(task(tmp_path, start, schema=schema), columns)
+    assert result.error is not None
+    assert result.error[0] == kind
+    assert says in str(from_wire(*result.error))
+
+
+def test_a_null_is_taken_where_the_variable_may_be_none(tmp_path: Path) -> None:
+    assert "null for 1 of 2 keys" in str(run(task(tmp_path, N), [batch([1, 2], [3, None])]).error)
+    optional = Start("n", pa.int64(), nullable=True, default=None, column="bedload_value_0")
+    result = run(task(tmp_path, optional), [batch([1, 2], [3, None])])
+    assert stored(tmp_path, result.parts) == {1: 3, 2: None}
+
+
+def test_a_storage_that_does_not_answer_is_raised_for_spark_to_try_again(tmp_path: Path) -> None:
+    (tmp_path / "operators").write_text("in the way")
+    with pytest.raises(StoreError):
+        run(task(tmp_path, N), [batch([1], [1])])
+
+
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=30), st.data())
+def test_cut_anywhere_each_key_group_comes_once_and_whole(groups: list[int], data: Any) -> None:
+    groups.sort()
+    rows = pa.RecordBatch.from_arrays([pa.array(groups, pa.int16()), pa.array(range(len(groups)))], [GROUP, "row"])
+    cuts = sorted(data.draw(st.sets(st.integers(1, len(groups)), max_size=6)) | {len(groups)})
+    batches = [rows.slice(first, end - first) for first, end in pairwise([0, *cuts])]
+    found = list(whole_groups(batches))
+    assert [group for named, _ in found for group in named] == sorted(set(groups))
+    assert [row for _, part in found for row in part.column("row").to_pylist()] == list(range(len(groups)))
+    for named, part in found:
+        assert set(part.column(GROUP).to_pylist()) == set(named)
+
+
+def test_the_manifest_covers_key_groups_that_nobody_met() -> None:
+    parts = [SnapshotPart(groups=(3, 5), rows=2, files={}), SnapshotPart(groups=(1,), rows=1, files={})]
+    made = manifest_of(TURN, COUNTS, parts)
+    assert sorted(group for part in made.parts for group in part.groups) == list(range(8))
+    assert (made.rows, made.query, made.epoch, made.committed) == (3, INITIAL_QUERY, -1, {})
+
+
+def test_a_key_group_of_two_tasks_is_refused() -> None:
+    parts = [SnapshotPart(groups=(3, 5), rows=2, files={}), SnapshotPart(groups=(3,), rows=1, files={})]
+    with pytest.raises(CheckpointError, match="key groups 3 of the initial state were written by several tasks"):
+        manifest_of(TURN, COUNTS, parts)
