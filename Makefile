@@ -5,6 +5,7 @@ BIN := $(VENV)/bin
 VENV_PYTHON := $(CURDIR)/$(BIN)/python
 ARGS ?=
 BENCH ?=
+SECONDS ?= 600
 
 # Two stamps, since the fast suites and the checks need no Java.
 INSTALL_STAMP := $(VENV)/.installed
@@ -20,7 +21,7 @@ WITH_JAVA = JAVA_HOME="$$(sed -n 1p $(JAVA_STAMP))"
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-fast check fix bench clean FORCE
+.PHONY: help setup demo test test-fast soak check fix bench clean FORCE
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -39,6 +40,9 @@ test: $(INSTALL_STAMP) $(JAVA_STAMP) ## run all suites: the fast ones in paralle
 
 test-fast: $(INSTALL_STAMP) ## run the suites that need no Spark
 	@$(BIN)/python -m pytest -n 2 -m "not spark" $(ARGS)
+
+soak: $(INSTALL_STAMP) $(JAVA_STAMP) ## random faults on real Spark against an oracle: make soak SECONDS=600 ARGS="--seed 7"
+	@$(WITH_JAVA) $(BIN)/python -m tests.soak --seconds $(SECONDS) $(ARGS)
 
 check: $(INSTALL_STAMP) ## formatting, lint, types, layers: what must pass before a commit
 	$(BIN)/ruff format --check .

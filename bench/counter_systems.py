@@ -41,6 +41,8 @@ class Opened:
 
     transform: Transform
     note: str = ""
+    keys: Callable[[], int] | None = None
+    """How many keys have state, where Spark's progress events do not tell."""
 
 
 Opener = Callable[[SparkSession, Path], AbstractContextManager[Opened]]
@@ -87,14 +89,17 @@ def _need_bedload() -> None:
         raise NotAvailable(f"{type(error).__name__}: {error}") from error
 
 
-def _bedload(build: str) -> Opener:
+def bedload_opener(build: str, durable: bool = True) -> Opener:
+    """Bedload with the transformation of that name in `counter_bedload`; its state in a checkpoint unless told."""
+
     @contextmanager
     def opened(spark: SparkSession, workdir: Path) -> Iterator[Opened]:
         from bench import counter_bedload
 
-        cluster, note = counter_bedload.attach(spark, workdir / "bedload")
+        cluster, note = counter_bedload.attach(spark, workdir / "bedload" if durable else None)
         with cluster:
-            yield Opened(partial(getattr(counter_bedload, build), cluster), note)
+            transform = partial(getattr(counter_bedload, build), cluster)
+            yield Opened(transform, note, partial(counter_bedload.keys, cluster))
 
     return opened
 
@@ -182,19 +187,19 @@ SYSTEMS: Mapping[str, System] = {
         System(
             "bedload-operator",
             "Operator with result: once per key and epoch",
-            _bedload("operator"),
+            bedload_opener("operator"),
             require=_need_bedload,
         ),
         System(
             "bedload-operator-now",
             "Operator with outputs from process",
-            _bedload("operator_now"),
+            bedload_opener("operator_now"),
             require=_need_bedload,
         ),
         System(
             "bedload-aggregate",
             "aggregate(n=count()) on columns",
-            _bedload("aggregate"),
+            bedload_opener("aggregate"),
             require=_need_bedload,
         ),
         System("spark-native-rocksdb", "groupBy().count(), RocksDB state store", _plainly(_native), ROCKSDB),

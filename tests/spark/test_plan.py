@@ -83,3 +83,30 @@ def test_what_is_not_running_is_told(spark: SparkSession) -> None:
         plans.feeders(nobody, Epoch(0), NAME)
     assert not plans.facts(nobody).active
     assert plans.shape(1_000_000) == -1
+
+
+def test_what_a_query_had_committed_and_which_epochs_were_quiet_is_read_from_its_logs(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """The driver that ran the query is gone: nothing but the files is left."""
+    folders = [tmp_path / name for name in ("a", "b")]
+    for folder in folders:
+        folder.mkdir()
+        (folder / "0.csv").write_text("1\n")
+    one, other = (spark.readStream.schema("n long").csv(str(folder)) for folder in folders)
+    query = (
+        one.union(other).writeStream.format("noop").option("checkpointLocation", str(tmp_path / "checkpoint")).start()
+    )
+    try:
+        query.processAllAvailable()
+        (folders[0] / "1.csv").write_text("2\n")
+        query.processAllAvailable()
+    finally:
+        query.stop()
+    plans = Plans(spark)
+    stranger = QueryId("00000000-0000-0000-0000-000000000001")
+    facts = plans.facts(stranger, str(tmp_path / "checkpoint"))
+    assert (facts.active, facts.committed, facts.log_read) == (False, 1, True)
+    assert plans._quiet_at(str(tmp_path / "checkpoint")) == {1}
+    assert not plans.facts(stranger, str(tmp_path / "not there")).log_read
+    assert plans._quiet_at(str(tmp_path / "not there")) == frozenset()

@@ -18,7 +18,6 @@ from typing import Any
 import pyspark
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
-from pyspark.sql.streaming.query import StreamingQuery
 from rich.console import Console
 from rich.live import Live
 
@@ -32,7 +31,9 @@ from bedload.demo.oracle import Oracle
 from bedload.demo.session import Interrupt, start_session, tail
 from bedload.demo.source import TrafficSource
 from bedload.demo.traffic import MAX_SEGMENTS, Traffic, car_name
+from bedload.demo.victim import Victim
 from bedload.demo.view import line, render, report
+from bedload.spark.supervisor import Supervised
 
 CORES = 2
 SAMPLE = 200
@@ -55,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 partitions=min(CORES, args.cars),
                 seed=args.seed,
             )
-            summary = _run(traffic, args.workers, folder, console, plain=args.plain)
+            summary = _run(traffic, args.workers, folder, console, plain=args.plain, kill=not args.no_kill)
         except KeyboardInterrupt:
             print("interrupted", file=sys.stderr)
             return 130
@@ -69,19 +70,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0 if summary["check"]["ok"] else 1
 
 
-def _run(traffic: Traffic, workers: int, folder: Path, console: Console, *, plain: bool) -> dict[str, Any]:
+def _run(traffic: Traffic, workers: int, folder: Path, console: Console, *, plain: bool, kill: bool) -> dict[str, Any]:
     console.print(f"Starting Spark {pyspark.__version__} on {CORES} cores ...")
     spark = start_session(folder, CORES)
     try:
         console.print(f"Starting {workers} worker{'s' if workers != 1 else ''} and the query ...")
-        with Interrupt() as interrupt, bl.attach(spark, workers=workers) as cluster:
-            query = _start(spark, cluster, traffic, folder)
+        state = (folder / "state").as_uri()
+        with Interrupt() as interrupt, bl.attach(spark, workers=workers, checkpoint=state) as cluster:
+            running = _start(spark, cluster, traffic, folder)
+            clock = SystemClock()
+            victim = Victim(cluster, traffic.total // 2, clock) if kill else None
             try:
-                monitor = _watch(query, cluster, traffic, console, interrupt, SystemClock(), plain=plain)
-                query.processAllAvailable()
-                _await_commit(query, cluster, monitor)
+                monitor = _watch(running, cluster, traffic, console, interrupt, clock, victim, plain=plain)
+                running.query.processAllAvailable()
+                _await_commit(running, cluster, monitor)
             finally:
-                query.stop()
+                running.stop()
+            for event in monitor.events:
+                console.print(f"event     {event}", soft_wrap=True)
             overall = monitor.overall()
             console.print(report(overall), soft_wrap=True)
             check = _check(spark, cluster, Oracle(traffic), folder, console)
@@ -95,28 +101,31 @@ def _run(traffic: Traffic, workers: int, folder: Path, console: Console, *, plai
             "python": platform.python_version(),
         },
         **asdict(overall),
+        "events": monitor.events,
+        "restarts": running.restarts,
         "check": check,
     }
 
 
-def _start(spark: SparkSession, cluster: bl.Cluster, traffic: Traffic, folder: Path) -> StreamingQuery:
+def _start(spark: SparkSession, cluster: bl.Cluster, traffic: Traffic, folder: Path) -> Supervised:
     spark.dataSource.register(TrafficSource)
     cars = spark.readStream.format(TrafficSource.name()).options(**traffic.options()).load()
     trips = cluster.apply(cars, key="car", operator=Trip, schema=OUTPUT)
-    return (
+    return cluster.run(
         trips.writeStream.format("parquet")
         .option("checkpointLocation", str(folder / "checkpoint"))
-        .start(str(folder / "sink"))
+        .option("path", str(folder / "sink"))
     )
 
 
 def _watch(
-    query: StreamingQuery,
+    running: Supervised,
     cluster: bl.Cluster,
     traffic: Traffic,
     console: Console,
     interrupt: Interrupt,
     clock: Clock,
+    victim: Victim | None,
     *,
     plain: bool,
 ) -> Monitor:
@@ -125,14 +134,16 @@ def _watch(
     watched = car_name(min(17, traffic.cars - 1))
 
     def look() -> Snapshot:
-        monitor.take_progress(query.recentProgress)
+        monitor.take_progress(running.query.recentProgress)
         monitor.take_epochs(cluster.epochs())
+        if victim is not None:
+            monitor.events[:] = victim.look(monitor.rows)
         found = cluster.state(Trip).get(watched)
         return monitor.snapshot(None if found is None else CarState(watched, int(found.epoch), dict(found)))
 
     def follow(show: Callable[[Snapshot], None], seconds: float) -> None:
         due = clock.monotonic() + seconds
-        while monitor.rows < traffic.total and not _ended(query):
+        while monitor.rows < traffic.total and not _ended(running):
             interrupt.check()
             snapshot = look()
             if clock.monotonic() >= due:
@@ -148,16 +159,17 @@ def _watch(
     return monitor
 
 
-def _ended(query: StreamingQuery) -> bool:
+def _ended(running: Supervised) -> bool:
     """Whether the query ended within a short while. Raises what it failed with."""
-    return bool(query.awaitTermination(LOOK_SECONDS))  # type: ignore[arg-type]  # it takes fractions
+    return running.await_termination(LOOK_SECONDS)
 
 
-def _await_commit(query: StreamingQuery, cluster: bl.Cluster, monitor: Monitor) -> None:
+def _await_commit(running: Supervised, cluster: bl.Cluster, monitor: Monitor) -> None:
     """Wait until the cluster, too, has the last epoch as committed: Spark's report is on its way to it."""
+    query = str(running.query.id)
     waited = 0.0
-    while cluster.committed(Trip.__name__).get(str(query.id), -1) < monitor.last_epoch and waited < COMMIT_SECONDS:
-        _ended(query)
+    while cluster.committed(Trip.__name__).get(query, -1) < monitor.last_epoch and waited < COMMIT_SECONDS:
+        _ended(running)
         waited += LOOK_SECONDS
     monitor.take_epochs(cluster.epochs())
 
@@ -193,7 +205,8 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m bedload.demo",
         description=(
             "Cars report their speed through a Spark stream; a Bedload operator keeps each car's trip; the "
-            "terminal shows throughput, epochs, workers and one car's live state. At the end, state and outputs "
+            "terminal shows throughput, epochs, workers and one car's live state. Half way the demo kills one of its "
+            "own workers (kill -9): its state is read back, and the query goes on. At the end, state and outputs "
             "are checked against an oracle that uses neither Bedload nor Spark."
         ),
     )
@@ -210,6 +223,7 @@ def _parser() -> argparse.ArgumentParser:
         help=f"road segments, at most {MAX_SEGMENTS} (default: %(default)s)",
     )
     add("--seed", type=int, default=7, metavar="N", help="another number, other traffic (default: %(default)s)")
+    add("--no-kill", action="store_true", help="leave the workers alone")
     add("--plain", action="store_true", help="one line per second instead of the live view, for logs")
     add("--json", type=_new_file, metavar="FILE", help="write the summary to a file")
     return parser

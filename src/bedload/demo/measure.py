@@ -72,6 +72,8 @@ class Snapshot:
     latency: Latency | None
     workers: tuple[WorkerLoad, ...]
     car: CarState | None = None
+    event: str = ""
+    """The latest thing that happened."""
 
 
 @dataclass(frozen=True)
@@ -109,6 +111,8 @@ class Monitor:
         self._triggers: dict[int, _Trigger] = {}
         self._keys: dict[int, dict[int, int]] = {}
         self._busy: dict[int, dict[int, float]] = {}
+        self.events: list[str] = []
+        """What happened besides epochs, oldest first."""
 
     @property
     def rows(self) -> int:
@@ -151,6 +155,7 @@ class Monitor:
             latency=_latency(triggers),
             workers=self._loads(RECENT),
             car=car,
+            event=self.events[-1] if self.events else "",
         )
 
     def overall(self) -> Overall:

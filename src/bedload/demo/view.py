@@ -33,7 +33,9 @@ def sparkline(numbers: Sequence[float], top: float | None = None) -> str:
 def render(snapshot: Snapshot) -> RenderableType:
     """The live view."""
     title = f"[bold]Bedload[/bold] · traffic at {snapshot.target:,} rows/s"
-    parts = [_progress(snapshot), Text(), _figures(snapshot), Text(), _workers(snapshot), Text(), _car(snapshot.car)]
+    happened = Text(snapshot.event or " ", style="bold red")
+    figures = [_figures(snapshot), Text(), _workers(snapshot), happened, _car(snapshot.car)]
+    parts = [_progress(snapshot), Text(), *figures]
     return Panel(Group(*parts), title=title, title_align="left", width=WIDTH, padding=(1, 2), border_style="cyan")
 
 
@@ -51,6 +53,8 @@ def line(snapshot: Snapshot) -> str:
     if snapshot.car is not None:
         values, epoch = snapshot.car.values, snapshot.car.epoch
         parts.append(f"{snapshot.car.name}@{epoch}: n={values['count']} mean={_mean(values):.1f}")
+    if snapshot.event:
+        parts.append(snapshot.event)
     return " | ".join(parts)
 
 

@@ -7,6 +7,7 @@ import inspect
 import os
 import secrets
 import sys
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any
 
@@ -15,13 +16,19 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.readwriter import DataStreamWriter
 from pyspark.sql.types import StructType
 
+from bedload.checkpoint.records import OperatorSchema
+from bedload.checkpoint.storage import open_storage
+from bedload.control.compaction import Retention
 from bedload.core.errors import (
     BedloadError,
     ClusterStopped,
     DefinitionError,
     OperatorNotShippable,
+    SchemaChanged,
     SchemaError,
     StateTypeError,
     UnknownOperator,
@@ -30,13 +37,25 @@ from bedload.core.ids import DeploymentId, Epoch, OperatorName, WorkerId
 from bedload.keys import DEFAULT_KEY_GROUPS, RoutingTable, check_key_groups
 from bedload.operators.aggregates import Aggregates, Function
 from bedload.protocol.split import GROUP_COLUMN
+from bedload.spark.bootstrap import (
+    InitialState,
+    aggregate_aliases,
+    deploy_with_initial_state,
+    is_untouched,
+    let_any_query_go_on,
+)
+from bedload.spark.bootstrap_task import Start, starts_of_columns, starts_of_rows
 from bedload.spark.driver import Driver
 from bedload.spark.feeder import Combiner, FeederSpec, feed
 from bedload.spark.hosts import ProcessHost, TaskHost, WorkerHost
+from bedload.spark.keeper import Keeper
 from bedload.spark.listener import ProgressListener
 from bedload.spark.plan import Plans, mark
 from bedload.spark.schemas import arrow_schema, key_columns, key_types, output_schema
+from bedload.spark.state_schema import check_stored, state_schema
 from bedload.spark.state_view import ColumnDecoder, Decoder, OperatorState, RowDecoder
+from bedload.spark.supervisor import Supervised, starter
+from bedload.state import StateSpec
 from bedload.worker.column_runtime import ColumnDeployment
 from bedload.worker.operator import Operator, check_operator, state_of
 from bedload.worker.runtime import Deployment
@@ -54,14 +73,20 @@ def attach(
     key_groups: int = DEFAULT_KEY_GROUPS,
     host: str | None = None,
     start_seconds: float = 60.0,
-    checkpoint: str | None = None,
+    checkpoint: str | os.PathLike[str] | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    retain_epochs: int = 100,
 ) -> Cluster:
     """Start workers for a Spark session.
 
     ``workers``: how many. ``key_groups``: the default number of key groups of an operator's state, fixed
     when the state is created. ``host``: ``"process"`` (child processes of the driver, the default with a
     ``local[...]`` master) or ``"task"`` (long-running Spark tasks, the default on a cluster; each takes a
-    task slot). ``start_seconds``: how long to wait for the workers.
+    task slot). ``start_seconds``: how long to wait for the workers, and for one in place of a lost one.
+
+    ``checkpoint``: a URL (``file:///...``, ``s3://...``, any fsspec filesystem) or a local path under which state is
+    kept durable; all machines of the cluster must reach it. Without one, state lives and dies with the workers.
+    ``storage_options`` go to the fsspec filesystem. ``retain_epochs``: so many epochs back can be restored and read.
 
     Use it as a context manager, or call :meth:`Cluster.stop`. Sets
     ``spark.sql.execution.arrow.maxRecordsPerBatch`` to 65536 on the session unless it was changed from
@@ -70,9 +95,15 @@ def attach(
     if workers < 1:
         raise DefinitionError(f"workers={workers}: at least one worker is needed")
     check_key_groups(key_groups)
-    if checkpoint is not None:
+    if retain_epochs < 1:
+        raise DefinitionError(f"retain_epochs={retain_epochs}: at least the last epoch has to be kept")
+    if storage_options and checkpoint is None:
+        raise DefinitionError("storage_options are for a checkpoint: give checkpoint=... as well")
+    url = None if checkpoint is None else os.fspath(checkpoint)
+    if url is not None and url.startswith("memory:"):
         raise DefinitionError(
-            f"checkpoint={checkpoint!r}: this version keeps state in memory only; leave checkpoint out"
+            f"checkpoint={url!r}: such a store lives in one process, and workers are processes of their own. Use a "
+            f"file:// URL, or leave checkpoint out to keep state in memory only"
         )
     context = spark.sparkContext
     local = str(context.master).startswith("local")
@@ -87,7 +118,8 @@ def attach(
         spark.conf.set(_ARROW_ROWS, "65536")
     listen = "127.0.0.1" if local else str(context.getConf().get("spark.driver.host"))
     chosen: WorkerHost = ProcessHost() if kind == "process" else TaskHost(spark)
-    return Cluster(spark, chosen, listen, workers, key_groups, start_seconds)
+    keeper = None if url is None else Keeper(url, storage_options)
+    return Cluster(spark, chosen, listen, workers, key_groups, start_seconds, keeper, Retention(retain_epochs))
 
 
 class Cluster:
@@ -101,17 +133,29 @@ class Cluster:
         workers: int,
         key_groups: int,
         start_seconds: float,
+        keeper: Keeper | None = None,
+        retention: Retention | None = None,
     ) -> None:
         self._spark = spark
         self._host = host
+        self._keeper = keeper
         self._key_groups = key_groups
         self._secret = secrets.token_bytes(32)
         self._states: dict[OperatorName, OperatorState] = {}
         self._stopped = False
-        self._driver = Driver(listen, self._secret, Plans(spark), workers)
+        self._driver = Driver(
+            listen,
+            self._secret,
+            Plans(spark),
+            host,
+            workers,
+            keeper=keeper,
+            retention=retention,
+            replace_seconds=start_seconds,
+        )
         self._listener = ProgressListener(self._driver)
         try:
-            host.start(self._driver.address, self._secret, workers)
+            host.start(self._driver.address, self._secret, workers, None if keeper is None else keeper.place)
             self._driver.wait_for_workers(start_seconds, host.check)
             spark.streams.addListener(self._listener)
         except BaseException:
@@ -131,6 +175,7 @@ class Cluster:
         name: str | None = None,
         key_groups: int | None = None,
         fresh: bool = False,
+        initial_state: DataFrame | None = None,
     ) -> DataFrame:
         """Run a stateful operator on a streaming DataFrame; its outputs as a streaming DataFrame.
 
@@ -138,6 +183,10 @@ class Cluster:
         ``StructType``. ``name``: the identity of the state, the operator's class name unless given; applying
         the same name again after its query stopped goes on with that state. ``fresh``: give up whatever
         state there is under that name and start empty.
+
+        ``initial_state``: what an operator without state starts with: a batch DataFrame with the key columns and a
+        column per state variable (one that is left out has its default), or what Spark's ``statestore`` format reads
+        from another query's checkpoint. It becomes durable before this returns, so it needs a checkpoint.
         """
         named = OperatorName(name or str(getattr(operator, "__name__", operator)))
         groups, positions, keys = self._check(named, df, key, key_groups)
@@ -146,11 +195,19 @@ class Cluster:
         if inspect.isclass(operator) and issubclass(operator, VectorOperator):
             check_vector_operator(operator)
             logic = VectorLogic(operator, arrow_out)
-            return self._run_on_columns(df, named, logic, positions, keys, groups, out, arrow_out, fresh=fresh)
+            initial = _initial(initial_state, starts_of_columns(logic.columns))
+            declared = operator.__bedload_specs__
+            return self._run_on_columns(
+                df, named, logic, positions, keys, groups, out, arrow_out, declared, fresh=fresh, initial=initial
+            )
         operator = check_operator(operator)
         specs = state_of(operator)
-        deployment = Deployment(named, operator, tuple(index for index, _ in positions), tuple(df.columns), arrow_out)
-        number = self._deploy(named, groups, deployment, RowDecoder(specs), keys, fresh=fresh)
+        at = tuple(index for index, _ in positions)
+        deployment = Deployment(named, operator, at, tuple(df.columns), arrow_out, keys)
+        initial = _initial(initial_state, starts_of_rows(specs))
+        number = self._deploy(
+            named, groups, deployment, RowDecoder(specs), positions, keys, specs, fresh=fresh, initial=initial
+        )
         return self._plan(df, named, number, positions, groups, out, arrow_out)
 
     def aggregate(
@@ -161,12 +218,14 @@ class Cluster:
         name: str = "aggregate",
         key_groups: int | None = None,
         fresh: bool = False,
+        initial_state: DataFrame | None = None,
         **aggregates: Function,
     ) -> DataFrame:
         """Aggregate a streaming DataFrame by key: ``cluster.aggregate(df, key="car", n=bl.agg.count())``.
 
         The result has the key's columns and one column per aggregate; each epoch gives a row for every key that
-        changed in it, as Spark's update mode does. ``name``, ``key_groups`` and ``fresh`` are as for :meth:`apply`.
+        changed in it, as Spark's update mode does. ``name``, ``key_groups``, ``fresh`` and ``initial_state`` are as
+        for :meth:`apply`; there an aggregate that gives its state as it is (a count, a sum, ...) goes by its name here.
         """
         named = OperatorName(name)
         groups, positions, keys = self._check(named, df, key, key_groups)
@@ -184,7 +243,11 @@ class Cluster:
         at = tuple(index for index, _ in positions)
         logic = Aggregates(aggregates, arrow_schema(self._spark, df.schema), at, key_names)
         out = from_arrow_schema(logic.output)
-        return self._run_on_columns(df, named, logic, positions, keys, groups, out, logic.output, fresh=fresh)
+        aliases = aggregate_aliases(aggregates, arrow_schema(self._spark, df.schema))
+        initial = _initial(initial_state, starts_of_columns(logic.columns), aliases)
+        return self._run_on_columns(
+            df, named, logic, positions, keys, groups, out, logic.output, fresh=fresh, initial=initial
+        )
 
     def state(self, name: str | type[Operator] | type[VectorOperator]) -> OperatorState:
         """The live state of an operator, by its name or class."""
@@ -195,6 +258,78 @@ class Cluster:
             known = ", ".join(sorted(self._states)) or "none"
             raise UnknownOperator(f"no operator {named!r} was applied on this cluster; there are: {known}")
         return found
+
+    # --- keeping it ---
+
+    def run(
+        self,
+        query: DataStreamWriter | Callable[[], StreamingQuery],
+        *,
+        restarts: int = 10,
+        first_pause: float = 0.5,
+        longest_pause: float = 30.0,
+        forget_after: float = 60.0,
+    ) -> Supervised:
+        """Start a query, and start it again when it fails over something that passes: a lost worker, a lost executor.
+
+        ``query``: ``out.writeStream....`` without ``start()``, with a ``checkpointLocation``; or a function that
+        starts the query and returns it. After a failure it waits ``first_pause`` seconds, each time twice as long, up
+        to ``longest_pause``; after ``restarts`` failures in a row it gives up. A run of ``forget_after`` seconds ends
+        the row. Errors that would come again (bad data, the operator's own, a foreign checkpoint) end it at once.
+        """
+        self._check_running()
+        return Supervised(
+            starter(query),
+            lambda: None if self._stopped else self._driver.call(lambda c: c.error),
+            restarts=restarts,
+            first_pause=first_pause,
+            longest_pause=longest_pause,
+            forget_after=forget_after,
+        )
+
+    def checkpoint(self) -> dict[str, int]:
+        """Write everything that is committed now as snapshots, and return when they are there.
+
+        Every epoch is durable without it. It makes the next restore fast, and the state readable as Parquet by
+        whatever reads that. Returns the last committed epoch of each operator that has one.
+        """
+        self._durable("checkpoint()")
+        names = self._driver.call(lambda c: c.operators)
+        self._driver.checkpoint(names)
+        found = self._driver.call(lambda c: {name: c.operator(name).committed for name in names})
+        return {str(name): max(epochs.values()) for name, epochs in found.items() if epochs}
+
+    def export(self, path: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | None = None) -> str:
+        """Make a copy of the committed state that another cluster, site or machine can start from; its URL."""
+        keeper = self._durable("export()")
+        self.checkpoint()
+        target = open_storage(os.fspath(path), storage_options)
+        keeper.checkpoint.export(target)
+        return target.url
+
+    def restoring(self) -> list[dict[str, Any]]:
+        """How far each worker has come with reading state back: key groups read and left, keys, bytes."""
+        found = self._driver.call(lambda c: dict(c.restoring))
+        return [
+            {
+                "operator": str(operator),
+                "worker": int(worker),
+                "read": item.groups,
+                "left": item.left,
+                "keys": item.keys,
+                "bytes": item.bytes,
+            }
+            for (operator, worker), item in sorted(found.items())
+        ]
+
+    def _durable(self, what: str) -> Keeper:
+        self._check_running()
+        if self._keeper is None:
+            raise DefinitionError(
+                f"{what} needs a checkpoint, and this cluster keeps state in memory only: attach with "
+                f'bedload.attach(spark, checkpoint="file:///...")'
+            )
+        return self._keeper
 
     # --- seeing it ---
 
@@ -207,7 +342,7 @@ class Cluster:
         return {int(worker): self._driver.pids[worker] for worker in alive}
 
     def epochs(self) -> list[dict[str, Any]]:
-        """The latest epochs, oldest first: operator, query, epoch, committed, rows, keys and busy seconds.
+        """The latest epochs, oldest first: operator, query, epoch, committed, rows, keys, busy seconds, bytes.
 
         Rows are counted as they reach the workers: those that a feeder combined by key count as one.
         """
@@ -220,6 +355,7 @@ class Cluster:
                 "rows": item.rows,
                 "keys": {int(w): count for w, count in item.keys.items()},
                 "busy": {int(w): seconds for w, seconds in item.busy.items()},
+                "bytes": item.bytes,
             }
             for item in list(self._driver.ended)
         ]
@@ -282,11 +418,14 @@ class Cluster:
         groups: int,
         out: StructType,
         arrow_out: pa.Schema,
+        specs: tuple[StateSpec, ...] = (),
         *,
         fresh: bool,
+        initial: InitialState | None,
     ) -> DataFrame:
         deployment = ColumnDeployment(name, logic, tuple(index for index, _ in positions), keys, groups)
-        number = self._deploy(name, groups, deployment, ColumnDecoder(logic.columns), keys, fresh=fresh)
+        decoder = ColumnDecoder(logic.columns)
+        number = self._deploy(name, groups, deployment, decoder, positions, keys, specs, fresh=fresh, initial=initial)
         combiner = logic if getattr(logic, "mergeable", False) else None
         return self._plan(df, name, number, positions, groups, out, arrow_out, combiner)
 
@@ -296,13 +435,35 @@ class Cluster:
         groups: int,
         deployment: Any,
         decoder: Decoder,
+        positions: list[tuple[int, str]],
         keys: tuple[pa.DataType, ...],
+        specs: tuple[StateSpec, ...],
         *,
         fresh: bool,
+        initial: InitialState | None,
     ) -> DeploymentId:
+        keeper = self._keeper if initial is None else self._durable("initial_state")
+        wanted = None
+        if keeper is not None:
+            wanted = state_schema(deployment, [column for _, column in positions], keys, groups, specs)
         if not fresh:
-            self._check_same_state(name, decoder)
-        number = self._driver.deploy(name, groups, _ship(name, deployment), fresh=fresh)
+            self._check_same_state(name, decoder, wanted)
+        payload = _ship(name, deployment)
+        if initial is not None:
+            assert keeper is not None
+            assert wanted is not None
+            number = deploy_with_initial_state(
+                self._spark, self._driver, keeper, name, initial, wanted, payload, fresh=fresh
+            )
+            self._remember(name, decoder, keys)
+            return number
+        lineage = None
+        new = fresh or name not in self._driver.call(lambda c: c.operators)
+        if keeper is not None and wanted is not None and new:
+            lineage = keeper.lineage(name, wanted, fresh=fresh)
+        number = self._driver.deploy(name, groups, payload, fresh=fresh, lineage=lineage)
+        if lineage is not None and is_untouched(lineage):
+            let_any_query_go_on(self._driver, name)
         self._remember(name, decoder, keys)
         return number
 
@@ -313,11 +474,21 @@ class Cluster:
         if down is not None:
             raise down
 
-    def _check_same_state(self, name: OperatorName, decoder: Decoder) -> None:
+    def _check_same_state(self, name: OperatorName, decoder: Decoder, wanted: OperatorSchema | None) -> None:
+        """Refuse other state than the workers have in memory."""
         known = self._states.get(name)
         if known is not None and known.decoder.variables != decoder.variables:
             before, after = known.decoder.variables, decoder.variables
             differ = sorted(n for n in before.keys() | after.keys() if before.get(n) != after.get(n))
+            lineage = self._driver.call(lambda c: c.operator(name).lineage)
+            if lineage is not None and wanted is not None:
+                check_stored(name, lineage.schema, wanted)
+                raise SchemaChanged(
+                    f"operator {name} was applied before with other state: {', '.join(differ)} differ. The stored "
+                    f"state can become what it is now, but the workers of this cluster have it in memory as it was: "
+                    f"stop the cluster, and attach again with the same checkpoint",
+                    operator=name,
+                )
             raise StateTypeError(
                 f"operator {name} was applied before with other state: {', '.join(differ)} differ. Keep the state "
                 f"variables as they were, give this application another name (name=...), or give the state up with "
@@ -362,6 +533,12 @@ class Cluster:
         columns = [F.col(f"`{column}`") for _, column in positions]
         group = F.pmod(F.xxhash64(*columns), F.lit(groups)).cast("short")
         return df.withColumn(GROUP_COLUMN, group).mapInArrow(function, out)
+
+
+def _initial(
+    df: DataFrame | None, starts: list[Start], aliases: Mapping[str, str] | None = None
+) -> InitialState | None:
+    return None if df is None else InitialState(df, starts, aliases or {})
 
 
 def _ship(name: OperatorName, deployment: Any) -> bytes:

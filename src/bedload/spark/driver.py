@@ -9,24 +9,42 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import TypeVar
 
+from bedload.checkpoint.records import TurnRecord
+from bedload.control.compaction import Retention
 from bedload.control.coordinator import Coordinator
 from bedload.control.instructions import (
+    CheckpointResult,
+    CheckTurn,
+    CollectGarbage,
     DeployResult,
     EpochEnded,
     InspectQuery,
     InspectStage,
     Instruction,
+    ReplaceWorker,
     Reply,
     ToWorker,
+    WriteManifest,
+    WriteTurn,
 )
-from bedload.core.errors import BedloadError, ClusterStopped, ProtocolError, WorkerStartFailed
+from bedload.control.lineage import Lineage
+from bedload.core.errors import (
+    BedloadError,
+    CheckpointError,
+    ClusterStopped,
+    ProtocolError,
+    WorkerLost,
+    WorkerStartFailed,
+)
 from bedload.core.ids import DeploymentId, Epoch, OperatorName, QueryId, RunId, WorkerId
 from bedload.protocol import messages as m
+from bedload.spark.hosts import WorkerHost
+from bedload.spark.keeper import Keeper
 from bedload.spark.plan import Plans, mark
 from bedload.transport import Endpoint, Handler, Peer
 
@@ -37,11 +55,30 @@ _T = TypeVar("_T")
 class Driver(Handler):
     """Serves feeders and workers in the driver process."""
 
-    def __init__(self, host: str, secret: bytes, plans: Plans, workers: int) -> None:
+    def __init__(
+        self,
+        listen: str,
+        secret: bytes,
+        plans: Plans,
+        host: WorkerHost,
+        workers: int,
+        *,
+        keeper: Keeper | None = None,
+        retention: Retention | None = None,
+        replace_seconds: float = 60.0,
+    ) -> None:
         self._plans = plans
+        self._host = host
         self._expected = workers
-        self._endpoint = Endpoint(host, secret=secret, handler=self)
+        self._keeper = keeper
+        self._retention = retention
+        self._replace_seconds = replace_seconds
+        self._locations: dict[QueryId, str] = {}
+        self._endpoint = Endpoint(listen, secret=secret, handler=self)
         self._pool = ThreadPoolExecutor(max_workers=4, thread_name_prefix="bedload-plan")
+        # Apart from the plans': a slow store must not keep an epoch from being counted, nor the other way round.
+        self._files = ThreadPoolExecutor(max_workers=4, thread_name_prefix="bedload-files")
+        self._replacing: dict[WorkerId, threading.Timer] = {}
         self._peers: dict[WorkerId, Peer] = {}
         self._names: dict[Peer, WorkerId] = {}
         self._addresses: dict[WorkerId, str] = {}
@@ -93,19 +130,42 @@ class Driver(Handler):
         self._endpoint.call_soon(run)
         return future.result()
 
-    def deploy(self, operator: OperatorName, key_groups: int, payload: bytes, *, fresh: bool) -> DeploymentId:
+    def deploy(
+        self,
+        operator: OperatorName,
+        key_groups: int,
+        payload: bytes,
+        *,
+        fresh: bool,
+        lineage: Lineage | None = None,
+    ) -> DeploymentId:
         """Ship an operator to all workers; raises what one of them says against it."""
         running = self._plans.running()
         future: Future[None] = Future()
 
         def ask(coordinator: Coordinator) -> DeploymentId:
-            deployment, steps = coordinator.deploy(future, operator, key_groups, payload, running=running, fresh=fresh)
+            deployment, steps = coordinator.deploy(
+                future, operator, key_groups, payload, running=running, fresh=fresh, lineage=lineage
+            )
             self._carry_out(steps)
             return deployment
 
         deployment = self.call(ask)
         future.result()
         return deployment
+
+    def checkpoint(self, operators: Sequence[OperatorName]) -> None:
+        """Return when all that is committed now is in snapshots; raises what stood in the way."""
+
+        def ask(coordinator: Coordinator) -> list[Future[None]]:
+            futures: list[Future[None]] = []
+            for operator in operators:
+                futures.append(Future())
+                self._carry_out(coordinator.checkpoint(futures[-1], operator))
+            return futures
+
+        for future in self.call(ask):
+            future.result()
 
     def progress(self, query: QueryId, run: RunId, epoch: Epoch, *, quiet: bool) -> None:
         """Spark committed an epoch, in which a source had no new data (``quiet``) or all had; thread-safe."""
@@ -128,7 +188,10 @@ class Driver(Handler):
         self._endpoint.stop()
         self._thread.join(timeout=10)
         self._endpoint.close()
+        for timer in list(self._replacing.values()):
+            timer.cancel()
         self._pool.shutdown(wait=False, cancel_futures=True)
+        self._files.shutdown(wait=False, cancel_futures=True)
 
     # --- Handler: on the coordinator's thread ---
 
@@ -141,12 +204,15 @@ class Driver(Handler):
         if self.coordinator is None:
             raise ProtocolError(f"{message} came before the workers were there")
         match message:
+            case m.Open() if self._replacing and self._host.takes_slots:
+                # SUBTLE: a feeder that waits for a worker keeps its task slot, maybe the one that the worker needs.
+                peer.send(m.encode(m.Refused(m.WireError.of(self._no_slot(message)))))
             case m.Open():
                 self._carry_out(self.coordinator.open(peer, message))
             case m.FeederFailed():
                 self._carry_out(self.coordinator.feeder_failed(message))
             case _:
-                self._carry_out(self.coordinator.from_worker(message))
+                self._carry_out(self.coordinator.from_worker(message, None if body is None else bytes(body)))
 
     def on_close(self, peer: Peer) -> None:
         """A feeder's connection ends without meaning; a worker's means that the worker is gone."""
@@ -156,8 +222,10 @@ class Driver(Handler):
         del self._peers[worker]
         if self.coordinator is not None and self.coordinator.error is None:
             how = f"process {self.pids.get(worker)} ended: {peer.reason}"
+            if words := self._host.last_words(worker):
+                how += f"; the end of its log:\n{words}\n"
             self._carry_out(self.coordinator.worker_lost(worker, how))
-            _log.error("%s", self.coordinator.error)
+            _log.error("%s", self.coordinator.error or f"worker {worker} was lost ({how}) and is being replaced")
 
     def on_error(self, peer: Peer | None, error: BaseException) -> None:
         """A caller without the secret, or a bug."""
@@ -166,21 +234,35 @@ class Driver(Handler):
         else:
             _log.error("%s: %s", peer or "coordinator", error, exc_info=error)
 
+    def _no_slot(self, ask: m.Open) -> WorkerLost:
+        missing = sorted(self._replacing)
+        return WorkerLost(
+            f"operator {ask.operator}: worker {missing[0]} was lost, and its replacement, a Spark task, is not there "
+            f"yet: this task makes room for it. Start the query again, or let cluster.run(...) do so",
+            worker=missing[0],
+        )
+
     def _register(self, peer: Peer, message: m.Register) -> None:
         if message.worker in self._peers:
             # SUBTLE: Spark made a copy of a task that runs. When the copy ends, Spark takes the task for done and
             # kills the one with the state, so the copy is left waiting until the cluster ends.
             _log.warning("a second worker %s (process %s) came and is left idle", message.worker, message.pid)
             return
-        if self.coordinator is not None:
+        if self.coordinator is not None and (self._keeper is None or self.coordinator.error is not None):
             peer.send(m.encode(m.Stop()))  # a restarted Spark task: its state is gone, so it has no place
             return
         self._peers[message.worker] = peer
         self._names[peer] = message.worker
         self._addresses[message.worker] = message.address
         self.pids[message.worker] = message.pid
-        if len(self._peers) == self._expected:
-            self.coordinator = Coordinator(self._addresses)
+        if self.coordinator is not None:
+            timer = self._replacing.pop(message.worker, None)
+            if timer is not None:
+                timer.cancel()
+            _log.warning("worker %s is back as process %s", message.worker, message.pid)
+            self._carry_out(self.coordinator.worker_joined(message.worker, message.address))
+        elif len(self._peers) == self._expected:
+            self.coordinator = Coordinator(self._addresses, durable=self._keeper is not None, retention=self._retention)
             self._joined.set_result(None)
 
     # --- instructions ---
@@ -207,6 +289,96 @@ class Driver(Handler):
                         to.set_exception(error)
                 case EpochEnded():
                     self.ended.append(step)
+                case CheckpointResult(to=to, error=error):
+                    assert isinstance(to, Future)
+                    if error is None:
+                        to.set_result(None)
+                    else:
+                        to.set_exception(error)
+                case WriteTurn():
+                    self._files.submit(self._write_turn, step)
+                case CheckTurn(operator=operator, turn=turn):
+                    assert self.coordinator is not None
+                    self._files.submit(self._check_turn, step, self.coordinator.record(operator, turn))
+                case WriteManifest():
+                    self._files.submit(self._write_manifest, step)
+                case CollectGarbage():
+                    self._files.submit(self._collect, step)
+                case ReplaceWorker(worker=worker):
+                    self._replace(worker)
+
+    # --- on files: on threads of their own ---
+
+    def _write_turn(self, step: WriteTurn) -> None:
+        assert self._keeper is not None
+        record = step.record
+        try:
+            location = self._location(record.query)
+            self._keeper.write_turn(step.operator, record, location)
+        except Exception as raised:
+            error = _as_checkpoint_error(raised)
+            self._soon(lambda c: c.turn_unwritten(step.operator, record.turn, error))
+            return
+        self._soon(lambda c: c.turn_written(step.operator, record.turn, location))
+
+    def _location(self, query: QueryId) -> str:
+        known = self._locations.get(query)
+        if known is None:
+            known = self._locations[query] = self._plans.location(query)
+        return known
+
+    def _check_turn(self, step: CheckTurn, record: TurnRecord | None) -> None:
+        assert self._keeper is not None
+        try:
+            whole = record is not None and self._keeper.give_up(step.operator, record)
+        except Exception as raised:
+            # SUBTLE: not knowing is no reason to guess. The cluster ends, and the next attachment finds out.
+            error = _as_checkpoint_error(raised)
+            self._soon(lambda c: c.failed(error))
+            return
+        self._soon(lambda c: c.turn_checked(step.operator, step.turn, whole))
+
+    def _write_manifest(self, step: WriteManifest) -> None:
+        assert self._keeper is not None
+        error: BedloadError | None = None
+        try:
+            self._keeper.write_manifest(step.operator, step.manifest)
+        except Exception as raised:
+            error = _as_checkpoint_error(raised)
+            _log.warning("operator %s: a snapshot could not be written: %s", step.operator, error)
+        self._soon(lambda c: c.snapshot_written(step.operator, step.manifest.turn, error))
+
+    def _collect(self, step: CollectGarbage) -> None:
+        assert self._keeper is not None
+        try:
+            self._keeper.collect(step.operator, step.garbage)
+        except Exception as raised:
+            _log.warning("operator %s: old files could not be deleted: %s", step.operator, raised)
+        self._soon(lambda c: c.garbage_collected(step.operator))
+
+    def _replace(self, worker: WorkerId) -> None:
+        def give_up() -> None:
+            self._replacing.pop(worker, None)
+            why = f"no replacement came within {self._replace_seconds:g} seconds"
+            self._soon(lambda c: c.worker_not_replaced(worker, why))
+
+        timer = self._replacing[worker] = threading.Timer(self._replace_seconds, give_up)
+        timer.daemon = True
+        timer.start()
+        # Not on the files' threads: a host may wait for seconds, and several workers may go at once.
+        name = f"bedload-replace-{worker}"
+        threading.Thread(target=self._start_replacement, args=(worker,), name=name, daemon=True).start()
+
+    def _start_replacement(self, worker: WorkerId) -> None:
+        try:
+            self._host.replace(worker)
+        except Exception as error:
+            why = str(error)
+            _log.error("worker %s could not be replaced: %s", worker, why)
+            timer = self._replacing.pop(worker, None)
+            if timer is not None:
+                timer.cancel()
+            self._soon(lambda c: c.worker_not_replaced(worker, why))
 
     def _inspect_stage(self, step: InspectStage) -> None:
         try:
@@ -220,7 +392,7 @@ class Driver(Handler):
 
     def _inspect_query(self, step: InspectQuery) -> None:
         try:
-            facts = self._plans.facts(step.query)
+            facts = self._plans.facts(step.query, step.location)
         except Exception as error:
             problem = error if isinstance(error, BedloadError) else ProtocolError(f"{step}: {error!r}")
             self._soon(lambda c: c.query_unknown(step.operator, problem))
@@ -235,3 +407,7 @@ class Driver(Handler):
 
         if not self._stopping:
             self._endpoint.call_soon(run)
+
+
+def _as_checkpoint_error(error: Exception) -> BedloadError:
+    return error if isinstance(error, BedloadError) else CheckpointError(f"the checkpoint could not be used: {error!r}")

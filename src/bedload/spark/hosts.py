@@ -19,12 +19,16 @@ from typing import IO, Protocol
 
 import msgspec
 from py4j.protocol import Py4JError
+from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from bedload.core.errors import TooFewSlots, WorkerStartFailed
 from bedload.core.ids import WorkerId
+from bedload.worker.durable import Place
 
 _STOP_SECONDS = 10.0
+_TASK_RETRY_SECONDS = 5.0
+"""How long Spark may take to see that the task of a lost worker failed. If it has not by then, it runs it again."""
 _EXECUTORS_SECONDS = 30.0
 """How long executors may take to come, after the session is there, before the slots are counted too few."""
 
@@ -32,12 +36,23 @@ _EXECUTORS_SECONDS = 30.0
 class WorkerHost(Protocol):
     """Starts and ends workers."""
 
-    def start(self, coordinator: str, secret: bytes, workers: int) -> None:
-        """Start this many workers, numbered from 0."""
+    takes_slots: bool
+    """Workers compete with feeders for Spark's task slots."""
+
+    def start(self, coordinator: str, secret: bytes, workers: int, place: Place | None = None) -> None:
+        """Start this many workers, numbered from 0; ``place`` is where they find the checkpoint."""
         ...
 
     def check(self) -> None:
         """Raise if a worker failed to start."""
+        ...
+
+    def replace(self, worker: WorkerId) -> None:
+        """Start a worker in place of one that was lost, and make sure that the lost one is gone."""
+        ...
+
+    def last_words(self, worker: WorkerId) -> str:
+        """The end of a worker's log, if it is at hand."""
         ...
 
     def stop(self) -> None:
@@ -48,116 +63,154 @@ class WorkerHost(Protocol):
 class ProcessHost:
     """Workers as child processes of the driver: they take no Spark task slot."""
 
-    def __init__(self) -> None:
-        self._children: list[tuple[subprocess.Popen[bytes], Path]] = []
-        self._logs = tempfile.TemporaryDirectory(prefix="bedload-workers-", ignore_cleanup_errors=True)
+    takes_slots = False
 
-    def start(self, coordinator: str, secret: bytes, workers: int) -> None:
+    def __init__(self) -> None:
+        self._children: dict[WorkerId, tuple[subprocess.Popen[bytes], Path]] = {}
+        self._logs = tempfile.TemporaryDirectory(prefix="bedload-workers-", ignore_cleanup_errors=True)
+        self._hello: tuple[str, bytes, Place | None] = ("", b"", None)
+        self._lock = threading.Lock()
+        self._stopped = False
+
+    def start(self, coordinator: str, secret: bytes, workers: int, place: Place | None = None) -> None:
         """Start the processes; their output goes to a log file each."""
+        self._hello = coordinator, secret, place
+        for number in range(workers):
+            self._start(WorkerId(number))
+
+    def replace(self, worker: WorkerId) -> None:
+        """Start another process; the old one is killed if it is there still."""
+        with self._lock:
+            old = self._children.get(worker)
+            if old is not None:
+                old[0].kill()
+                old[0].wait()
+            if not self._stopped:
+                self._start(worker)
+
+    def _start(self, worker: WorkerId) -> None:
         # SUBTLE: what the driver can import, the operators that it ships may need: a script's folder, say.
         environment = dict(os.environ, PYTHONPATH=os.pathsep.join(filter(None, sys.path)))
-        for worker in range(workers):
-            log = Path(self._logs.name) / f"worker-{worker}.log"
-            try:
-                with log.open("wb") as output:
-                    child = subprocess.Popen(
-                        [sys.executable, "-m", "bedload.worker"],
-                        stdin=subprocess.PIPE,
-                        stdout=output,
-                        stderr=output,
-                        env=environment,
-                    )
-            except OSError as error:
-                raise WorkerStartFailed(
-                    f"worker {worker} could not be started with {sys.executable}: {error}", worker=WorkerId(worker)
-                ) from error
-            assert child.stdin is not None
-            _hand_over(child.stdin, worker, coordinator, secret)
-            self._children.append((child, log))
+        log = Path(self._logs.name) / f"worker-{worker}.log"
+        try:
+            with log.open("ab") as output:
+                child = subprocess.Popen(
+                    [sys.executable, "-X", "faulthandler", "-m", "bedload.worker"],
+                    stdin=subprocess.PIPE,
+                    stdout=output,
+                    stderr=output,
+                    env=environment,
+                )
+        except OSError as error:
+            raise WorkerStartFailed(
+                f"worker {worker} could not be started with {sys.executable}: {error}", worker=worker
+            ) from error
+        assert child.stdin is not None
+        _hand_over(child.stdin, worker, *self._hello)
+        self._children[worker] = child, log
 
     def check(self) -> None:
         """Raise with the end of the log of a child that died."""
-        for worker, (child, log) in enumerate(self._children):
+        for worker, (child, log) in list(self._children.items()):
             if child.poll() is not None:
-                tail = "\n".join(log.read_text(errors="replace").splitlines()[-15:])
+                tail = _tail(log)
                 raise WorkerStartFailed(
                     f"worker {worker} ended with code {child.returncode} before it joined; the end of its log:\n{tail}",
-                    worker=WorkerId(worker),
+                    worker=worker,
                 )
+
+    def last_words(self, worker: WorkerId) -> str:
+        """The end of the log of a child."""
+        found = self._children.get(worker)
+        return "" if found is None else _tail(found[1])
 
     def stop(self) -> None:
         """Wait for the children; end those that do not end by themselves."""
-        for child, _ in self._children:
+        with self._lock:
+            self._stopped = True
+        for child, _ in self._children.values():
             assert child.stdin is not None
             with contextlib.suppress(OSError):
                 child.stdin.close()
-        for child, _ in self._children:
+        for child, _ in self._children.values():
             try:
                 child.wait(timeout=_STOP_SECONDS)
             except subprocess.TimeoutExpired:
                 child.kill()
                 child.wait()
-        self._children = []
+        self._children = {}
         self._logs.cleanup()
 
 
-def _hand_over(pipe: IO[bytes], worker: int, coordinator: str, secret: bytes) -> None:
-    line = msgspec.json.encode({"worker": worker, "coordinator": coordinator, "secret": secret})
+def _tail(log: Path) -> str:
+    try:
+        return "\n".join(log.read_text(errors="replace").splitlines()[-15:])
+    except OSError:
+        return ""
+
+
+def _hand_over(pipe: IO[bytes], worker: int, coordinator: str, secret: bytes, place: Place | None) -> None:
+    line = msgspec.json.encode({"worker": worker, "coordinator": coordinator, "secret": secret, "place": place})
     with contextlib.suppress(BrokenPipeError):  # it died at once: check() says why
         pipe.write(line + b"\n")
         pipe.flush()
 
 
 class TaskHost:
-    """Workers as long-running Spark tasks: Spark places them on executors. Each takes a task slot."""
+    """Workers as long-running Spark tasks: Spark places them on executors. Each takes a task slot.
+
+    Each worker is a job of one task, so that the end of one does not end another, and Spark makes no copy of it: it
+    speculates only when most tasks of a stage are done.
+    """
+
+    takes_slots = True
 
     def __init__(self, spark: SparkSession) -> None:
         self._context = spark.sparkContext
-        self._group = ""
-        self._failure: Exception | None = None
-        self._thread: threading.Thread | None = None
-        self._ended = threading.Event()
+        self._jobs: dict[WorkerId, _Job] = {}
+        self._hello: tuple[str, bytes, Place | None] = ("", b"", None)
+        self._stopped = False
 
-    def start(self, coordinator: str, secret: bytes, workers: int) -> None:
-        """Start one Spark job whose tasks are the workers."""
+    def start(self, coordinator: str, secret: bytes, workers: int, place: Place | None = None) -> None:
+        """Start one Spark job for each worker."""
         self._wait_for_slots(workers)
-        self._group = f"bedload-workers-{coordinator}"
+        self._hello = coordinator, secret, place
+        for number in range(workers):
+            self._start(WorkerId(number))
 
-        def run() -> None:
-            try:
-                # A job group belongs to the thread, so the user's own jobs are not in this one.
-                self._context.setJobGroup(self._group, "Bedload workers", False)
-                numbers = self._context.parallelize(range(workers), workers)
-                serve = _task(coordinator, secret)
-                if self._setting("spark.speculation") and not self._dynamic:
-                    # SUBTLE: a copy of a worker's task is no help, it has no state, and takes a slot. Spark makes
-                    # none of the tasks of a barrier stage; its price is that all workers go when one is lost.
-                    numbers.barrier().mapPartitions(serve).count()
-                else:
-                    # One attempt more or less makes no difference: a worker that comes back has no state.
-                    numbers.mapPartitions(serve).count()
-            except Exception as error:
-                self._failure = error
-            finally:
-                self._ended.set()
+    def replace(self, worker: WorkerId) -> None:
+        """Start another job, unless Spark starts the task again by itself; wherever it was, it ended with us."""
+        job = self._jobs.get(worker)
+        if job is not None:
+            job.ended.wait(_TASK_RETRY_SECONDS)
+        if not self._stopped and (job is None or job.ended.is_set()):
+            self._start(worker)
 
-        self._thread = threading.Thread(target=run, name="bedload-task-host", daemon=True)
-        self._thread.start()
+    def _start(self, worker: WorkerId) -> None:
+        self._jobs[worker] = _Job(self._context, worker, *self._hello)
 
     def check(self) -> None:
-        """Raise if the job of the workers ended."""
-        if self._ended.is_set():
-            raise WorkerStartFailed(f"the Spark job of the workers ended: {self._failure or 'without an error'}")
+        """Raise if the job of a worker ended."""
+        for worker, job in list(self._jobs.items()):
+            if job.ended.is_set():
+                raise WorkerStartFailed(
+                    f"the Spark job of worker {worker} ended: {job.failure or 'without an error'}", worker=worker
+                )
+
+    def last_words(self, worker: WorkerId) -> str:
+        """Nothing: the log is with the executor."""
+        return ""
 
     def stop(self) -> None:
-        """Wait for the job to end; cancel it if a worker is too busy to hear that it should."""
-        if self._thread is None:
-            return
-        self._thread.join(timeout=_STOP_SECONDS)
-        if self._thread.is_alive():
-            with contextlib.suppress(Py4JError):  # the session may be gone already
-                self._context.cancelJobGroup(self._group)
-            self._thread.join(timeout=_STOP_SECONDS)
+        """Wait for the jobs to end; cancel those whose worker is too busy to hear that it should."""
+        self._stopped = True
+        for job in self._jobs.values():
+            job.ended.wait(_STOP_SECONDS)
+        for job in self._jobs.values():
+            if not job.ended.is_set():
+                job.cancel()
+        for job in self._jobs.values():
+            job.ended.wait(_STOP_SECONDS)
 
     def _wait_for_slots(self, workers: int) -> None:
         """Return when Spark has room for the workers; raise as soon as it is clear that it will not."""
@@ -201,12 +254,42 @@ class TaskHost:
         return int(context.maxNumConcurrentTasks(context.resourceProfileManager().defaultResourceProfile()))
 
 
-def _task(coordinator: str, secret: bytes) -> Callable[[Iterable[int]], Iterable[None]]:
-    def run(numbers: Iterable[int]) -> Iterable[None]:
+class _Job:
+    """The Spark job of one worker."""
+
+    def __init__(
+        self, context: SparkContext, worker: WorkerId, coordinator: str, secret: bytes, place: Place | None
+    ) -> None:
+        self.failure: Exception | None = None
+        self.ended = threading.Event()
+        self._context = context
+        self._group = f"bedload-worker-{worker}-{coordinator}"
+        task = _task(worker, coordinator, secret, place)
+        threading.Thread(target=self._run, args=(task, worker), name=f"bedload-worker-{worker}", daemon=True).start()
+
+    def cancel(self) -> None:
+        """End it from Spark's side."""
+        with contextlib.suppress(Py4JError):  # the session may be gone already
+            self._context.cancelJobGroup(self._group)
+
+    def _run(self, task: Callable[[Iterable[int]], Iterable[None]], worker: WorkerId) -> None:
+        try:
+            # A job group belongs to the thread, so the user's own jobs are not in this one.
+            self._context.setJobGroup(self._group, f"Bedload worker {worker}", False)
+            self._context.parallelize([int(worker)], 1).mapPartitions(task).count()
+        except Exception as error:
+            self.failure = error
+        finally:
+            self.ended.set()
+
+
+def _task(
+    worker: WorkerId, coordinator: str, secret: bytes, place: Place | None
+) -> Callable[[Iterable[int]], Iterable[None]]:
+    def run(_: Iterable[int]) -> Iterable[None]:
         from bedload.spark.tasks import serve_in_task
 
-        for number in numbers:
-            serve_in_task(WorkerId(number), coordinator, secret)
+        serve_in_task(worker, coordinator, secret, place)
         return ()
 
     return run

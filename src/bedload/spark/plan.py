@@ -83,13 +83,24 @@ class Plans:
             raise ProtocolError(f"cannot read stage {stage}: {error}") from error
         return -1
 
-    def facts(self, query: QueryId) -> QueryFacts:
-        """Whether a query runs, what it has committed, and which recent epochs had a source without data."""
+    def location(self, query: QueryId) -> str:
+        """The checkpoint location of a running query."""
+        try:
+            return str(self._execution(query).resolvedCheckpointRoot())
+        except Py4JError as error:
+            raise ProtocolError(f"cannot read the checkpoint location of query {query}: {error}") from error
+
+    def facts(self, query: QueryId, location: str = "") -> QueryFacts:
+        """Whether a query runs, what it has committed, and which recent epochs had a source without data.
+
+        ``location`` is where a query that never ran here had its checkpoint.
+        """
         execution = self._active.get(self._jvm.java.util.UUID.fromString(query))
         active = execution is not None
         execution = execution if active else self._seen.get(query)
         if execution is None:
-            return QueryFacts(False, None, frozenset())
+            committed, read = self._committed_at(location)
+            return QueryFacts(False, committed, frozenset(), location, log_read=read)
         try:
             latest = execution.commitLog().getLatestBatchId()
             committed = Epoch(int(latest.get())) if latest.isDefined() else None
@@ -100,7 +111,52 @@ class Plans:
             )
         except Py4JError as error:
             raise ProtocolError(f"cannot read the progress of query {query}: {error}") from error
-        return QueryFacts(active, committed, quiet)
+        place = str(execution.resolvedCheckpointRoot())
+        return QueryFacts(active, committed, quiet | self._quiet_at(place), place, log_read=True)
+
+    def _committed_at(self, location: str) -> tuple[Epoch | None, bool]:
+        """The last epoch in the commit log below a checkpoint location, and whether there is a log to be read."""
+        try:
+            return max(self._logged(location, "commits"), default=None), bool(location)
+        except Py4JError:
+            return None, False
+
+    def _quiet_at(self, location: str) -> frozenset[Epoch]:
+        """The epochs in the offset log in which a source stayed where it was.
+
+        The progress of a query ends with its driver; the log does not.
+        """
+        try:
+            logged = sorted(self._logged(location, "offsets"))
+            offsets = {epoch: self._offsets(location, epoch) for epoch in logged}
+        except Py4JError:
+            return frozenset()
+        return frozenset(
+            epoch
+            for epoch in logged
+            if any(
+                now == before for now, before in zip(offsets[epoch], offsets.get(Epoch(epoch - 1), ()), strict=False)
+            )
+        )
+
+    def _offsets(self, location: str, epoch: Epoch) -> list[str]:
+        """The offset of each source as of an epoch: a line each, after the version and the metadata."""
+        path = self._jvm.org.apache.hadoop.fs.Path(location, f"offsets/{epoch}")
+        stream = path.getFileSystem(self._context.hadoopConfiguration()).open(path)
+        try:
+            text = str(self._jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8"))
+        finally:
+            stream.close()
+        return text.splitlines()[2:]
+
+    def _logged(self, location: str, log: str) -> list[Epoch]:
+        """The epochs that a log of Spark's has below a checkpoint location."""
+        if not location:
+            return []
+        path = self._jvm.org.apache.hadoop.fs.Path(location, log)
+        files = path.getFileSystem(self._context.hadoopConfiguration()).listStatus(path)
+        names = (str(file.getPath().getName()) for file in files)
+        return [Epoch(int(name)) for name in names if name.isdigit()]
 
     def _execution(self, query: QueryId) -> Any:
         execution = self._active.get(self._jvm.java.util.UUID.fromString(query))

@@ -7,12 +7,13 @@ is from.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 import pyarrow as pa
 
-from bedload.core.errors import BedloadError, WorkerUnreachable
+from bedload.core.errors import BedloadError, UnknownOperator, WorkerUnreachable
 from bedload.core.ids import Epoch, OperatorName, QueryId, WorkerId
 from bedload.keys import RoutingTable, canonical_key, hash_key, key_group
 from bedload.protocol import messages as m
@@ -93,6 +94,9 @@ class ColumnDecoder:
         return values
 
 
+_LOSS_TRIES, _LOSS_PAUSE_SECONDS = 600, 0.1
+
+
 class OperatorState:
     """The state of one operator, over all workers."""
 
@@ -128,8 +132,8 @@ class OperatorState:
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, batch.schema) as writer:
             writer.write_batch(batch)
-        address = addresses[routing.owner_of(group)]
-        answer, body = self._ask(address, m.Read(self.name, group), sink.getvalue())
+        owner = routing.owner_of(group)
+        answer, body = self._ask_owner(owner, addresses, m.Read(self.name, group), sink.getvalue())
         assert isinstance(answer, m.ReadAnswer)
         if not answer.found or body is None:
             return None
@@ -150,6 +154,25 @@ class OperatorState:
         for channel in self._channels.values():
             channel.close()
         self._channels = {}
+
+    def _ask_owner(
+        self, owner: WorkerId, addresses: dict[WorkerId, str], message: m.Message, body: pa.Buffer
+    ) -> tuple[m.Message, memoryview | None]:
+        """Ask the owner of a key group; if it was lost, whoever comes in its place."""
+        for _ in range(_LOSS_TRIES):
+            address = addresses.get(owner)
+            if address is not None:
+                try:
+                    return self._ask(address, message, body)
+                except (WorkerUnreachable, UnknownOperator):
+                    self._channels.pop(address, None)
+            time.sleep(_LOSS_PAUSE_SECONDS)
+            addresses = self._where()[1]  # raises if the cluster cannot go on
+        raise WorkerUnreachable(
+            f"operator {self.name}: worker {owner} was lost, and no other came in its place within "
+            f"{_LOSS_TRIES * _LOSS_PAUSE_SECONDS:g} seconds; try again, or look at the driver's log",
+            worker=owner,
+        )
 
     def _ask(self, address: str, message: m.Message, body: pa.Buffer | None) -> tuple[m.Message, memoryview | None]:
         channel = self._channels.get(address)

@@ -6,12 +6,13 @@ import socket
 
 from bedload.core.ids import WorkerId
 from bedload.transport import parse_address
+from bedload.worker.durable import Place
 from bedload.worker.server import serve
 
 
-def serve_in_task(worker: WorkerId, coordinator: str, secret: bytes) -> None:
+def serve_in_task(worker: WorkerId, coordinator: str, secret: bytes, place: Place | None) -> None:
     """Serve until the cluster ends."""
-    serve(worker, coordinator, secret, own_address)
+    serve(worker, coordinator, secret, own_address, place)
 
 
 def own_address(coordinator: str) -> str:

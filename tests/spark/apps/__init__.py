@@ -65,6 +65,16 @@ class App:
             assert event is not None, f"the application ended before {what!r}:\n{self.log()}"
             if event["event"] == what:
                 return event
+            assert event["event"] != "failed", f"the application failed before {what!r}: {event}"
+
+    def latest(self, what: str, seconds: float = 90.0) -> dict[str, Any]:
+        """The last event of that name that has come; waits for one if there is none."""
+        found = self.expect(what, seconds)
+        with contextlib.suppress(queue.Empty):
+            while (event := self._events.get_nowait()) is not None:
+                found = event if event["event"] == what else found
+            self._events.put(None)
+        return found
 
     def ends(self, seconds: float = 60.0) -> None:
         """Wait for its end; fails if that is not a good one."""

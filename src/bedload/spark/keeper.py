@@ -1,0 +1,100 @@
+"""The driver's part in a checkpoint: what the coordinator decides, carried out on files.
+
+Invariant: giving a turn up leaves its mark first and looks for segments second; a worker that seals writes its
+segment first and looks for the mark second. So a turn is never both given up here and acknowledged there.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from bedload.checkpoint import paths
+from bedload.checkpoint.checkpoint import Checkpoint
+from bedload.checkpoint.evolution import same_state
+from bedload.checkpoint.history import Garbage, History
+from bedload.checkpoint.intact import advise
+from bedload.checkpoint.records import Manifest, OperatorSchema, TurnRecord
+from bedload.checkpoint.snapshots import stray_files
+from bedload.checkpoint.storage import open_storage
+from bedload.control.lineage import Lineage
+from bedload.core.errors import CheckpointDamaged, EpochNotRetained
+from bedload.core.ids import OperatorName
+from bedload.spark.state_schema import check_stored
+from bedload.worker.durable import Place
+
+_log = logging.getLogger("bedload")
+
+
+class Keeper:
+    """One attachment to a checkpoint."""
+
+    def __init__(self, url: str, options: Mapping[str, Any] | None = None) -> None:
+        self.checkpoint = Checkpoint.open(open_storage(url, options))
+        self.generation = self.checkpoint.claim()
+        self.place = Place(url, self.generation, dict(options or {}))
+
+    def lineage(self, operator: OperatorName, wanted: OperatorSchema, *, fresh: bool = False) -> Lineage:
+        """What the checkpoint has of an operator, with the schema that it is wanted in now as the current one.
+
+        Raises :class:`SchemaChanged` if the state there cannot become that, unless it is given up (``fresh``).
+        """
+        history = self._history(operator)
+        known = {schema.number: schema for schema in self.checkpoint.schemas(operator)}
+        held = (
+            None if history.head is None or fresh else (history.record(history.head) or history.manifest(history.head))
+        )
+        stored = None if held is None else self.checkpoint.schema(operator, held.schema)
+        if stored is not None and same_state(stored, wanted):
+            return Lineage(self.generation, history, known, stored.number)
+        if stored is not None:
+            check_stored(operator, stored, wanted)
+            taken = {variable.name for variable in wanted.variables}
+            taken |= {variable.renamed_from for variable in wanted.variables if variable.renamed_from}
+            if dropped := [variable.name for variable in stored.variables if variable.name not in taken]:
+                _log.warning(
+                    "operator %s does not declare %s any more: the next snapshot drops what is stored of it. If it has "
+                    "another name now, declare that (renamed_from=...)",
+                    operator,
+                    ", ".join(dropped),
+                )
+        # SUBTLE: the schema of the head, not the last one: that may be of a change that never ran.
+        base = None if stored is None else stored.number
+        added = self.checkpoint.add_schema(operator, msgspec.structs.replace(wanted, base=base))
+        return Lineage(self.generation, history, {**known, added.number: added}, added.number)
+
+    def _history(self, operator: OperatorName) -> History:
+        try:
+            history = self.checkpoint.load_history(operator)
+            history.restore_plan(history.head)
+        except (CheckpointDamaged, EpochNotRetained) as error:
+            damaged = CheckpointDamaged(error.message, **error.details)
+            raise advise(self.checkpoint.storage, operator, None, damaged) from error
+        return history
+
+    def write_turn(self, operator: OperatorName, record: TurnRecord, location: str) -> None:
+        """Put a turn on record."""
+        self.checkpoint.write_turn(operator, msgspec.structs.replace(record, location=location))
+
+    def give_up(self, operator: OperatorName, record: TurnRecord) -> bool:
+        """Let no worker acknowledge a turn from now on; whether all of it had been written before."""
+        storage = self.checkpoint.storage
+        storage.write(paths.abandoned(operator, record.turn), b"")
+        there = set(storage.list(paths.deltas(operator)))
+        names = [paths.delta(operator, record.turn, worker).rpartition("/")[2] for worker in record.workers]
+        return all(name in there for name in names)
+
+    def write_manifest(self, operator: OperatorName, manifest: Manifest) -> None:
+        """Make a snapshot count."""
+        self.checkpoint.check_fence()
+        self.checkpoint.write_manifest(operator, manifest)
+        # What an attempt before this one left would be counted by whoever reads the folder as plain Parquet.
+        storage = self.checkpoint.storage
+        storage.delete(stray_files(storage, paths.snapshot(operator, manifest.turn), manifest.parts))
+
+    def collect(self, operator: OperatorName, garbage: Garbage) -> None:
+        """Delete what no retained epoch needs."""
+        self.checkpoint.delete_garbage(operator, garbage)

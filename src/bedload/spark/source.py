@@ -1,0 +1,92 @@
+"""``spark.read.format("bedload")``: the state in a checkpoint as a table.
+
+The state is chosen when the table is loaded, in the driver's Python: everything that is done with the DataFrame later
+sees that one, though the operator goes on. Executors read the files of their key groups, straight from the storage.
+
+Invariants: importing this module is cheap, as Spark does it in every application that has Bedload installed; nothing is
+written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.types import StructType
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from bedload.spark.source_columns import Columns
+    from bedload.spark.source_view import View
+
+
+class BedloadSource(DataSource):
+    """State in a checkpoint; see docs/how-to/read-state.md."""
+
+    _view: View | None = None
+
+    @classmethod
+    def name(cls) -> str:
+        """The name of the format."""
+        return "bedload"
+
+    def schema(self) -> StructType:
+        """The columns of the table; from here on it is clear which state is read."""
+        return self._columns().schema
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """Reads the columns of a schema: all, or those that the user wrote down."""
+        return StateReader(self._resolved(), self._columns().select(schema))
+
+    def _resolved(self) -> View:
+        from bedload.spark.source_options import parse_options
+        from bedload.spark.source_view import resolve
+
+        if self._view is None:
+            self._view = resolve(parse_options(self.options))
+        return self._view
+
+    def _columns(self) -> Columns:
+        from bedload.spark.source_columns import columns_of
+
+        view = self._resolved()
+        return columns_of(view.schema, view.variables, changes=view.feed is not None)
+
+
+@dataclass
+class KeyGroups(InputPartition):
+    """The key groups of one task."""
+
+    groups: list[int]
+
+
+class StateReader(DataSourceReader):
+    """Reads a view of the state."""
+
+    # SUBTLE: there is no pushFilters here. Spark 4.3 keeps what it was told after a filter was pushed, and reads no
+    # more than that for whatever else is done with the DataFrame: the count of all keys after a look at one of them
+    # was 1. Whoever wants single keys names them by an option.
+
+    def __init__(self, view: View, columns: Columns) -> None:
+        self._view = view
+        self._columns = columns
+
+    def partitions(self) -> list[InputPartition]:
+        """The key groups of each task."""
+        from bedload.spark.source_read import partitions_of
+
+        found = partitions_of(self._view)
+        return [KeyGroups(groups) for groups in found] or [KeyGroups([])]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of one partition; runs on an executor."""
+        from bedload.spark.source_read import read
+
+        assert isinstance(partition, KeyGroups)
+        names = {variable.name for variable in self._view.schema.variables}
+        variables = [source for source in self._columns.sources if source in names]
+        for found in read(self._view, partition.groups, variables) if partition.groups else ():
+            yield self._columns.batch(found)

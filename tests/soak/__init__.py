@@ -1,0 +1,11 @@
+"""Random faults on real Spark for as long as one likes: ``python -m tests.soak --seconds 600 --seed 7``.
+
+A *round* is one checkpoint with both operators of :mod:`tests.spark.tally` and Spark's own file sink. The application
+is started several times, each time with other workers, and meets faults at random moments: workers killed, one or all;
+executors killed, where there is a cluster; the store failing, slow or away for a while; the driver or its JVM killed.
+The last start runs to an end, and then state and the whole output of the sinks must be those of an oracle that never
+failed.
+
+What is drawn follows from the seed and the number of the round; how it meets what Spark does at that moment does not.
+So a seed that failed fails again mostly, not surely: its folder is kept.
+"""

@@ -1,0 +1,164 @@
+"""One round: what is drawn, and how it is carried out."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from bedload.testing.chance import Chance
+from tests.spark.apps import App
+from tests.spark.faults import check_done, check_sinks, kill, kill_driver, recovering
+from tests.spark.faulty_store import PROTOCOL, Faults, install
+from tests.spark.standalone import Standalone
+
+EPOCHS_AFTER = 5
+"""How many epochs the last start adds to what is in the sinks."""
+
+_EXECUTORS = {"spark_executor_cores": "2", "spark_executor_memory": "512m", "spark_cores_max": "4"}
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How the application is started."""
+
+    workers: int
+    host: str
+    machines: Standalone | None
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        if self.machines is None:
+            return {"workers": self.workers, "host": self.host}
+        return {"workers": self.workers, "host": "task", "master": self.machines.master, "spark": _EXECUTORS}
+
+    def __str__(self) -> str:
+        where = "executors" if self.machines is not None else f"{self.host}es" if self.host == "process" else "tasks"
+        return f"{self.workers} workers in {where}"
+
+
+class Round:
+    """One checkpoint, from its first epoch to the check."""
+
+    def __init__(
+        self,
+        folder: Path,
+        chance: Chance,
+        tell: Callable[[str], None],
+        machines: Standalone | None = None,
+    ) -> None:
+        self._folder = folder
+        self._chance = chance
+        self._tell = tell
+        self._machines = machines if machines is not None and chance.happens(0.4) else None
+        # Executors could not import the store that fails.
+        fails = chance.happens(0.5) and self._machines is None
+        self._faults: Faults | None = install(folder / "store") if fails else None
+        self._starts = 0
+
+    def run(self, starts: int | None = None) -> dict[str, int]:
+        """All starts, then the check; how many epochs each sink has."""
+        starts = self._chance.number(1, 3) if starts is None else starts
+        store = "a store that fails" if self._faults is not None else "local files"
+        self._tell(f"{starts} starts with faults, on {store}")
+        for _ in range(starts):
+            self._start_and_kill()
+        return self._start_and_finish()
+
+    # --- steps ---
+
+    def _settings(self) -> dict[str, Any]:
+        if self._faults is None:
+            return {}
+        url = f"{PROTOCOL}://{self._folder}/bedload"
+        return {"checkpoint": url, "options": self._faults.options, "storage_at": str(self._faults.folder)}
+
+    def _shape(self) -> Shape:
+        return Shape(self._chance.number(1, 3), self._chance.pick(["process", "process", "task"]), self._machines)
+
+    def _start_and_kill(self) -> None:
+        shape = self._shape()
+        self._starts += 1
+        self._tell(f"start {self._starts}: {shape}")
+        with recovering(self._folder, self._starts, epochs=100_000, **shape.settings, **self._settings()) as app:
+            if self._chance.happens(0.15):
+                jvm = app.expect("attached", 180)["jvm"]
+            else:
+                jvm = app.expect("running", 180)["jvm"]
+                self._await_epochs(app, self._chance.number(0, 3))
+                for _ in range(self._chance.number(1, 3)):
+                    self._pause(2000)
+                    self._strike(app, shape)
+            self._pause(3000)
+            whole = self._chance.happens(0.6)
+            self._tell(f"  kill the {'driver' if whole else 'JVM of the driver'}")
+            kill_driver(app, jvm, whole=whole)
+        if self._faults is not None:
+            self._faults.tell()
+        self._tell(f"  in the sinks: {check_sinks(self._folder, 0)}")
+
+    def _start_and_finish(self) -> dict[str, int]:
+        epochs = max(check_sinks(self._folder, 0).values()) + EPOCHS_AFTER
+        shape = self._shape()
+        self._starts += 1
+        self._tell(f"start {self._starts}, to the end: {shape}, up to {epochs} epochs")
+        with recovering(self._folder, self._starts, epochs=epochs, **shape.settings, **self._settings()) as app:
+            app.expect("running", 180)
+            self._await_epochs(app, self._chance.number(0, 2))
+            self._strike(app, shape)
+            done = app.expect("done", 240)
+            app.ends(120)
+        return check_done(self._folder, done, epochs)
+
+    def _strike(self, app: App, shape: Shape) -> None:
+        kinds = ["worker", "worker", "all workers"]
+        kinds += ["executor"] if shape.machines is not None else []
+        kinds += ["store", "store"] if self._faults is not None else []
+        match self._chance.pick(kinds):
+            case "store":
+                self._trouble()
+            case "executor":
+                self._kill_executor(app, shape)
+            case "all workers":
+                workers = app.latest("epoch", 120)["workers"]
+                self._tell(f"  kill all {len(workers)} workers")
+                kill(*workers.values())
+            case _:
+                workers = app.latest("epoch", 120)["workers"]
+                victim = self._chance.pick(sorted(workers) or ["0"])
+                self._tell(f"  kill worker {victim}")
+                kill(*(pid for worker, pid in workers.items() if worker == victim))
+
+    def _await_epochs(self, app: App, count: int) -> None:
+        """Wait until both queries have done so many epochs in this start."""
+        first = app.expect("epoch", 120)["epochs"]
+        news = first
+        while any(news[kind] < first[kind] + count for kind in first):
+            news = app.expect("epoch", 120)["epochs"]
+
+    def _trouble(self) -> None:
+        assert self._faults is not None
+        what = self._chance.pick([{"every": 1}, {"every": 3}, {"every": 7}, {"slow": 0.05}])
+        self._tell(f"  the store: {what}")
+        self._faults.tell(**what)
+        self._pause(3000)
+        self._faults.tell()
+
+    def _kill_executor(self, app: App, shape: Shape) -> None:
+        assert shape.machines is not None
+        workers = app.latest("epoch", 120)["workers"]
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for worker, pid in workers.items():
+                executor = shape.machines.executor_of(pid)
+                if executor is not None:
+                    self._tell(f"  kill the executor of worker {worker}")
+                    kill(executor.pid)
+                    return
+
+    def _pause(self, milliseconds: int) -> None:
+        time.sleep(self._chance.number(0, milliseconds) / 1000)
