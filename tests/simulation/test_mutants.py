@@ -20,7 +20,8 @@ from bedload.protocol.split import unpack
 from bedload.store.rows import RowStore
 from bedload.testing import Scenario
 from bedload.testing.faults import ALWAYS
-from bedload.worker.machine import Phase, WorkerMachine, _Applied
+from bedload.worker.hosted import Applied
+from bedload.worker.machine import Phase, WorkerMachine
 from bedload.worker.runtime import OperatorRuntime
 
 OFTEN = Scenario(ALWAYS | {"noise", "second query", "poison"}, 0.3)
@@ -46,7 +47,7 @@ def repeat_gets_no_output(patch: Patch) -> None:
     def apply(self: Any, hosted: Any, peer: Any, message: Any, body: Any) -> Any:
         out = original(self, hosted, peer, message, body)
         applied = hosted.feeders[message.feeder].applied
-        applied[message.number] = _Applied(applied[message.number].checksum, None)
+        applied[message.number] = Applied(applied[message.number].checksum, None)
         return out
 
     patch.setattr(WorkerMachine, "_apply", apply)

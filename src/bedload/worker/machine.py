@@ -20,19 +20,13 @@ Invariants:
 
 from __future__ import annotations
 
-import enum
-import traceback
-from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable
 
-import numpy as np
 import pyarrow as pa
 
 from bedload.core.clock import Clock
 from bedload.core.errors import (
     BedloadError,
-    NotDeterministic,
     ProtocolError,
     StaleAttempt,
     UnknownOperator,
@@ -42,105 +36,35 @@ from bedload.core.ids import (
     NO_QUERY,
     NO_TURN,
     DeploymentId,
-    Epoch,
-    KeyGroup,
     OperatorName,
-    QueryId,
-    Turn,
     WorkerId,
 )
-from bedload.keys import freeze_keys
 from bedload.protocol import messages as m
 from bedload.protocol.messages import Body
 from bedload.protocol.split import unpack
-from bedload.worker.durability import Durability, InMemoryOnly, Load, Loaded, LoadFailed
+from bedload.worker.durability import Durability, InMemoryOnly
+from bedload.worker.hosted import (
+    COORDINATOR,
+    LOADER,
+    Applied,
+    Feeder,
+    Hosted,
+    Out,
+    Peer,
+    Phase,
+    TurnMessage,
+    bug,
+    different,
+    one_key,
+    share_out,
+    waiting_for,
+)
 from bedload.worker.parking import Parking
+from bedload.worker.restoring import Restoring
 from bedload.worker.runtime import Runtime, Startable
 
-Peer = Hashable
-"""Whoever sent a message: a connection, or the simulator's name for one."""
 
-COORDINATOR: Peer = "coordinator"
-"""The peer for messages to and from the coordinator."""
-
-LOADER: Peer = "loader"
-"""The peer for orders to read state back."""
-
-Out = tuple[Peer, m.Message | Load, Body]
-TurnMessage = m.Join | m.Apply | m.Done
-
-
-class Phase(enum.Enum):
-    """Where an operator is at a worker."""
-
-    IDLE = "no epoch"
-    OPEN = "applying sub-batches"
-    SEALED = "all applied and durable, outputs fixed, waiting for Spark's commit"
-    ABORTED = "rolled back, waiting for another turn"
-
-
-@dataclass
-class _Applied:
-    checksum: int
-    output: Body
-    outputs: list[pa.RecordBatch] = field(default_factory=list)
-    """The outputs so far, while rows of it wait for their state."""
-    waiting: list[Peer] | None = None
-    """Who waits for the answer; None: it is there."""
-
-
-@dataclass
-class _Feeder:
-    """What this worker knows of one feeder in the current turn, over all of its attempts."""
-
-    schema: pa.Schema | None = None
-    applied: dict[int, _Applied] = field(default_factory=dict)
-    last: int = -1
-    batches: int | None = None
-    """Set when it is done: how many sub-batches it sent."""
-    released: bool = False
-    """It was answered before the seal."""
-    share: Body = None
-    waiting: list[Peer] = field(default_factory=list)
-    peers: set[Peer] = field(default_factory=set)
-    """Its attempts that are connected: while there is one, it has its Spark task slot."""
-
-
-@dataclass
-class _Hosted:
-    """One operator at this worker."""
-
-    name: OperatorName
-    deployments: dict[DeploymentId, Startable] = field(default_factory=dict)
-    active: DeploymentId | None = None
-    runtime: Runtime | None = None
-    phase: Phase = Phase.IDLE
-    turn: Turn = NO_TURN
-    epoch: Epoch = NO_EPOCH
-    query: QueryId = NO_QUERY
-    committed: Epoch = NO_EPOCH
-    committed_query: QueryId = NO_QUERY
-    expected: int | None = None
-    feeders: dict[m.FeederId, _Feeder] = field(default_factory=dict)
-    error: BedloadError | None = None
-    early: list[tuple[Peer, TurnMessage, Body]] = field(default_factory=list)
-    busy: float = 0.0
-    owned: frozenset[KeyGroup] = frozenset()
-    """The key groups of the last turn."""
-    parking: Parking = field(default_factory=Parking)
-    base: Turn = NO_TURN
-    """The state that was last read back."""
-    orders: dict[int, set[KeyGroup]] = field(default_factory=dict)
-    """What is being read, by ticket."""
-    tickets: int = 0
-    restored: int = 0
-    unrestored: BedloadError | None = None
-    """Why the state that should be here is not."""
-    reads: list[tuple[Peer, m.Read, Body]] = field(default_factory=list)
-    """Reads of key groups that are on their way."""
-
-
-class WorkerMachine:
+class WorkerMachine(Restoring):
     """All operators of one worker. ``load`` unpickles a shipped deployment."""
 
     def __init__(
@@ -155,7 +79,7 @@ class WorkerMachine:
         self._clock = clock
         self._durable = durability is not None
         self._durability = durability or InMemoryOnly()
-        self._hosted: dict[OperatorName, _Hosted] = {}
+        self._hosted: dict[OperatorName, Hosted] = {}
 
     # --- doors ---
 
@@ -224,7 +148,7 @@ class WorkerMachine:
     # --- from the coordinator ---
 
     def _deploy(self, message: m.Deploy, body: Body) -> list[Out]:
-        hosted = self._hosted.setdefault(message.operator, _Hosted(message.operator))
+        hosted = self._hosted.setdefault(message.operator, Hosted(message.operator))
         error = None
         try:
             if message.deployment not in hosted.deployments:
@@ -234,7 +158,7 @@ class WorkerMachine:
         return [(COORDINATOR, m.Deployed(self.worker, message.deployment, error), None)]
 
     def _begin(self, message: m.Begin) -> list[Out]:
-        hosted = self._hosted.setdefault(message.operator, _Hosted(message.operator))
+        hosted = self._hosted.setdefault(message.operator, Hosted(message.operator))
         if message.turn <= hosted.turn:
             return []
         if hosted.phase in (Phase.OPEN, Phase.SEALED):
@@ -255,14 +179,14 @@ class WorkerMachine:
             hosted.owned = groups
             hosted.runtime.begin(message.epoch, message.groups)
         except Exception as error:
-            out = self._fail(hosted, error if isinstance(error, BedloadError) else _bug(error))
+            out = self._fail(hosted, error if isinstance(error, BedloadError) else bug(error))
         else:
             out = []
         for peer, waiting, body in early:
             out += self._from_feeder(peer, waiting, body)
         return [*out, *self._answer_reads(hosted)]
 
-    def _activate(self, hosted: _Hosted, deployment: DeploymentId) -> None:
+    def _activate(self, hosted: Hosted, deployment: DeploymentId) -> None:
         if hosted.active == deployment:
             return
         shipped = hosted.deployments.get(deployment)
@@ -317,129 +241,26 @@ class WorkerMachine:
             hosted.orders = {}
         return []
 
-    def _roll_back(self, hosted: _Hosted, error: BedloadError) -> list[Out]:
+    def _roll_back(self, hosted: Hosted, error: BedloadError) -> list[Out]:
         if hosted.phase in (Phase.OPEN, Phase.SEALED) and hosted.runtime is not None:
             hosted.runtime.abort()
         hosted.phase, hosted.error = Phase.ABORTED, error
         refusal = m.Refused(m.WireError.of(error))
-        waiting = {peer: None for feeder in hosted.feeders.values() for peer in _waiting(feeder)}
+        waiting = {peer: None for feeder in hosted.feeders.values() for peer in waiting_for(feeder)}
         hosted.feeders = {}
         hosted.parking.clear()
         return [(peer, refusal, None) for peer in waiting]
 
-    def _fail(self, hosted: _Hosted, error: BedloadError) -> list[Out]:
+    def _fail(self, hosted: Hosted, error: BedloadError) -> list[Out]:
         """The turn cannot succeed: roll back here, and have the coordinator do so everywhere."""
         unrestored = hosted.unrestored is not None
         failed = m.Failed(self.worker, hosted.name, hosted.turn, m.WireError.of(error), unrestored)
         return [(COORDINATOR, failed, None), *self._roll_back(hosted, error)]
 
-    # --- reading state back ---
-
-    def _restore(self, message: m.Restore, plan: Body) -> list[Out]:
-        hosted = self._hosted.setdefault(message.operator, _Hosted(message.operator))
-        if hosted.phase in (Phase.OPEN, Phase.SEALED):
-            raise ProtocolError(f"{message} while turn {hosted.turn} is {hosted.phase.name}")
-        hosted.unrestored = None
-        try:
-            self._activate(hosted, message.deployment)
-            assert hosted.runtime is not None
-            hosted.runtime.drop(message.groups)
-        except Exception as error:
-            return self._not_restored(hosted, error if isinstance(error, BedloadError) else _bug(error))
-        hosted.base = message.base
-        hosted.committed, hosted.committed_query = message.epoch, message.query
-        hosted.owned |= frozenset(message.groups)
-        for wanted in hosted.orders.values():
-            wanted.difference_update(message.groups)
-        hosted.orders = {ticket: wanted for ticket, wanted in hosted.orders.items() if wanted}
-        if not hosted.orders:
-            hosted.restored = 0
-        if plan is None or not message.groups:
-            hosted.parking.arrive(message.groups)
-            return [*self._progress(hosted, 0), *self._answer_reads(hosted)]
-        hosted.parking.expect(message.groups)
-        hosted.tickets += 1
-        hosted.orders[hosted.tickets] = set(message.groups)
-        variables = hosted.deployments[message.deployment].variables
-        order = Load(hosted.name, hosted.tickets, message.base, message.groups, bytes(plan), variables)
-        return [(LOADER, order, None)]
-
-    def loaded(self, news: Loaded | LoadFailed) -> list[Out]:
-        """Some of the state that was to be read is here, or cannot be read."""
-        hosted = self._hosted[news.operator]
-        wanted = hosted.orders.get(news.ticket)
-        if wanted is None:
-            return []  # an order that was taken back
-        if isinstance(news, LoadFailed):
-            return self._not_restored(hosted, news.error)
-        assert hosted.runtime is not None
-        groups = [group for group in news.groups if group in wanted]
-        try:
-            hosted.runtime.install(groups, _of_groups(news.state, groups, len(news.groups)))
-            hosted.restored += len(groups)
-            wanted.difference_update(groups)
-            if not wanted:
-                del hosted.orders[news.ticket]
-            out = self._go_on(hosted, hosted.parking.arrive(groups))
-        except Exception as error:
-            return self._not_restored(hosted, error if isinstance(error, BedloadError) else _bug(error))
-        out += self._progress(hosted, news.bytes)
-        if hosted.phase is Phase.OPEN:
-            out += self._settle(hosted)
-        return [*out, *self._answer_reads(hosted)]
-
-    def _go_on(self, hosted: _Hosted, freed: list[tuple[Any, pa.RecordBatch, bool]]) -> list[Out]:
-        """Apply rows that waited."""
-        out: list[Out] = []
-        for (name, number), rows, last in freed:
-            assert hosted.runtime is not None
-            applied = hosted.feeders[name].applied[number]
-            output = hosted.runtime.apply(rows)
-            if output is not None:
-                applied.outputs.append(output)
-            if last:
-                applied.output = _joined(applied.outputs)
-                applied.outputs = []
-                peers, applied.waiting = applied.waiting or [], None
-                out += [(peer, m.Applied(hosted.turn, number), applied.output) for peer in peers]
-        return out
-
-    def _not_restored(self, hosted: _Hosted, error: BedloadError) -> list[Out]:
-        hosted.unrestored = error
-        hosted.orders = {}
-        hosted.base = NO_TURN
-        hosted.parking.forget()
-        refusal = m.Refused(m.WireError.of(error))
-        out: list[Out] = [(peer, refusal, None) for peer, _, _ in hosted.reads]
-        hosted.reads = []
-        if hosted.phase is Phase.OPEN:
-            out += self._fail(hosted, error)
-        return [*out, *self._progress(hosted, 0, error)]
-
-    def _progress(self, hosted: _Hosted, read: int, error: BedloadError | None = None) -> list[Out]:
-        keys = 0 if hosted.runtime is None else hosted.runtime.keys
-        wire = None if error is None else m.WireError.of(error)
-        left = hosted.parking.left
-        news = m.Restored(self.worker, hosted.name, hosted.base, hosted.restored, left, keys, read, wire)
-        return [(COORDINATOR, news, None)]
-
-    def _answer_reads(self, hosted: _Hosted) -> list[Out]:
-        reads, hosted.reads = hosted.reads, []
-        return [step for read in reads for step in self._look(*read)]
-
-    def _settle_loss(self, message: m.Settle) -> list[Out]:
-        # SUBTLE: a sealed turn may be whole, by what the lost worker wrote before it went, and committed by Spark.
-        hosted = self._hosted.get(message.operator)
-        sealed = hosted is not None and hosted.turn == message.turn and hosted.phase is Phase.SEALED
-        out: list[Out] = []
-        if hosted is not None and hosted.turn == message.turn and hosted.phase is Phase.OPEN:
-            out = self._roll_back(hosted, message.error.error())
-        return [*out, (COORDINATOR, m.Settled(self.worker, message.operator, message.turn, sealed), None)]
-
     # --- from feeders ---
 
     def _from_feeder(self, peer: Peer, message: TurnMessage, body: Body) -> list[Out]:
-        hosted = self._hosted.setdefault(message.operator, _Hosted(message.operator))
+        hosted = self._hosted.setdefault(message.operator, Hosted(message.operator))
         if message.turn > hosted.turn:
             hosted.early.append((peer, message, body))
             return []
@@ -462,7 +283,7 @@ class WorkerMachine:
                 case m.Done():
                     return self._done(hosted, peer, message)
         except Exception as raised:
-            problem = raised if isinstance(raised, BedloadError) else _bug(raised)
+            problem = raised if isinstance(raised, BedloadError) else bug(raised)
             refusal: list[Out] = [(peer, m.Refused(m.WireError.of(problem)), None)]
             # SUBTLE: a sealed epoch may be committed by Spark at any moment, so a zombie task must not be
             # able to roll it back. Refusing is enough: if the query fails over it, the replay rolls back.
@@ -470,44 +291,44 @@ class WorkerMachine:
         finally:
             hosted.busy += self._clock.monotonic() - started
 
-    def _join(self, hosted: _Hosted, peer: Peer, message: m.Join, body: Body) -> list[Out]:
+    def _join(self, hosted: Hosted, peer: Peer, message: m.Join, body: Body) -> list[Out]:
         feeder = hosted.feeders.get(message.feeder)
         if feeder is None:
             if hosted.phase is Phase.SEALED:
-                raise _different(hosted, f"feeder {message.feeder} came after all {hosted.expected} were done")
-            feeder = hosted.feeders[message.feeder] = _Feeder()
+                raise different(hosted, f"feeder {message.feeder} came after all {hosted.expected} were done")
+            feeder = hosted.feeders[message.feeder] = Feeder()
         feeder.peers.add(peer)
         if not feeder.applied:
             # The latest: an attempt without rows has no columns either, and the next one may have some.
             feeder.schema = pa.ipc.read_schema(pa.py_buffer(body or b""))
         return []
 
-    def _joined(self, hosted: _Hosted, feeder: m.FeederId) -> _Feeder:
+    def _joined(self, hosted: Hosted, feeder: m.FeederId) -> Feeder:
         found = hosted.feeders.get(feeder)
         if found is None:
             # Its Join was refused, and this was under way already.
-            raise _different(hosted, f"feeder {feeder} is not one of the {hosted.expected} that were done")
+            raise different(hosted, f"feeder {feeder} is not one of the {hosted.expected} that were done")
         return found
 
-    def _apply(self, hosted: _Hosted, peer: Peer, message: m.Apply, body: Body) -> list[Out]:
+    def _apply(self, hosted: Hosted, peer: Peer, message: m.Apply, body: Body) -> list[Out]:
         feeder = self._joined(hosted, message.feeder)
         known = feeder.applied.get(message.number)
         if known is None:
             known = self._apply_first(hosted, feeder, message, body)
         elif known.checksum != message.checksum:
-            raise _different(hosted, f"batch {message.number} of feeder {message.feeder} has other rows")
+            raise different(hosted, f"batch {message.number} of feeder {message.feeder} has other rows")
         if known.waiting is not None:
             known.waiting.append(peer)
             return []
         return [(peer, m.Applied(message.turn, message.number), known.output)]
 
-    def _apply_first(self, hosted: _Hosted, feeder: _Feeder, message: m.Apply, body: Body) -> _Applied:
+    def _apply_first(self, hosted: Hosted, feeder: Feeder, message: m.Apply, body: Body) -> Applied:
         if hosted.phase is Phase.SEALED or feeder.batches is not None or message.number <= feeder.last:
-            raise _different(hosted, f"batch {message.number} of feeder {message.feeder} was not there")
+            raise different(hosted, f"batch {message.number} of feeder {message.feeder} was not there")
         assert hosted.runtime is not None
         assert body is not None
         rows, parked = hosted.parking.cut((message.feeder, message.number), unpack(body, feeder.schema))
-        applied = _Applied(message.checksum, None, waiting=[] if parked else None)
+        applied = Applied(message.checksum, None, waiting=[] if parked else None)
         output = None if rows is None else hosted.runtime.apply(rows)
         if output is not None:
             if parked:
@@ -518,29 +339,29 @@ class WorkerMachine:
         feeder.applied[message.number] = applied
         return applied
 
-    def _done(self, hosted: _Hosted, peer: Peer, message: m.Done) -> list[Out]:
+    def _done(self, hosted: Hosted, peer: Peer, message: m.Done) -> list[Out]:
         feeder = self._joined(hosted, message.feeder)
         if feeder.batches is None:
             if len(feeder.applied) != message.batches:
-                raise _different(
+                raise different(
                     hosted,
                     f"feeder {message.feeder} sent {message.batches} batches, not {len(feeder.applied)}",
                 )
             feeder.batches = message.batches
         elif feeder.batches != message.batches:
-            raise _different(hosted, f"feeder {message.feeder} sent {message.batches} batches, not {feeder.batches}")
+            raise different(hosted, f"feeder {message.feeder} sent {message.batches} batches, not {feeder.batches}")
         if hosted.phase is Phase.SEALED or feeder.released:
             return [(peer, m.Finished(hosted.turn), feeder.share)]
         feeder.waiting.append(peer)
         return self._settle(hosted)
 
-    def _settle(self, hosted: _Hosted) -> list[Out]:
+    def _settle(self, hosted: Hosted) -> list[Out]:
         """Seal if all feeders are done; else release those whose task slot may be needed."""
         if hosted.expected is None:
             return []
         feeders = hosted.feeders
         if len(feeders) > hosted.expected:
-            error = _different(hosted, f"{len(feeders)} feeders came, but the plan has {hosted.expected}")
+            error = different(hosted, f"{len(feeders)} feeders came, but the plan has {hosted.expected}")
             return self._fail(hosted, error)
         done = [feeder for feeder in feeders.values() if feeder.batches is not None]
         if len(done) == hosted.expected:
@@ -549,7 +370,7 @@ class WorkerMachine:
             try:
                 return self._seal(hosted)
             except Exception as error:
-                return self._fail(hosted, error if isinstance(error, BedloadError) else _bug(error))
+                return self._fail(hosted, error if isinstance(error, BedloadError) else bug(error))
         # SUBTLE: a feeder that came and whose task crashed has lost its slot to whichever task was next.
         placed = all(feeder.peers or feeder.batches is not None for feeder in feeders.values())
         if len(feeders) == hosted.expected and placed:
@@ -562,7 +383,7 @@ class WorkerMachine:
                 feeder.waiting = []
         return out
 
-    def _seal(self, hosted: _Hosted) -> list[Out]:
+    def _seal(self, hosted: Hosted) -> list[Out]:
         runtime = hosted.runtime
         assert runtime is not None
         started = self._clock.monotonic()
@@ -573,7 +394,7 @@ class WorkerMachine:
         hosted.phase = Phase.SEALED
         sharing = [hosted.feeders[name] for name in sorted(hosted.feeders) if not hosted.feeders[name].released]
         if output is not None:
-            _share(output, sharing)
+            share_out(output, sharing)
         busy = hosted.busy + self._clock.monotonic() - started
         sealed = m.Sealed(self.worker, hosted.name, hosted.turn, runtime.rows, runtime.keys, busy, written)
         out: list[Out] = [(COORDINATOR, sealed, None)]
@@ -602,62 +423,11 @@ class WorkerMachine:
             return [(peer, m.Refused(m.WireError.of(hosted.unrestored)), None)]
         state = None
         if runtime is not None and body is not None:
-            state = runtime.read_batch(message.group, _one_key(body))
+            state = runtime.read_batch(message.group, one_key(body))
         answer = m.ReadAnswer(state is not None, hosted.committed, hosted.committed_query)
         if state is None:
             return [(peer, answer, None)]
         return [(peer, answer, state.serialize())]
 
 
-def _different(hosted: _Hosted, what: str) -> NotDeterministic:
-    return NotDeterministic(
-        f"operator {hosted.name}, epoch {hosted.epoch}: a repeat of the input differed from what had been "
-        f"applied: {what}. The repeat was refused. The plan before the operator is not deterministic, or "
-        f"foreachBatch used the batch in two actions of different shape: call persist() on a batch that is "
-        f"used twice, and keep rand(), current_timestamp() and the like out of the plan before the operator",
-        operator=hosted.name,
-        epoch=hosted.epoch,
-    )
-
-
-def _bug(error: Exception) -> ProtocolError:
-    """Whatever else goes wrong ends the turn as well, and is not swallowed."""
-    return ProtocolError("".join(traceback.format_exception(error)))
-
-
-def _waiting(feeder: _Feeder) -> list[Peer]:
-    """Whoever waits for an answer to something of a feeder."""
-    return [*feeder.waiting, *(peer for applied in feeder.applied.values() for peer in applied.waiting or ())]
-
-
-def _of_groups(state: pa.RecordBatch | None, groups: list[KeyGroup], there: int) -> pa.RecordBatch | None:
-    """The part of a state that is still wanted."""
-    if state is None or len(groups) == there:
-        return state
-    return state.filter(pa.array(np.isin(state.column(0).to_numpy(zero_copy_only=False), groups)))
-
-
-def _joined(outputs: list[pa.RecordBatch]) -> Body:
-    """Several outputs as one."""
-    if not outputs:
-        return None
-    if len(outputs) == 1:
-        return outputs[0].serialize()
-    return pa.concat_batches(outputs).serialize()
-
-
-def _share(output: pa.RecordBatch, feeders: list[_Feeder]) -> None:
-    """Cut the sealed outputs into equal parts, one for each feeder that waits."""
-    size, rest = divmod(output.num_rows, len(feeders))
-    start = 0
-    for index, feeder in enumerate(feeders):
-        length = size + (index < rest)
-        if length:
-            feeder.share = output.slice(start, length).serialize()
-        start += length
-
-
-def _one_key(body: Any) -> Any:
-    with pa.ipc.open_stream(pa.py_buffer(body)) as reader:
-        batch = reader.read_next_batch()
-    return freeze_keys(batch.columns)[0]
+__all__ = ["COORDINATOR", "LOADER", "Out", "Peer", "Phase", "WorkerMachine"]

@@ -1,0 +1,174 @@
+"""What a worker knows of one operator and its feeders, and who it talks to: the data of its machine.
+
+Nothing here decides anything; :mod:`bedload.worker.machine` does, and draws the phases.
+"""
+
+from __future__ import annotations
+
+import enum
+import traceback
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from bedload.core.errors import BedloadError, NotDeterministic, ProtocolError
+from bedload.core.ids import (
+    NO_EPOCH,
+    NO_QUERY,
+    NO_TURN,
+    DeploymentId,
+    Epoch,
+    KeyGroup,
+    OperatorName,
+    QueryId,
+    Turn,
+)
+from bedload.keys import freeze_keys
+from bedload.protocol import messages as m
+from bedload.protocol.messages import Body
+from bedload.worker.durability import Load
+from bedload.worker.parking import Parking
+from bedload.worker.runtime import Runtime, Startable
+
+Peer = Hashable
+"""Whoever sent a message: a connection, or the simulator's name for one."""
+
+COORDINATOR: Peer = "coordinator"
+"""The peer for messages to and from the coordinator."""
+
+LOADER: Peer = "loader"
+"""The peer for orders to read state back."""
+
+Out = tuple[Peer, m.Message | Load, Body]
+TurnMessage = m.Join | m.Apply | m.Done
+
+
+class Phase(enum.Enum):
+    """Where an operator is at a worker."""
+
+    IDLE = "no epoch"
+    OPEN = "applying sub-batches"
+    SEALED = "all applied and durable, outputs fixed, waiting for Spark's commit"
+    ABORTED = "rolled back, waiting for another turn"
+
+
+@dataclass
+class Applied:
+    """A sub-batch that was applied, or is being applied as its state arrives."""
+
+    checksum: int
+    output: Body
+    outputs: list[pa.RecordBatch] = field(default_factory=list)
+    """The outputs so far, while rows of it wait for their state."""
+    waiting: list[Peer] | None = None
+    """Who waits for the answer; None: it is there."""
+
+
+@dataclass
+class Feeder:
+    """What this worker knows of one feeder in the current turn, over all of its attempts."""
+
+    schema: pa.Schema | None = None
+    applied: dict[int, Applied] = field(default_factory=dict)
+    last: int = -1
+    batches: int | None = None
+    """Set when it is done: how many sub-batches it sent."""
+    released: bool = False
+    """It was answered before the seal."""
+    share: Body = None
+    waiting: list[Peer] = field(default_factory=list)
+    peers: set[Peer] = field(default_factory=set)
+    """Its attempts that are connected: while there is one, it has its Spark task slot."""
+
+
+@dataclass
+class Hosted:
+    """One operator at this worker."""
+
+    name: OperatorName
+    deployments: dict[DeploymentId, Startable] = field(default_factory=dict)
+    active: DeploymentId | None = None
+    runtime: Runtime | None = None
+    phase: Phase = Phase.IDLE
+    turn: Turn = NO_TURN
+    epoch: Epoch = NO_EPOCH
+    query: QueryId = NO_QUERY
+    committed: Epoch = NO_EPOCH
+    committed_query: QueryId = NO_QUERY
+    expected: int | None = None
+    feeders: dict[m.FeederId, Feeder] = field(default_factory=dict)
+    error: BedloadError | None = None
+    early: list[tuple[Peer, TurnMessage, Body]] = field(default_factory=list)
+    busy: float = 0.0
+    owned: frozenset[KeyGroup] = frozenset()
+    """The key groups of the last turn."""
+    parking: Parking = field(default_factory=Parking)
+    base: Turn = NO_TURN
+    """The state that was last read back."""
+    orders: dict[int, set[KeyGroup]] = field(default_factory=dict)
+    """What is being read, by ticket."""
+    tickets: int = 0
+    restored: int = 0
+    unrestored: BedloadError | None = None
+    """Why the state that should be here is not."""
+    reads: list[tuple[Peer, m.Read, Body]] = field(default_factory=list)
+    """Reads of key groups that are on their way."""
+
+
+def different(hosted: Hosted, what: str) -> NotDeterministic:
+    """The error for a repeat that is not one."""
+    return NotDeterministic(
+        f"operator {hosted.name}, epoch {hosted.epoch}: a repeat of the input differed from what had been "
+        f"applied: {what}. The repeat was refused. The plan before the operator is not deterministic, or "
+        f"foreachBatch used the batch in two actions of different shape: call persist() on a batch that is "
+        f"used twice, and keep rand(), current_timestamp() and the like out of the plan before the operator",
+        operator=hosted.name,
+        epoch=hosted.epoch,
+    )
+
+
+def bug(error: Exception) -> ProtocolError:
+    """Whatever else goes wrong ends the turn as well, and is not swallowed."""
+    return ProtocolError("".join(traceback.format_exception(error)))
+
+
+def waiting_for(feeder: Feeder) -> list[Peer]:
+    """Whoever waits for an answer to something of a feeder."""
+    return [*feeder.waiting, *(peer for applied in feeder.applied.values() for peer in applied.waiting or ())]
+
+
+def of_groups(state: pa.RecordBatch | None, groups: list[KeyGroup], there: int) -> pa.RecordBatch | None:
+    """The part of a state that is still wanted."""
+    if state is None or len(groups) == there:
+        return state
+    return state.filter(pa.array(np.isin(state.column(0).to_numpy(zero_copy_only=False), groups)))
+
+
+def one_output(outputs: list[pa.RecordBatch]) -> Body:
+    """Several outputs as one."""
+    if not outputs:
+        return None
+    if len(outputs) == 1:
+        return outputs[0].serialize()
+    return pa.concat_batches(outputs).serialize()
+
+
+def share_out(output: pa.RecordBatch, feeders: list[Feeder]) -> None:
+    """Cut the sealed outputs into equal parts, one for each feeder that waits."""
+    size, rest = divmod(output.num_rows, len(feeders))
+    start = 0
+    for index, feeder in enumerate(feeders):
+        length = size + (index < rest)
+        if length:
+            feeder.share = output.slice(start, length).serialize()
+        start += length
+
+
+def one_key(body: Any) -> Any:
+    """The key in the body of a read."""
+    with pa.ipc.open_stream(pa.py_buffer(body)) as reader:
+        batch = reader.read_next_batch()
+    return freeze_keys(batch.columns)[0]
