@@ -55,11 +55,17 @@ class Rig:
     """A coordinator with a checkpoint, and what it said."""
 
     def __init__(
-        self, workers: int = 2, *, generation: int = 1, history: History | None = None, max_turns: int = 500
+        self,
+        workers: int = 2,
+        *,
+        generation: int = 1,
+        history: History | None = None,
+        max_turns: int = 500,
+        takes_slots: bool = False,
     ) -> None:
         addresses = {WorkerId(number): f"w{number}" for number in range(workers)}
         retention = Retention(2, CompactionSettings(max_turns=max_turns))
-        self.coordinator = Coordinator(addresses, durable=True, retention=retention)
+        self.coordinator = Coordinator(addresses, durable=True, retention=retention, takes_slots=takes_slots)
         self.history = History(NAME) if history is None else history
         self.steps: list[Instruction] = []
         self._numbers = itertools.count()
@@ -363,6 +369,16 @@ def test_opens_wait_until_the_replacement_has_the_code(rig: Rig) -> None:
     assert [(worker, message.deployment) for worker, message in to_workers(steps, m.Deploy)] == [(1, 0)]
     ready = rig.did(rig.coordinator.from_worker(m.Deployed(WorkerId(1), DeploymentId(0), None)))
     assert list(answers(ready).values()) == ["Opened"]
+
+
+def test_nobody_waits_for_a_replacement_that_may_need_the_waiting_tasks_slot() -> None:
+    rig = Rig(takes_slots=True)
+    rig.whole(0)
+    assert rig.open(1, "r2", query="other") == "waits"  # until somebody has looked at the first query
+    assert list(answers(rig.lose(1)).values()) == ["WorkerLost"]
+    assert rig.open(1, "r3") == "WorkerLost"
+    rig.join(1)
+    assert rig.open(1, "r3") == "Opened"
 
 
 def test_a_replacement_reads_its_state_back_before_it_begins_and_the_others_keep_theirs(rig: Rig) -> None:

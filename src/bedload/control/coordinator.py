@@ -57,11 +57,18 @@ class Coordinator:
     """The state of a cluster, as decided in the driver."""
 
     def __init__(
-        self, workers: dict[WorkerId, str], *, durable: bool = False, retention: Retention | None = None
+        self,
+        workers: dict[WorkerId, str],
+        *,
+        durable: bool = False,
+        retention: Retention | None = None,
+        takes_slots: bool = False,
     ) -> None:
         self._addresses = dict(workers)
         self._durable = durable
         """State is in a checkpoint: a lost worker is replaced, and what it had is read back."""
+        self._takes_slots = takes_slots
+        """A worker takes a Spark task slot: no feeder may wait for one, as it may sit in the very slot that is needed."""
         self._retention = retention or Retention()
         self._compactions: dict[OperatorName, Compaction] = {}
         self._shipped: dict[OperatorName, list[_Shipped]] = {}
@@ -153,6 +160,8 @@ class Coordinator:
         if error is not None or epochs is None:
             return [Reply(token, m.Refused(m.WireError.of(error or ProtocolError("no operator"))))]
         if self._missing and not epochs.holds(ask):
+            if self._takes_slots:
+                return [Reply(token, m.Refused(m.WireError.of(next(iter(self._missing.values())))))]
             self._waiting.append((token, ask))
             return []
         return self._then_compact(epochs.open(token, ask))
@@ -216,6 +225,8 @@ class Coordinator:
             out += compaction.lost(worker)
         for epochs in self._operators.values():
             out += epochs.lost(worker, error)
+            if self._takes_slots:
+                out += epochs.refuse_parked(error)
         return [*out, ReplaceWorker(worker)]
 
     def worker_joined(self, worker: WorkerId, address: str) -> list[Instruction]:

@@ -366,6 +366,11 @@ class OperatorEpochs:
                 self.lineage.take_over(move.target, move.key_groups)
         return self.prefetch(deployment)
 
+    def refuse_parked(self, error: BedloadError) -> list[Instruction]:
+        """Let nobody wait any longer."""
+        parked, self._parked = self._parked, []
+        return [_refuse(token, error) for token, _ in parked]
+
     def holds(self, ask: m.Open) -> bool:
         """Whether an open is of the turn that is under way, so that it need not wait for another worker."""
         return (ask.run, ask.epoch) == (self.run, self.epoch) and self.phase is not Phase.IDLE

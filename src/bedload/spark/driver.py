@@ -38,7 +38,6 @@ from bedload.core.errors import (
     CheckpointError,
     ClusterStopped,
     ProtocolError,
-    WorkerLost,
     WorkerStartFailed,
 )
 from bedload.core.ids import DeploymentId, Epoch, OperatorName, QueryId, RunId, WorkerId
@@ -204,9 +203,6 @@ class Driver(Handler):
         if self.coordinator is None:
             raise ProtocolError(f"{message} came before the workers were there")
         match message:
-            case m.Open() if self._replacing and self._host.takes_slots:
-                # SUBTLE: a feeder that waits for a worker keeps its task slot, maybe the one that the worker needs.
-                peer.send(m.encode(m.Refused(m.WireError.of(self._no_slot(message)))))
             case m.Open():
                 self._carry_out(self.coordinator.open(peer, message))
             case m.FeederFailed():
@@ -234,14 +230,6 @@ class Driver(Handler):
         else:
             _log.error("%s: %s", peer or "coordinator", error, exc_info=error)
 
-    def _no_slot(self, ask: m.Open) -> WorkerLost:
-        missing = sorted(self._replacing)
-        return WorkerLost(
-            f"operator {ask.operator}: worker {missing[0]} was lost, and its replacement, a Spark task, is not there "
-            f"yet: this task makes room for it. Start the query again, or let cluster.run(...) do so",
-            worker=missing[0],
-        )
-
     def _register(self, peer: Peer, message: m.Register) -> None:
         if message.worker in self._peers:
             # SUBTLE: Spark made a copy of a task that runs. When the copy ends, Spark takes the task for done and
@@ -262,7 +250,12 @@ class Driver(Handler):
             _log.warning("worker %s is back as process %s", message.worker, message.pid)
             self._carry_out(self.coordinator.worker_joined(message.worker, message.address))
         elif len(self._peers) == self._expected:
-            self.coordinator = Coordinator(self._addresses, durable=self._keeper is not None, retention=self._retention)
+            self.coordinator = Coordinator(
+                self._addresses,
+                durable=self._keeper is not None,
+                retention=self._retention,
+                takes_slots=self._host.takes_slots,
+            )
             self._joined.set_result(None)
 
     # --- instructions ---
