@@ -68,7 +68,7 @@ class Coordinator:
         self._durable = durable
         """State is in a checkpoint: a lost worker is replaced, and what it had is read back."""
         self._takes_slots = takes_slots
-        """A worker takes a Spark task slot: no feeder may wait for one, as it may sit in the very slot that is needed."""
+        """A worker takes a Spark task slot: no feeder may wait for one, in what may be the slot that it needs."""
         self._retention = retention or Retention()
         self._compactions: dict[OperatorName, Compaction] = {}
         self._shipped: dict[OperatorName, list[_Shipped]] = {}
