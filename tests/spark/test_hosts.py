@@ -411,7 +411,7 @@ def test_a_worker_in_a_task_frees_its_slot_when_the_cluster_stops(spark: SparkSe
 def test_a_worker_that_cannot_start_in_a_task_is_reported_with_the_reason(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(coordinator: str, secret: bytes) -> Any:
+    def broken(*_: Any) -> Any:
         def run(numbers: Any) -> Any:
             raise ModuleNotFoundError("no module named frobnicate")
 

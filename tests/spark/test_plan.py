@@ -104,9 +104,11 @@ def test_what_a_query_had_committed_and_which_epochs_were_quiet_is_read_from_its
     finally:
         query.stop()
     plans = Plans(spark)
+    facts = plans.facts(QueryId(str(query.id)), str(tmp_path / "checkpoint"))
+    assert (facts.active, facts.committed, facts.log_read) == (False, 1, True)
     stranger = QueryId("00000000-0000-0000-0000-000000000001")
     facts = plans.facts(stranger, str(tmp_path / "checkpoint"))
-    assert (facts.active, facts.committed, facts.log_read) == (False, 1, True)
+    assert (facts.committed, facts.log_read) == (None, False), "the log is another query's"
     assert plans._quiet_at(str(tmp_path / "checkpoint")) == {1}
     assert not plans.facts(stranger, str(tmp_path / "not there")).log_read
     assert plans._quiet_at(str(tmp_path / "not there")) == frozenset()

@@ -99,7 +99,7 @@ class Plans:
         active = execution is not None
         execution = execution if active else self._seen.get(query)
         if execution is None:
-            committed, read = self._committed_at(location)
+            committed, read = self._committed_at(location, query)
             return QueryFacts(False, committed, frozenset(), location, log_read=read)
         try:
             latest = execution.commitLog().getLatestBatchId()
@@ -114,11 +114,15 @@ class Plans:
         place = str(execution.resolvedCheckpointRoot())
         return QueryFacts(active, committed, quiet | self._quiet_at(place), place, log_read=True)
 
-    def _committed_at(self, location: str) -> tuple[Epoch | None, bool]:
-        """The last epoch in the commit log below a checkpoint location, and whether there is a log to be read."""
+    def _committed_at(self, location: str, query: QueryId) -> tuple[Epoch | None, bool]:
+        """The last epoch in a query's commit log below a checkpoint location, and whether there is a log to be read."""
         try:
-            return max(self._logged(location, "commits"), default=None), bool(location)
-        except Py4JError:
+            # SUBTLE: another query may have started anew in the place of a checkpoint that was deleted. That its log
+            # has no epoch says nothing about the one before.
+            if not location or json.loads(self._text(location, "metadata")).get("id") != query:
+                return None, False
+            return max(self._logged(location, "commits"), default=None), True
+        except (Py4JError, ValueError):
             return None, False
 
     def _quiet_at(self, location: str) -> frozenset[Epoch]:
@@ -141,13 +145,16 @@ class Plans:
 
     def _offsets(self, location: str, epoch: Epoch) -> list[str]:
         """The offset of each source as of an epoch: a line each, after the version and the metadata."""
-        path = self._jvm.org.apache.hadoop.fs.Path(location, f"offsets/{epoch}")
+        return self._text(location, f"offsets/{epoch}").splitlines()[2:]
+
+    def _text(self, location: str, name: str) -> str:
+        """A file below a checkpoint location."""
+        path = self._jvm.org.apache.hadoop.fs.Path(location, name)
         stream = path.getFileSystem(self._context.hadoopConfiguration()).open(path)
         try:
-            text = str(self._jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8"))
+            return str(self._jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8"))
         finally:
             stream.close()
-        return text.splitlines()[2:]
 
     def _logged(self, location: str, log: str) -> list[Epoch]:
         """The epochs that a log of Spark's has below a checkpoint location."""
