@@ -170,5 +170,9 @@ def test_attach_checks_its_arguments(spark: SparkSession) -> None:
         bl.attach(spark, workers=0)
     with pytest.raises(errors.DefinitionError, match="host"):
         bl.attach(spark, host="cloud")
-    with pytest.raises(errors.DefinitionError, match="memory only"):
-        bl.attach(spark, checkpoint="file:///tmp/x")
+    with pytest.raises(errors.DefinitionError, match="lives in one process"):
+        bl.attach(spark, checkpoint="memory://state")
+    with pytest.raises(errors.DefinitionError, match="checkpoint"):
+        bl.attach(spark, storage_options={"key": "value"})
+    with pytest.raises(errors.DefinitionError, match="retain_epochs"):
+        bl.attach(spark, retain_epochs=0)
