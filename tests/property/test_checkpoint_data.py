@@ -35,7 +35,7 @@ from bedload.store.columns import ColumnSpec, ColumnTable
 from bedload.store.deltas import StateVariable, describe, key_column, rows_delta
 from bedload.store.rows import ROW_SLOTS, RowStore
 
-FAST = settings(max_examples=30, deadline=None)
+FAST = settings(max_examples=10, deadline=None)
 GROUPS = 5
 
 KEYS: dict[str, tuple[list[pa.DataType], list[Any]]] = {

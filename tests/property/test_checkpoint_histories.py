@@ -318,5 +318,5 @@ class Histories(RuleBasedStateMachine):
             assert history.base_for(query, Epoch(epoch)) == (Base(parent) if known and linked else None)
 
 
-Histories.TestCase.settings = settings(max_examples=200, stateful_step_count=30, deadline=None)
+Histories.TestCase.settings = settings(max_examples=70, stateful_step_count=30, deadline=None)
 TestHistories = Histories.TestCase

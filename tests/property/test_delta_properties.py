@@ -249,7 +249,7 @@ def entries(delta: pa.RecordBatch | None) -> list[Any]:
 
 
 @subjects
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(history=histories)
 def test_the_deltas_of_committed_epochs_are_the_state(subject: str, history: History) -> None:
     deployment = SUBJECTS[subject]
@@ -281,7 +281,7 @@ def test_the_deltas_of_committed_epochs_are_the_state(subject: str, history: His
 
 
 @subjects
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(before=commands, early=commands, late=commands, after=commands, moved=st.sets(st.sampled_from(EVERY)), ends=...)
 def test_key_groups_that_come_in_within_an_epoch_are_as_if_they_had_been_there(
     subject: str,

@@ -149,7 +149,7 @@ def exactly(value: Any) -> Any:
     return type(value), repr(value)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.data(), CHANGES)
 def test_values_become_what_python_makes_of_them(data: st.DataObject, change: Change) -> None:
     inside = list_of(change)  # a list is a state variable by itself; what is asked for is in it
@@ -164,7 +164,7 @@ def test_values_become_what_python_makes_of_them(data: st.DataObject, change: Ch
     assert exactly(found) == exactly([inside.convert(value) for value in values[cut:]])
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(CHANGES, CHANGES)
 def test_a_refusal_names_the_variable_and_never_fails_later(one: Change, other: Change) -> None:
     """Whatever two types are put side by side: either all values can be converted, or the change is refused."""
@@ -223,7 +223,7 @@ def steps(data: st.DataObject, values: st.SearchStrategy[Any]) -> list[tuple[int
     return data.draw(st.lists(st.tuples(st.integers(0, 5), step), max_size=6))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.data(), CHANGES)
 def test_a_history_over_a_change_restores_what_the_workers_had(data: st.DataObject, change: Change) -> None:
     old = operator(

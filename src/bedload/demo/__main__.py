@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import platform
 import sys
 import tempfile
@@ -47,6 +48,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     console = Console(highlight=False)
     with tempfile.TemporaryDirectory(prefix="bedload-demo-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
+        # The terminal is the view's: what the cluster has to say about the worker that is killed goes to a file.
+        log = logging.getLogger("bedload")
+        log.propagate = False
+        log.addHandler(logging.FileHandler(folder / "bedload.log"))
         try:
             traffic = Traffic(
                 cars=args.cars,

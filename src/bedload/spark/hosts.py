@@ -85,6 +85,9 @@ class ProcessHost:
             if old is not None:
                 old[0].kill()
                 old[0].wait()
+                assert old[0].stdin is not None
+                with contextlib.suppress(OSError):
+                    old[0].stdin.close()
             if not self._stopped:
                 self._start(worker)
 
@@ -159,8 +162,8 @@ def _hand_over(pipe: IO[bytes], worker: int, coordinator: str, secret: bytes, pl
 class TaskHost:
     """Workers as long-running Spark tasks: Spark places them on executors. Each takes a task slot.
 
-    Each worker is a job of one task, so that the end of one does not end another, and Spark makes no copy of it: it
-    speculates only when most tasks of a stage are done.
+    On a cluster they start as the tasks of one job, which Spark spreads over the executors and tries again when they
+    fail. In local mode, where the first failure ends a job, each is a job of its own; so is one that Spark gave up.
     """
 
     takes_slots = True
@@ -175,8 +178,10 @@ class TaskHost:
         """Start one Spark job for each worker."""
         self._wait_for_slots(workers)
         self._hello = coordinator, secret, place
-        for number in range(workers):
-            self._start(WorkerId(number))
+        everybody = [WorkerId(number) for number in range(workers)]
+        together = [everybody] if not str(self._context.master).startswith("local") else [[one] for one in everybody]
+        for some in together:
+            self._start(some)
 
     def replace(self, worker: WorkerId) -> None:
         """Start another job, unless Spark starts the task again by itself; wherever it was, it ended with us."""
@@ -184,10 +189,15 @@ class TaskHost:
         if job is not None:
             job.ended.wait(_TASK_RETRY_SECONDS)
         if not self._stopped and (job is None or job.ended.is_set()):
-            self._start(worker)
+            self._start([worker])
 
-    def _start(self, worker: WorkerId) -> None:
-        self._jobs[worker] = _Job(self._context, worker, *self._hello)
+    def _start(self, workers: list[WorkerId]) -> None:
+        # SUBTLE: a copy of a worker's task is no help, it has no state, and takes a slot. Spark makes none of the tasks
+        # of a barrier stage; its price is that all workers of the job go when one is lost.
+        barrier = len(workers) > 1 and self._setting("spark.speculation") and not self._dynamic
+        job = _Job(self._context, workers, *self._hello, barrier=barrier)
+        for worker in workers:
+            self._jobs[worker] = job
 
     def check(self) -> None:
         """Raise if the job of a worker ended."""
@@ -255,41 +265,53 @@ class TaskHost:
 
 
 class _Job:
-    """The Spark job of one worker."""
+    """The Spark job of some workers."""
 
     def __init__(
-        self, context: SparkContext, worker: WorkerId, coordinator: str, secret: bytes, place: Place | None
+        self,
+        context: SparkContext,
+        workers: list[WorkerId],
+        coordinator: str,
+        secret: bytes,
+        place: Place | None,
+        *,
+        barrier: bool,
     ) -> None:
         self.failure: Exception | None = None
         self.ended = threading.Event()
         self._context = context
-        self._group = f"bedload-worker-{worker}-{coordinator}"
-        task = _task(worker, coordinator, secret, place)
-        threading.Thread(target=self._run, args=(task, worker), name=f"bedload-worker-{worker}", daemon=True).start()
+        self._workers = workers
+        self._barrier = barrier
+        self._group = f"bedload-workers-{workers[0]}-{coordinator}"
+        task = _task(coordinator, secret, place)
+        threading.Thread(target=self._run, args=(task,), name=self._group, daemon=True).start()
 
     def cancel(self) -> None:
         """End it from Spark's side."""
         with contextlib.suppress(Py4JError):  # the session may be gone already
             self._context.cancelJobGroup(self._group)
 
-    def _run(self, task: Callable[[Iterable[int]], Iterable[None]], worker: WorkerId) -> None:
+    def _run(self, task: Callable[[Iterable[int]], Iterable[None]]) -> None:
         try:
             # A job group belongs to the thread, so the user's own jobs are not in this one.
-            self._context.setJobGroup(self._group, f"Bedload worker {worker}", False)
-            self._context.parallelize([int(worker)], 1).mapPartitions(task).count()
+            self._context.setJobGroup(self._group, "Bedload workers", False)
+            numbers = self._context.parallelize(list(map(int, self._workers)), len(self._workers))
+            if self._barrier:
+                numbers.barrier().mapPartitions(task).count()
+            else:
+                numbers.mapPartitions(task).count()
         except Exception as error:
             self.failure = error
         finally:
             self.ended.set()
 
 
-def _task(
-    worker: WorkerId, coordinator: str, secret: bytes, place: Place | None
-) -> Callable[[Iterable[int]], Iterable[None]]:
-    def run(_: Iterable[int]) -> Iterable[None]:
+def _task(coordinator: str, secret: bytes, place: Place | None) -> Callable[[Iterable[int]], Iterable[None]]:
+    def run(numbers: Iterable[int]) -> Iterable[None]:
         from bedload.spark.tasks import serve_in_task
 
-        serve_in_task(worker, coordinator, secret, place)
+        for number in numbers:
+            serve_in_task(WorkerId(number), coordinator, secret, place)
         return ()
 
     return run
