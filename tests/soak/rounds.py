@@ -79,7 +79,9 @@ class Round:
         return {"checkpoint": url, "options": self._faults.options, "storage_at": str(self._faults.folder)}
 
     def _shape(self) -> Shape:
-        return Shape(self._chance.number(1, 3), self._chance.pick(["process", "process", "task"]), self._machines)
+        # Spark's Python processes know the store that fails as little as executors do.
+        hosts = ["process"] if self._faults is not None else ["process", "process", "task"]
+        return Shape(self._chance.number(1, 3), self._chance.pick(hosts), self._machines)
 
     def _start_and_kill(self) -> None:
         shape = self._shape()
