@@ -100,7 +100,7 @@ class Written:
         for worker, runtime in self._runtimes.items():
             own = np.isin(groups, self._groups[worker])
             delta = _count(runtime, Epoch(number), self._groups[worker], keys[own], groups[own])
-            meta = SegmentMeta(NAME, turn, worker, number, QUERY, self.schema.number)
+            meta = SegmentMeta(NAME, turn, worker, number, QUERY)
             write_segment(self.storage, paths.delta(NAME, turn, worker), delta, meta)
             runtime.commit()
         self.rows += len(keys)

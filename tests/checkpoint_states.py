@@ -125,7 +125,7 @@ class Writer:
         return record
 
     def segment(self, record: TurnRecord, worker: WorkerId, batch: pa.RecordBatch | None) -> None:
-        meta = SegmentMeta(OPERATOR, record.turn, worker, record.epoch, record.query, record.schema)
+        meta = SegmentMeta(OPERATOR, record.turn, worker, record.epoch, record.query)
         write_segment(self.storage, paths.delta(OPERATOR, record.turn, worker), batch, meta)
 
     def plan(self, manifests: Iterable[Any] = (), turn: Turn | None = None) -> Plan:

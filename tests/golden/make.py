@@ -152,7 +152,7 @@ class Maker:
         owner = [OWNERS[group] for group in delta.column("bedload_group").to_pylist()]
         for worker in record.workers:
             mine = delta.filter(pa.array([it == worker for it in owner]))
-            meta = SegmentMeta(golden.NAME, turn, worker, record.epoch, QUERY, self.schema.number)
+            meta = SegmentMeta(golden.NAME, turn, worker, record.epoch, QUERY)
             write_segment(self.storage, paths.delta(golden.NAME, turn, worker), mine if mine.num_rows else None, meta)
         if replayed:
             self.runtime.abort()

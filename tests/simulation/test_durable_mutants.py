@@ -90,7 +90,7 @@ def expect_comes_before_the_record(patch: Patch) -> None:
 
     def begin(self: Any, token: Any, ask: Any) -> Any:
         out = original(self, token, ask)
-        self._recorded = True
+        self._current.recorded = True
         return out
 
     patch.setattr(OperatorEpochs, "_begin", begin)
@@ -158,7 +158,7 @@ def outputs_of_a_lost_worker_can_be_repeated(patch: Patch) -> None:
     original = OperatorEpochs._join
 
     def join(self: Any, token: Any, ask: Any) -> Any:
-        self._gone = None
+        self._current.gone = None
         return original(self, token, ask)
 
     patch.setattr(OperatorEpochs, "_join", join)

@@ -159,7 +159,7 @@ def commit_comes_with_the_seal(patch: Patch) -> None:
 
 def incomplete_epoch_is_let_through(patch: Patch) -> None:
     def probed(self: Any, message: Any) -> Any:
-        if message.turn != self.turn or self._probing is None:
+        if message.turn != self.turn or self._current.probing is None:
             return []
         out = self._abort(refusals.incomplete(self.name, self.epoch, None))
         self.committed[self.query] = self.epoch
@@ -177,7 +177,7 @@ def nonces_are_ignored(patch: Patch) -> None:
     original = OperatorEpochs._join
 
     def join(self: Any, token: Any, ask: Any) -> Any:
-        self._opened = {}
+        self._current._opened = {}
         return original(self, token, ask)
 
     patch.setattr(OperatorEpochs, "_join", join)
@@ -187,7 +187,7 @@ def ordinals_are_ignored(patch: Patch) -> None:
     original = OperatorEpochs._join
 
     def join(self: Any, token: Any, ask: Any) -> Any:
-        self._ordinals = {}
+        self._current._ordinals = {}
         return original(self, token, ask)
 
     patch.setattr(OperatorEpochs, "_join", join)

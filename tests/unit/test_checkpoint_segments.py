@@ -12,7 +12,7 @@ from bedload.checkpoint.storage import Storage, open_storage
 from bedload.core.errors import CheckpointDamaged, CheckpointVersion
 from bedload.core.ids import OperatorName, QueryId, Turn, WorkerId
 
-META = SegmentMeta(OperatorName("Trip"), Turn(4), WorkerId(1), 7, QueryId("q"), 1)
+META = SegmentMeta(OperatorName("Trip"), Turn(4), WorkerId(1), 7, QueryId("q"))
 BATCH = delta(COUNTS, {key: {"n": key * key} for key in range(5000)}, removed=[-1, -2])
 
 

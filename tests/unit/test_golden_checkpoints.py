@@ -105,12 +105,18 @@ def _content(path: Path) -> Any:
     if path.suffix == ".arrow":
         meta, batch = decode_segment(pa.py_buffer(path.read_bytes()), str(path))
         kept = batch.drop_columns(["pickled"]) if "pickled" in batch.schema.names else batch
-        return meta, str(batch.schema), kept.to_pylist()
+        return meta, str(batch.schema), _rows(kept)
     if path.suffix == ".parquet":
         file = pq.ParquetFile(path)
-        rows = "pickled" if path.parent.name == "pickled" else file.read().to_pylist()
+        rows = "pickled" if path.parent.name == "pickled" else _rows(file.read())
         return str(file.schema).partition("\n")[2], str(file.schema_arrow), file.num_row_groups, rows
     return path.read_bytes()
+
+
+def _rows(table: pa.Table | pa.RecordBatch) -> list[dict[str, Any]]:
+    """Rows, with the members of a set sorted: the order of strings in a Python set is another in every process."""
+    rows: list[dict[str, Any]] = table.to_pylist()
+    return [row | {"seen": sorted(row["seen"])} if row.get("seen") else row for row in rows]
 
 
 def _without_sizes(value: Any) -> Any:

@@ -53,8 +53,8 @@ class CompactionSettings:
     """When a new snapshot is due: as soon as one of these is exceeded."""
 
     ratio: float = 2.0
-    """Bytes of deltas since the last snapshot, by its own bytes. At 1.0 a restore reads at most twice the state, and
-    all snapshots together cost about as much writing as all deltas."""
+    """Bytes of deltas since the last snapshot, by its own bytes. At 2.0 a restore reads at most three times the state,
+    and all snapshots together cost about half as much writing as all deltas."""
     floor_bytes: int = 128 << 20
     """Fewer bytes of deltas than this are no reason."""
     max_turns: int = 1000
@@ -82,6 +82,14 @@ class Garbage:
         return [*self.promises, *self.files]
 
 
+class _Behind(NamedTuple):
+    """What there is on a chain since its last snapshot, and the size of that one."""
+
+    turns: int
+    deltas: int
+    snapshot: int
+
+
 class History:
     """The turns of one operator."""
 
@@ -99,6 +107,7 @@ class History:
         self._sealed: dict[Turn, int] = {}
         self._manifests: dict[Turn, Manifest] = {}
         self._head: Turn | None = None
+        self._weights: dict[Turn, _Behind] = {}
         for name, size in (segments or {}).items():
             if (parsed := paths.parse_delta(name)) is not None:
                 self._segments.setdefault(parsed[0], {})[parsed[1]] = size
@@ -122,6 +131,7 @@ class History:
     def snapshot(self, manifest: Manifest) -> None:
         """The manifest of a snapshot was written."""
         self._manifests[manifest.turn] = manifest
+        self._weights = {}  # what came after it has less behind it now
         self._look_at(manifest.turn)
 
     def forget(self, garbage: Garbage) -> None:
@@ -130,6 +140,7 @@ class History:
             self._records.pop(turn, None)
             self._segments.pop(turn, None)
             self._sealed.pop(turn, None)
+            self._weights.pop(turn, None)
         for turn in garbage.snapshots:
             self._manifests.pop(turn, None)
 
@@ -224,15 +235,10 @@ class History:
 
     def needs_compaction(self, settings: CompactionSettings) -> bool:
         """Whether a new snapshot of the head is due."""
-        deltas, turns = 0, 0
-        last = 0
-        for turn in self._back_from(self._head):
-            if (manifest := self._manifests.get(turn)) is not None:
-                last = manifest.bytes
-                break
-            deltas += self.delta_bytes(turn)
-            turns += 1
-        return turns > settings.max_turns or deltas > max(settings.ratio * last, settings.floor_bytes)
+        behind = self._behind(self._head)
+        return behind.turns > settings.max_turns or behind.deltas > max(
+            settings.ratio * behind.snapshot, settings.floor_bytes
+        )
 
     def garbage(self, retain_epochs: int, keep: Collection[Turn] = ()) -> Garbage:
         """What may be deleted so that the last ``retain_epochs`` epochs (at least one) can be run again.
@@ -284,6 +290,23 @@ class History:
         return f"retained are the states after {'; '.join(each)}"
 
     # --- steps ---
+
+    def _behind(self, tip: Turn | None) -> _Behind:
+        """What has come on a chain since its last snapshot. Asked after every epoch: only what is new is looked at."""
+        new: list[Turn] = []
+        behind = _Behind(0, 0, 0)
+        for turn in self._back_from(tip):
+            if (manifest := self._manifests.get(turn)) is not None:
+                behind = _Behind(0, 0, manifest.bytes)
+                break
+            if (known := self._weights.get(turn)) is not None:
+                behind = known
+                break
+            new.append(turn)
+        for turn in reversed(new):
+            behind = _Behind(behind.turns + 1, behind.deltas + self.delta_bytes(turn), behind.snapshot)
+            self._weights[turn] = behind
+        return behind
 
     def _look_at(self, turn: Turn) -> None:
         if (self._head is None or turn > self._head) and self.complete(turn):

@@ -52,7 +52,6 @@ class SegmentMeta(msgspec.Struct, frozen=True):
     worker: WorkerId
     epoch: int
     query: QueryId
-    schema: int
     version: int = VERSION
 
 

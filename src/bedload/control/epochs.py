@@ -22,9 +22,10 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Container
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from bedload.control import refusals
+from bedload.control.attempt import Attempt
 from bedload.control.instructions import (
     CheckTurn,
     EpochEnded,
@@ -38,7 +39,7 @@ from bedload.control.instructions import (
 )
 from bedload.control.lineage import Lineage
 from bedload.core.errors import BedloadError, CheckpointError, EpochAborted
-from bedload.core.ids import DeploymentId, Epoch, OperatorName, QueryId, RunId, Turn, WorkerId
+from bedload.core.ids import NO_EPOCH, DeploymentId, Epoch, OperatorName, QueryId, RunId, Turn, WorkerId
 from bedload.keys import RoutingTable
 from bedload.protocol import messages as m
 
@@ -78,14 +79,6 @@ Found = tuple[QueryId, QueryFacts]
 """What was found out, and about whom."""
 
 
-@dataclass
-class _Seal:
-    rows: int = 0
-    keys: dict[WorkerId, int] = field(default_factory=dict)
-    busy: dict[WorkerId, float] = field(default_factory=dict)
-    bytes: int = 0
-
-
 class OperatorEpochs:
     """The epochs of one operator, over all of its queries."""
 
@@ -114,23 +107,9 @@ class OperatorEpochs:
         """Workers that were lost and whose replacement is not ready: no turn begins without them."""
         self._error: BedloadError | None = None
         self._past_runs: set[RunId] = set()
-        self._spark_committed: Epoch | None = None
         self._query_ended = False
-        self._opened: dict[str, m.Opened] = {}
-        self._ordinals: dict[int, int] = {}
-        self._first_stage = -1
-        self._shapes: dict[int, int] = {}
-        self._sealed = _Seal()
-        self._probing: set[WorkerId] | None = None
         self._parked: list[tuple[Token, m.Open]] = []
-        self._feeders: int | None = None
-        self._recorded = lineage is None
-        """Whether the turn is on record: only then may a worker seal it."""
-        self._settling: set[WorkerId] = set()
-        self._gone: BedloadError | None = None
-        """The loss of a worker that had a part in the turn, and the recorded outputs of its part."""
-        self._taken_up = False
-        """The current epoch is what another driver left behind."""
+        self._current = Attempt()
         if lineage is not None and lineage.history.head is not None:
             self._take_up(lineage, lineage.history.head)
 
@@ -142,10 +121,13 @@ class OperatorEpochs:
             manifest = lineage.history.manifest(head)
             assert manifest is not None
             self.committed = {QueryId(query): epoch for query, epoch in manifest.committed.items()}
-            self.epoch, self.query = manifest.epoch, manifest.query
+            if manifest.epoch == NO_EPOCH:
+                self.fresh = True  # it was given, no query made it: any may go on from it, whatever its epoch
+            else:
+                self.epoch, self.query = manifest.epoch, manifest.query
             lineage.head = head
             return
-        self.phase, self._taken_up = Phase.SEALED, True
+        self.phase, self._current = Phase.SEALED, Attempt(taken_up=True)
         self.epoch, self.query = held.epoch, held.query
         self.committed = {QueryId(query): epoch for query, epoch in held.committed.items()}
         lineage.head = held.parent
@@ -190,10 +172,10 @@ class OperatorEpochs:
         """The operator has this many feeders; the stage's own RDD has ``shape`` partitions."""
         if turn != self.turn:
             return []
-        self._shapes[stage] = shape
+        self._current.shapes[stage] = shape
         out: list[Instruction] = []
-        if stage == self._first_stage and self.phase is Phase.OPEN:
-            self._feeders = feeders
+        if stage == self._current.first_stage and self.phase is Phase.OPEN:
+            self._current.feeders = feeders
             out += self._expect()
         return out + self._unpark()
 
@@ -203,13 +185,14 @@ class OperatorEpochs:
             self.lineage.locations[self.query] = location
         if turn != self.turn or self.phase is not Phase.OPEN:
             return []
-        self._recorded = True
+        self._current.recorded = True
         return self._expect()
 
     def _expect(self) -> list[Instruction]:
-        if self._feeders is None or not self._recorded:
+        current = self._current
+        if current.feeders is None or not current.recorded:
             return []
-        return self._tell(m.Expect(self.name, self.turn, self._feeders))
+        return self._tell(m.Expect(self.name, self.turn, current.feeders))
 
     def stage_unknown(self, turn: Turn, error: BedloadError) -> list[Instruction]:
         """A stage could not be inspected: the turn cannot be sealed, or a second action not be matched."""
@@ -231,27 +214,21 @@ class OperatorEpochs:
 
     def query_unknown(self, error: BedloadError) -> list[Instruction]:
         """A query could not be inspected: whoever waited for that is refused, and Spark tries again."""
-        parked, self._parked = self._parked, []
-        return [_refuse(token, error) for token, _ in parked]
+        return self.refuse_parked(error)
 
     def sealed(self, message: m.Sealed) -> list[Instruction]:
         """A worker has sealed the current turn."""
         if message.turn != self.turn or self.phase is not Phase.OPEN:
             return []
-        self._sealed.rows += message.rows
-        self._sealed.keys[message.worker] = message.keys
-        self._sealed.busy[message.worker] = message.busy
-        self._sealed.bytes += message.bytes
-        if len(self._sealed.keys) < len(self._addresses):
-            return []
-        return self._seal()
+        self._current.sealed(message)
+        return self._seal() if self._current.sealed_by(self._addresses) else []
 
     def _seal(self) -> list[Instruction]:
         self.phase = Phase.SEALED
-        self._probing = None
+        self._current.probing = None
         if self.lineage is not None:
-            self.lineage.history.sealed(self.turn, self._sealed.bytes)
-        out = self._commit() if self._spark_committed == self.epoch else []
+            self.lineage.history.sealed(self.turn, self._current.bytes)
+        out = self._commit() if self._current.spark_committed else []
         return out + self._unpark()
 
     def feeder_failed(self, message: m.FeederFailed) -> list[Instruction]:
@@ -260,18 +237,19 @@ class OperatorEpochs:
 
     def failed(self, turn: Turn, error: BedloadError, unrestored: WorkerId | None = None) -> list[Instruction]:
         """A worker cannot go on with this turn; ``unrestored`` names one that has not got its state."""
-        if unrestored is not None and self.lineage is not None:
-            self.lineage.lost(unrestored)
+        if unrestored is not None:
+            self.unrestored(unrestored)
         if turn != self.turn or self.phase is not Phase.OPEN:
             return []
         return [*self._abort(error), *self._unpark()]
 
     def probed(self, message: m.Probed) -> list[Instruction]:
         """A worker has said all that it had to say about this turn."""
-        if message.turn != self.turn or self._probing is None:
+        probing = self._current.probing
+        if message.turn != self.turn or probing is None:
             return []
-        self._probing.discard(message.worker)
-        if self._probing:
+        probing.discard(message.worker)
+        if probing:
             return []
         return [*self._abort(refusals.incomplete(self.name, self.epoch, None)), *self._unpark()]
 
@@ -279,7 +257,7 @@ class OperatorEpochs:
         """Spark has committed an epoch."""
         if query != self.query or run != self.run or epoch != self.epoch:
             return []
-        self._spark_committed = epoch
+        self._current.spark_committed = True
         return self._commit() if self.phase is Phase.SEALED else []
 
     def query_ended(self, query: QueryId, run: RunId) -> list[Instruction]:
@@ -303,8 +281,7 @@ class OperatorEpochs:
 
     def ended(self, error: BedloadError) -> list[Instruction]:
         """The cluster is over."""
-        parked, self._parked = self._parked, []
-        out: list[Instruction] = [_refuse(token, error) for token, _ in parked]
+        out = self.refuse_parked(error)
         if self.phase in (Phase.OPEN, Phase.SEALED, Phase.SETTLING) and self.run is not None:
             out = [*self._abort(error), *out]
         return out
@@ -315,14 +292,14 @@ class OperatorEpochs:
         """A worker is gone, its memory with it; the others go on."""
         assert self.lineage is not None
         self.lineage.lost(worker)
-        self._gone = error
+        self._current.gone = error
         if self.phase is Phase.SETTLING:
-            self._settling.discard(worker)
+            self._current.settling.discard(worker)
             return self._settled_by_all()
         if self.phase is not Phase.OPEN:
             return []
-        self.phase, self._error, self._probing = Phase.SETTLING, error, None
-        self._settling = set(self._addresses)
+        self.phase, self._error = Phase.SETTLING, error
+        self._current.probing, self._current.settling = None, set(self._addresses)
         mine = [(token, ask) for token, ask in self._parked if (ask.run, ask.epoch) == (self.run, self.epoch)]
         self._parked = [item for item in self._parked if item not in mine]
         out: list[Instruction] = [_refuse(token, error) for token, _ in mine]
@@ -333,7 +310,7 @@ class OperatorEpochs:
         """A worker has rolled the turn back, or it had sealed it."""
         if message.turn != self.turn or self.phase is not Phase.SETTLING:
             return []
-        self._settling.discard(message.worker)
+        self._current.settling.discard(message.worker)
         if not message.sealed:
             # It will not be sealed by that worker any more, so it can never be whole.
             return self._undo()
@@ -341,7 +318,7 @@ class OperatorEpochs:
 
     def _settled_by_all(self) -> list[Instruction]:
         # All that are left have sealed it: whether it is whole is for the store to say.
-        return [] if self._settling else [CheckTurn(self.name, self.turn)]
+        return [] if self._current.settling else [CheckTurn(self.name, self.turn)]
 
     def turn_checked(self, turn: Turn, whole: bool) -> list[Instruction]:
         """Answers :class:`CheckTurn`."""
@@ -383,7 +360,7 @@ class OperatorEpochs:
         """Have workers read the state that Spark most likely asks for, before it does."""
         if self.lineage is None or self.phase in (Phase.OPEN, Phase.SETTLING):
             return []
-        base = self.turn if self.phase is Phase.SEALED and self._taken_up else self.lineage.head
+        base = self.turn if self.phase is Phase.SEALED and self._current.taken_up else self.lineage.head
         return self._restore(deployment, base, idle_only=True)
 
     def _restore(self, deployment: DeploymentId, base: Turn | None, *, idle_only: bool = False) -> list[Instruction]:
@@ -404,29 +381,20 @@ class OperatorEpochs:
         if self.phase in (Phase.ABORTED, Phase.SETTLING):
             assert self._error is not None
             return [_refuse(token, self._error)]
-        if self._gone is not None:
-            return [_refuse(token, self._gone)]  # nobody can repeat its outputs: Spark has to replay the epoch
-        again = self._opened.get(ask.nonce)
+        current = self._current
+        if current.gone is not None:
+            return [_refuse(token, current.gone)]  # nobody can repeat its outputs: Spark has to replay the epoch
+        again = current.opened(ask.nonce)
         if again is not None:
             return [Reply(token, again)]
-        if ask.stage != self._first_stage:
-            if ask.stage not in self._shapes or self._first_stage not in self._shapes:
-                asked = ask.stage in self._shapes or any(p.stage == ask.stage for _, p in self._parked)
+        first, shapes = current.first_stage, current.shapes
+        if ask.stage != first:
+            if ask.stage not in shapes or first not in shapes:
+                asked = ask.stage in shapes or any(parked.stage == ask.stage for _, parked in self._parked)
                 return self._park(token, ask, [] if asked else [self._inspect(ask)])
-            if self._shapes[ask.stage] != self._shapes[self._first_stage]:
-                return [
-                    _refuse(
-                        token,
-                        refusals.other_shape(
-                            self.name, self.epoch, self._shapes[self._first_stage], self._shapes[ask.stage]
-                        ),
-                    )
-                ]
-        ordinal = self._ordinals.get(ask.attempt, 0)
-        self._ordinals[ask.attempt] = ordinal + 1
-        opened = m.Opened(self.turn, m.FeederId(ask.partition, ordinal), self.routing.owners, dict(self._addresses))
-        self._opened[ask.nonce] = opened
-        return [Reply(token, opened)]
+            if shapes[ask.stage] != shapes[first]:
+                return [_refuse(token, refusals.other_shape(self.name, self.epoch, shapes[first], shapes[ask.stage]))]
+        return [Reply(token, current.join(ask, self.turn, self.routing.owners, self._addresses))]
 
     def _start(self, token: Token, ask: m.Open, found: Found | None) -> list[Instruction]:
         """Open a new turn for the epoch, if it follows the state."""
@@ -474,7 +442,7 @@ class OperatorEpochs:
             return ask.epoch <= self.epoch
         # SUBTLE: a zombie of a run that never got to open anything is not among the past runs. Spark numbers
         # stages in ascending order, so one before the current run's tells that it is not a later run.
-        return ask.run in self._past_runs or (ask.query == self.query and ask.stage < self._first_stage)
+        return ask.run in self._past_runs or (ask.query == self.query and ask.stage < self._current.first_stage)
 
     def _take_over(self, token: Token, ask: m.Open, owner: QueryId, found: Found | None) -> list[Instruction]:
         """Another query wants the state: it gets it if the one that has it is over."""
@@ -497,17 +465,13 @@ class OperatorEpochs:
         lineage = self.lineage
         self.turn = Turn(self.turn + 1) if lineage is None else lineage.next_turn(self.turn)
         self.epoch, self.query, self.run = ask.epoch, ask.query, ask.run
-        self.phase, self._error, self._spark_committed = Phase.OPEN, None, None
+        self.phase, self._error = Phase.OPEN, None
+        self._current = Attempt(first_stage=ask.stage, recorded=lineage is None)
         self._query_ended = False
         if self.fresh and ask.epoch > self.committed.get(ask.query, Epoch(-1)) + 1:
             # The user lets the query start here: what was before it is no gap, also if this epoch has to be replayed.
             self.committed[ask.query] = Epoch(ask.epoch - 1)
         self.fresh = False
-        self._opened, self._ordinals, self._shapes = {}, {}, {}
-        self._first_stage = ask.stage
-        self._sealed = _Seal()
-        self._feeders, self._recorded, self._taken_up = None, lineage is None, False
-        self._gone = None
         out: list[Instruction] = []
         if lineage is not None:
             try:
@@ -534,21 +498,17 @@ class OperatorEpochs:
         self.committed[self.query] = self.epoch
         if self.lineage is not None:
             self.lineage.committed(self.turn)
-        if self._taken_up or self.run is None:
-            self._taken_up = False
+        if self.run is None:
             return []  # no worker has a part in it, and whoever watched it has been told by another driver
-        seal = self._sealed
-        ended = EpochEnded(
-            self.name, self.query, self.run, self.epoch, True, seal.rows, seal.keys, seal.busy, seal.bytes
-        )
+        it = self._current
+        ended = EpochEnded(self.name, self.query, self.run, self.epoch, True, it.rows, it.keys, it.busy, it.bytes)
         return [*self._tell(m.Commit(self.name, self.turn)), ended]
 
     def _abort(self, error: BedloadError) -> list[Instruction]:
         assert self.query is not None
-        self.phase, self._error, self._probing = Phase.ABORTED, error, None
-        self._settling = set()
-        if self._taken_up or self.run is None:
-            self._taken_up = False
+        self.phase, self._error = Phase.ABORTED, error
+        self._current.probing, self._current.settling = None, set()
+        if self.run is None:
             return []
         ended = EpochEnded(self.name, self.query, self.run, self.epoch, False, 0, {}, {})
         return [*self._tell(m.Abort(self.name, self.turn, m.WireError.of(error))), ended]
@@ -559,9 +519,9 @@ class OperatorEpochs:
         if self.phase in (Phase.OPEN, Phase.SEALED):
             # SUBTLE: what another driver sealed and nobody knows the fate of stays: it is durable, and taking rows
             # out that may have reached the sink would be worse than keeping some that may not.
-            unknown = self._taken_up and facts.committed is None and not facts.log_read
             known = facts.committed is not None and facts.committed >= self.epoch
-            if self.phase is Phase.SEALED and (known or unknown):
+            kept = facts.reaches(self.epoch) if self._current.taken_up else known
+            if self.phase is Phase.SEALED and kept:
                 out = self._commit()
             else:
                 out = self._abort(
@@ -571,9 +531,9 @@ class OperatorEpochs:
         return out
 
     def _probe(self) -> list[Instruction]:
-        if self._probing is not None:
+        if self._current.probing is not None:
             return []
-        self._probing = set(self._addresses)
+        self._current.probing = set(self._addresses)
         return self._tell(m.Probe(self.name, self.turn))
 
     def _inspect(self, ask: m.Open) -> InspectStage:

@@ -111,24 +111,7 @@ def deploy_with_initial_state(
     else:
         lineage.history.snapshot(manifest)
         number = driver.deploy(name, wanted.key_groups, payload, fresh=False, lineage=lineage)
-    let_any_query_go_on(driver, name)
     return number
-
-
-def is_untouched(lineage: Lineage) -> bool:
-    """Whether an operator has its initial state, and no query has gone on from it."""
-    head = lineage.history.head
-    manifest = None if head is None else lineage.history.manifest(head)
-    return manifest is not None and manifest.query == INITIAL_QUERY
-
-
-def let_any_query_go_on(driver: Driver, name: OperatorName) -> None:
-    """Have the next query begin at whatever epoch it is at."""
-
-    def allow(coordinator: Coordinator) -> None:
-        coordinator.operator(name).fresh = True
-
-    driver.call(allow)
 
 
 def aggregate_aliases(functions: Mapping[str, Function], schema: pa.Schema) -> dict[str, str]:

@@ -11,8 +11,6 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any
 
-import cloudpickle
-import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 from pyspark.sql.pandas.types import from_arrow_schema
@@ -24,10 +22,8 @@ from bedload.checkpoint.records import OperatorSchema
 from bedload.checkpoint.storage import open_storage
 from bedload.control.compaction import Retention
 from bedload.core.errors import (
-    BedloadError,
     ClusterStopped,
     DefinitionError,
-    OperatorNotShippable,
     SchemaChanged,
     SchemaError,
     StateTypeError,
@@ -36,34 +32,27 @@ from bedload.core.errors import (
 from bedload.core.ids import DeploymentId, Epoch, OperatorName, WorkerId
 from bedload.keys import DEFAULT_KEY_GROUPS, RoutingTable, check_key_groups
 from bedload.operators.aggregates import Aggregates, Function
-from bedload.protocol.split import GROUP_COLUMN
+from bedload.spark.application import Application, Keyed
 from bedload.spark.bootstrap import (
     InitialState,
     aggregate_aliases,
     deploy_with_initial_state,
-    is_untouched,
-    let_any_query_go_on,
 )
 from bedload.spark.bootstrap_task import Start, starts_of_columns, starts_of_rows
 from bedload.spark.driver import Driver
-from bedload.spark.feeder import Combiner, FeederSpec, feed
 from bedload.spark.hosts import ProcessHost, TaskHost, WorkerHost
 from bedload.spark.keeper import Keeper
 from bedload.spark.listener import ProgressListener
-from bedload.spark.plan import Plans, mark
-from bedload.spark.schemas import arrow_schema, key_columns, key_types, output_schema
-from bedload.spark.state_schema import check_stored, state_schema
-from bedload.spark.state_view import ColumnDecoder, Decoder, OperatorState, RowDecoder
+from bedload.spark.plan import Plans
+from bedload.spark.schemas import arrow_schema, output_schema
+from bedload.spark.state_schema import check_stored
+from bedload.spark.state_view import Decoder, OperatorState, RowDecoder
 from bedload.spark.supervisor import Supervised, starter
-from bedload.state import StateSpec
-from bedload.worker.column_runtime import ColumnDeployment
 from bedload.worker.operator import Operator, check_operator, state_of
 from bedload.worker.runtime import Deployment
 from bedload.worker.vector import VectorLogic, VectorOperator, check_vector_operator
 
 _ARROW_ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
-_CONNECT_SECONDS = 600.0
-"""A worker answers no new feeder while operator code keeps its one thread busy; a dead one is known at once."""
 
 
 def attach(
@@ -189,26 +178,22 @@ class Cluster:
         from another query's checkpoint. It becomes durable before this returns, so it needs a checkpoint.
         """
         named = OperatorName(name or str(getattr(operator, "__name__", operator)))
-        groups, positions, keys = self._check(named, df, key, key_groups)
+        keyed = self._keyed(named, df, key, key_groups)
         out = output_schema(named, schema)
         arrow_out = arrow_schema(self._spark, out)
         if inspect.isclass(operator) and issubclass(operator, VectorOperator):
             check_vector_operator(operator)
             logic = VectorLogic(operator, arrow_out)
             initial = _initial(initial_state, starts_of_columns(logic.columns))
-            declared = operator.__bedload_specs__
-            return self._run_on_columns(
-                df, named, logic, positions, keys, groups, out, arrow_out, declared, fresh=fresh, initial=initial
-            )
+            specs = operator.__bedload_specs__
+            applied = Application.on_columns(keyed, logic, out, arrow_out, specs=specs, initial=initial)
+            return self._launch(applied, fresh=fresh)
         operator = check_operator(operator)
         specs = state_of(operator)
-        at = tuple(index for index, _ in positions)
-        deployment = Deployment(named, operator, at, tuple(df.columns), arrow_out, keys)
+        deployment = Deployment(named, operator, keyed.at, tuple(df.columns), arrow_out, keyed.types)
         initial = _initial(initial_state, starts_of_rows(specs))
-        number = self._deploy(
-            named, groups, deployment, RowDecoder(specs), positions, keys, specs, fresh=fresh, initial=initial
-        )
-        return self._plan(df, named, number, positions, groups, out, arrow_out)
+        applied = Application(keyed, out, arrow_out, deployment, RowDecoder(specs), specs, initial=initial)
+        return self._launch(applied, fresh=fresh)
 
     def aggregate(
         self,
@@ -228,26 +213,21 @@ class Cluster:
         for :meth:`apply`; there an aggregate that gives its state as it is (a count, a sum, ...) goes by its name here.
         """
         named = OperatorName(name)
-        groups, positions, keys = self._check(named, df, key, key_groups)
+        keyed = self._keyed(named, df, key, key_groups)
         if not aggregates:
             raise DefinitionError(f"aggregate {named}: name at least one, such as n=bl.agg.count()")
-        key_names = [column for _, column in positions]
-        used = [c for c in df.columns if c in key_names or any(c in f.columns for f in aggregates.values())]
+        used = [c for c in df.columns if c in keyed.names or any(c in f.columns for f in aggregates.values())]
         unknown = sorted({c for f in aggregates.values() for c in f.columns} - set(df.columns))
         if unknown:
             raise SchemaError(
                 f"aggregate {named}: no column {', '.join(unknown)} in the input; there are: {', '.join(df.columns)}"
             )
-        df = df.select(*(F.col(f"`{column}`") for column in used))
-        positions = key_columns(named, df, key_names)
-        at = tuple(index for index, _ in positions)
-        logic = Aggregates(aggregates, arrow_schema(self._spark, df.schema), at, key_names)
+        keyed = self._keyed(named, df.select(*(F.col(f"`{column}`") for column in used)), keyed.names, key_groups)
+        columns = arrow_schema(self._spark, keyed.df.schema)
+        logic = Aggregates(aggregates, columns, keyed.at, keyed.names)
+        initial = _initial(initial_state, starts_of_columns(logic.columns), aggregate_aliases(aggregates, columns))
         out = from_arrow_schema(logic.output)
-        aliases = aggregate_aliases(aggregates, arrow_schema(self._spark, df.schema))
-        initial = _initial(initial_state, starts_of_columns(logic.columns), aliases)
-        return self._run_on_columns(
-            df, named, logic, positions, keys, groups, out, logic.output, fresh=fresh, initial=initial
-        )
+        return self._launch(Application.on_columns(keyed, logic, out, logic.output, initial=initial), fresh=fresh)
 
     def state(self, name: str | type[Operator] | type[VectorOperator]) -> OperatorState:
         """The live state of an operator, by its name or class."""
@@ -394,78 +374,34 @@ class Cluster:
 
     # --- steps ---
 
-    def _check(
+    def _keyed(
         self, name: OperatorName, df: DataFrame, key: str | list[str] | tuple[str, ...], key_groups: int | None
-    ) -> tuple[int, list[tuple[int, str]], tuple[pa.DataType, ...]]:
-        """What every application needs: the number of key groups, and where and what the key is."""
+    ) -> Keyed:
         self._check_running()
-        if not df.isStreaming:
-            raise DefinitionError(
-                f"operator {name}: the DataFrame is not a streaming one; read it with spark.readStream"
-            )
-        groups = self._key_groups if key_groups is None else key_groups
-        check_key_groups(groups)
-        positions = key_columns(name, df, key)
-        return groups, positions, key_types(name, self._spark, df, positions)
+        return Keyed.of(self._spark, name, df, key, self._key_groups if key_groups is None else key_groups)
 
-    def _run_on_columns(
-        self,
-        df: DataFrame,
-        name: OperatorName,
-        logic: Any,
-        positions: list[tuple[int, str]],
-        keys: tuple[pa.DataType, ...],
-        groups: int,
-        out: StructType,
-        arrow_out: pa.Schema,
-        specs: tuple[StateSpec, ...] = (),
-        *,
-        fresh: bool,
-        initial: InitialState | None,
-    ) -> DataFrame:
-        deployment = ColumnDeployment(name, logic, tuple(index for index, _ in positions), keys, groups)
-        decoder = ColumnDecoder(logic.columns)
-        number = self._deploy(name, groups, deployment, decoder, positions, keys, specs, fresh=fresh, initial=initial)
-        combiner = logic if getattr(logic, "mergeable", False) else None
-        return self._plan(df, name, number, positions, groups, out, arrow_out, combiner)
+    def _launch(self, applied: Application, *, fresh: bool) -> DataFrame:
+        """Ship an application, and plan it."""
+        number = self._deploy(applied, fresh=fresh)
+        self._remember(applied)
+        return applied.plan(number, self._driver.address, self._secret)
 
-    def _deploy(
-        self,
-        name: OperatorName,
-        groups: int,
-        deployment: Any,
-        decoder: Decoder,
-        positions: list[tuple[int, str]],
-        keys: tuple[pa.DataType, ...],
-        specs: tuple[StateSpec, ...],
-        *,
-        fresh: bool,
-        initial: InitialState | None,
-    ) -> DeploymentId:
+    def _deploy(self, applied: Application, *, fresh: bool) -> DeploymentId:
+        name, groups, initial = applied.name, applied.keyed.groups, applied.initial
         keeper = self._keeper if initial is None else self._durable("initial_state")
-        wanted = None
-        if keeper is not None:
-            wanted = state_schema(deployment, [column for _, column in positions], keys, groups, specs)
+        wanted = None if keeper is None else applied.schema()
         if not fresh:
-            self._check_same_state(name, decoder, wanted)
-        payload = _ship(name, deployment)
-        if initial is not None:
-            assert keeper is not None
-            assert wanted is not None
-            number = deploy_with_initial_state(
-                self._spark, self._driver, keeper, name, initial, wanted, payload, fresh=fresh
-            )
-            self._remember(name, decoder, keys)
-            return number
+            self._check_same_state(name, applied.decoder, wanted)
+        payload = applied.payload()
         lineage = None
-        new = fresh or name not in self._driver.call(lambda c: c.operators)
-        if keeper is not None and wanted is not None and new:
-            lineage = keeper.lineage(name, wanted, fresh=fresh)
-        number = self._driver.deploy(name, groups, payload, fresh=fresh, lineage=lineage)
-        if lineage is not None and is_untouched(lineage):
-            let_any_query_go_on(self._driver, name)
-        self._remember(name, decoder, keys)
-        return number
+        if keeper is not None and wanted is not None:
+            if initial is not None:
+                return deploy_with_initial_state(
+                    self._spark, self._driver, keeper, name, initial, wanted, payload, fresh=fresh
+                )
+            if fresh or name not in self._driver.call(lambda c: c.operators):
+                lineage = keeper.lineage(name, wanted, fresh=fresh)
+        return self._driver.deploy(name, groups, payload, fresh=fresh, lineage=lineage)
 
     def _check_running(self) -> None:
         if self._stopped:
@@ -496,7 +432,9 @@ class Cluster:
                 operator=name,
             )
 
-    def _remember(self, name: OperatorName, decoder: Decoder, keys: tuple[pa.DataType, ...]) -> None:
+    def _remember(self, applied: Application) -> None:
+        name = applied.name
+
         def where() -> tuple[RoutingTable, dict[WorkerId, str]]:
             def look(coordinator: Any) -> tuple[RoutingTable, dict[WorkerId, str]]:
                 if coordinator.error is not None:
@@ -505,50 +443,10 @@ class Cluster:
 
             return self._driver.call(look)
 
-        self._states[name] = OperatorState(name, decoder, keys, where, self._secret)
-
-    def _plan(
-        self,
-        df: DataFrame,
-        name: OperatorName,
-        number: DeploymentId,
-        positions: list[tuple[int, str]],
-        groups: int,
-        out: StructType,
-        arrow_out: pa.Schema,
-        combiner: Combiner | None = None,
-    ) -> DataFrame:
-        spec = FeederSpec(
-            name,
-            number,
-            self._driver.address,
-            self._secret,
-            tuple(positions),
-            arrow_out,
-            _CONNECT_SECONDS,
-            combiner,
-        )
-        function = feed(spec)
-        function.__name__ = mark(number, name)
-        columns = [F.col(f"`{column}`") for _, column in positions]
-        group = F.pmod(F.xxhash64(*columns), F.lit(groups)).cast("short")
-        return df.withColumn(GROUP_COLUMN, group).mapInArrow(function, out)
+        self._states[name] = OperatorState(name, applied.decoder, applied.keyed.types, where, self._secret)
 
 
 def _initial(
     df: DataFrame | None, starts: list[Start], aliases: Mapping[str, str] | None = None
 ) -> InitialState | None:
     return None if df is None else InitialState(df, starts, aliases or {})
-
-
-def _ship(name: OperatorName, deployment: Any) -> bytes:
-    try:
-        payload: bytes = cloudpickle.dumps(deployment)
-    except BedloadError:
-        raise
-    except Exception as error:
-        raise OperatorNotShippable(
-            f"operator {name} cannot be pickled: {type(error).__name__}: {error}. It refers to something "
-            f"that lives in this process only (a connection, a lock, the SparkSession): make that in setup() instead"
-        ) from error
-    return payload

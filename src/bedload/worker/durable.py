@@ -62,7 +62,7 @@ class CheckpointDurability:
     ) -> int:
         """Write the segment of a worker and turn, and make sure that it counts."""
         path = paths.delta(operator, turn, worker)
-        meta = SegmentMeta(operator=operator, turn=turn, worker=worker, epoch=epoch, query=query, schema=0)
+        meta = SegmentMeta(operator=operator, turn=turn, worker=worker, epoch=epoch, query=query)
         written = write_segment(self._storage, path, delta(), meta)
         # SUBTLE: after the write, not before it. See the invariants.
         check_fence(self._storage, self._generation)

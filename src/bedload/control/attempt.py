@@ -1,0 +1,70 @@
+"""One turn as the coordinator sees it: who opened it, what its stages look like, what the workers said.
+
+Invariant: all of it belongs to one turn. Another turn is another object, so nothing has to be put back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from bedload.core.errors import BedloadError
+from bedload.core.ids import Turn, WorkerId
+from bedload.protocol import messages as m
+
+NO_STAGE = -1
+"""Before the first stage: Spark numbers them from 0."""
+
+
+@dataclass
+class Attempt:
+    """What is known of the current turn."""
+
+    first_stage: int = NO_STAGE
+    """The stage of the first action on the batch."""
+    shapes: dict[int, int] = field(default_factory=dict)
+    """The partitions of each stage's own RDD, as far as looked at."""
+    feeders: int | None = None
+    """How many there will be."""
+    recorded: bool = True
+    """Whether the turn is on record, or needs none: only then may a worker seal it."""
+    spark_committed: bool = False
+    """Spark's word came before the last worker's."""
+    taken_up: bool = False
+    """Another driver left it behind: no worker has a part in it."""
+    probing: set[WorkerId] | None = None
+    """Who has not answered the probe, if there is one."""
+    settling: set[WorkerId] = field(default_factory=set)
+    """Who has not said yet what became of the turn after a loss."""
+    gone: BedloadError | None = None
+    """The loss of a worker that had a part in it, and with that the recorded outputs of its part."""
+    rows: int = 0
+    bytes: int = 0
+    keys: dict[WorkerId, int] = field(default_factory=dict)
+    """Of those that have sealed it."""
+    busy: dict[WorkerId, float] = field(default_factory=dict)
+    _opened: dict[str, m.Opened] = field(default_factory=dict)
+    _ordinals: dict[int, int] = field(default_factory=dict)
+
+    def sealed(self, message: m.Sealed) -> None:
+        """A worker has sealed it."""
+        self.rows += message.rows
+        self.bytes += message.bytes
+        self.keys[message.worker] = message.keys
+        self.busy[message.worker] = message.busy
+
+    def sealed_by(self, workers: Iterable[WorkerId]) -> bool:
+        """Whether all of these have."""
+        return self.keys.keys() >= set(workers)
+
+    def opened(self, nonce: str) -> m.Opened | None:
+        """The answer that an open got before."""
+        return self._opened.get(nonce)
+
+    def join(self, ask: m.Open, turn: Turn, owners: tuple[WorkerId, ...], addresses: dict[WorkerId, str]) -> m.Opened:
+        """Let a feeder take part: it is the next one of its task attempt."""
+        ordinal = self._ordinals.get(ask.attempt, 0)
+        self._ordinals[ask.attempt] = ordinal + 1
+        answer = m.Opened(turn, m.FeederId(ask.partition, ordinal), owners, dict(addresses))
+        self._opened[ask.nonce] = answer
+        return answer

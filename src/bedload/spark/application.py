@@ -1,0 +1,128 @@
+"""One application of an operator to a DataFrame: what is shipped, what is kept, and the plan that comes out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import cloudpickle
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
+from pyspark.sql.types import StructType
+
+from bedload.checkpoint.records import OperatorSchema
+from bedload.core.errors import BedloadError, DefinitionError, OperatorNotShippable
+from bedload.core.ids import DeploymentId, OperatorName
+from bedload.keys import check_key_groups
+from bedload.protocol.split import GROUP_COLUMN
+from bedload.spark.bootstrap import InitialState
+from bedload.spark.feeder import Combiner, FeederSpec, feed
+from bedload.spark.plan import mark
+from bedload.spark.schemas import key_columns, key_types
+from bedload.spark.state_schema import state_schema
+from bedload.spark.state_view import ColumnDecoder, Decoder
+from bedload.state import StateSpec
+from bedload.worker.column_runtime import ColumnDeployment
+from bedload.worker.runtime import Startable
+
+_CONNECT_SECONDS = 600.0
+"""A worker answers no new feeder while operator code keeps its one thread busy; a dead one is known at once."""
+
+
+@dataclass(frozen=True)
+class Keyed:
+    """A streaming DataFrame and its key."""
+
+    name: OperatorName
+    df: DataFrame
+    columns: tuple[tuple[int, str], ...]
+    """Position and name of the key's columns."""
+    types: tuple[pa.DataType, ...]
+    groups: int
+
+    @classmethod
+    def of(
+        cls,
+        spark: SparkSession,
+        name: OperatorName,
+        df: DataFrame,
+        key: str | list[str] | tuple[str, ...],
+        groups: int,
+    ) -> Keyed:
+        """Check what every application needs."""
+        if not df.isStreaming:
+            raise DefinitionError(
+                f"operator {name}: the DataFrame is not a streaming one; read it with spark.readStream"
+            )
+        check_key_groups(groups)
+        columns = key_columns(name, df, key)
+        return cls(name, df, tuple(columns), key_types(name, spark, df, columns), groups)
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the key's columns."""
+        return [name for _, name in self.columns]
+
+    @property
+    def at(self) -> tuple[int, ...]:
+        """The positions of the key's columns."""
+        return tuple(index for index, _ in self.columns)
+
+
+@dataclass(frozen=True)
+class Application:
+    """An operator, applied."""
+
+    keyed: Keyed
+    out: StructType
+    arrow_out: pa.Schema
+    deployment: Startable
+    decoder: Decoder
+    specs: tuple[StateSpec, ...] = ()
+    """The declared variables; none if there is no declaration, as of an aggregate."""
+    combiner: Combiner | None = None
+    initial: InitialState | None = None
+
+    @classmethod
+    def on_columns(cls, keyed: Keyed, logic: Any, out: StructType, arrow_out: pa.Schema, **more: Any) -> Application:
+        """Code that runs on columns."""
+        deployment = ColumnDeployment(keyed.name, logic, keyed.at, keyed.types, keyed.groups)
+        combiner = logic if getattr(logic, "mergeable", False) else None
+        return cls(keyed, out, arrow_out, deployment, ColumnDecoder(logic.columns), combiner=combiner, **more)
+
+    @property
+    def name(self) -> OperatorName:
+        """The operator's name."""
+        return self.keyed.name
+
+    def schema(self) -> OperatorSchema:
+        """The shape of its state; raises if there is a variable that cannot be stored."""
+        keyed = self.keyed
+        return state_schema(self.deployment, keyed.names, keyed.types, keyed.groups, self.specs)
+
+    def payload(self) -> bytes:
+        """The operator as it is shipped."""
+        try:
+            payload: bytes = cloudpickle.dumps(self.deployment)
+        except BedloadError:
+            raise
+        except Exception as error:
+            raise OperatorNotShippable(
+                f"operator {self.name} cannot be pickled: {type(error).__name__}: {error}. It refers to something "
+                f"that lives in this process only (a connection, a lock, the SparkSession): make that in setup() "
+                f"instead"
+            ) from error
+        return payload
+
+    def plan(self, number: DeploymentId, coordinator: str, secret: bytes) -> DataFrame:
+        """The outputs as a streaming DataFrame."""
+        keyed = self.keyed
+        spec = FeederSpec(
+            self.name, number, coordinator, secret, keyed.columns, self.arrow_out, _CONNECT_SECONDS, self.combiner
+        )
+        function = feed(spec)
+        function.__name__ = mark(number, self.name)
+        columns = [F.col(f"`{column}`") for column in keyed.names]
+        group = F.pmod(F.xxhash64(*columns), F.lit(keyed.groups)).cast("short")
+        return keyed.df.withColumn(GROUP_COLUMN, group).mapInArrow(function, self.out)
