@@ -26,6 +26,8 @@ The layers, from the top; each imports only those below it:
   ``testing``: the public testing kit, with the simulator
 - ``operators``: ready-made ones: aggregates
 - ``control``: the coordinator; ``worker``: the operator runtime and the worker's protocol
+- ``migration``: moving state while the query runs
+- ``checkpoint``: durable state
 - ``store``: key-group stores
 - ``state``: state types and their before-image log; ``protocol``: messages and the feeder's side;
   ``transport``: frames over sockets
@@ -37,12 +39,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from bedload.core import errors
+from bedload.migration.strategies import STRATEGIES as strategies  # noqa: N811 - a public name like the others
+from bedload.migration.strategies import Strategy
 from bedload.state import counter, deque, list, map, set, value  # noqa: A004 - named for what they declare
 from bedload.worker.operator import Context, Operator
 from bedload.worker.rows import Rows
 
 if TYPE_CHECKING:
     from bedload.operators import aggregates as agg
+    from bedload.spark.changes import Change, MoveResult
     from bedload.spark.cluster import Cluster, attach
     from bedload.spark.state_view import OperatorState, StateAnswer
     from bedload.worker.vector import VectorBatch, VectorOperator
@@ -50,12 +55,15 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Change",
     "Cluster",
     "Context",
+    "MoveResult",
     "Operator",
     "OperatorState",
     "Rows",
     "StateAnswer",
+    "Strategy",
     "VectorBatch",
     "VectorOperator",
     "__version__",
@@ -67,11 +75,14 @@ __all__ = [
     "list",
     "map",
     "set",
+    "strategies",
     "value",
 ]
 
 _LAZY = {
+    "Change": "bedload.spark.changes",
     "Cluster": "bedload.spark.cluster",
+    "MoveResult": "bedload.spark.changes",
     "OperatorState": "bedload.spark.state_view",
     "StateAnswer": "bedload.spark.state_view",
     "VectorBatch": "bedload.worker.vector",

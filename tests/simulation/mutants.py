@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from bedload.testing import Scenario, simulate
+from bedload.testing import Scenario
+from bedload.testing.simulator import simulate
 
 Patch = pytest.MonkeyPatch
 SEEDS = 150

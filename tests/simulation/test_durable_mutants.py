@@ -19,6 +19,7 @@ from bedload.control.compaction import Compaction
 from bedload.control.epochs import OperatorEpochs
 from bedload.control.lineage import Lineage
 from bedload.core.errors import StoreError
+from bedload.migration.parking import Parking
 from bedload.testing import Scenario
 from bedload.testing.faults import ALWAYS
 from bedload.testing.simulated_application import Application
@@ -28,7 +29,6 @@ from bedload.testing.workload import NAME
 from bedload.worker import durable
 from bedload.worker.durable import CheckpointDurability
 from bedload.worker.machine import WorkerMachine
-from bedload.worker.parking import Parking
 from bedload.worker.runtime import OperatorRuntime
 
 

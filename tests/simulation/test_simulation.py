@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from bedload.testing import Scenario, simulate
+from bedload.testing import Scenario
 from bedload.testing.faults import ALWAYS, BUDGETS, DURABLE
 from bedload.testing.simulate import main
+from bedload.testing.simulator import simulate
 
 CHUNK = 50
 FAULTS = sorted({*BUDGETS, "noise", "poison", "second query"})

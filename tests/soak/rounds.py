@@ -30,16 +30,24 @@ class Shape:
     workers: int
     host: str
     machines: Standalone | None
+    moves: int | None = None
+    """A seed, if state is moved about as well."""
 
     @property
     def settings(self) -> dict[str, Any]:
         if self.machines is None:
-            return {"workers": self.workers, "host": self.host}
-        return {"workers": self.workers, "host": "task", "master": self.machines.master, "spark": _EXECUTORS}
+            return {"workers": self.workers, "host": self.host, "moves": self.moves, "most": self.most}
+        more = {"moves": self.moves, "most": self.most}
+        return more | {"workers": self.workers, "host": "task", "master": self.machines.master, "spark": _EXECUTORS}
+
+    @property
+    def most(self) -> int:
+        """Workers in tasks take the slots that feeders need."""
+        return 4 if self.host == "process" and self.machines is None else 2
 
     def __str__(self) -> str:
         where = "executors" if self.machines is not None else f"{self.host}es" if self.host == "process" else "tasks"
-        return f"{self.workers} workers in {where}"
+        return f"{self.workers} workers in {where}{', moving' if self.moves is not None else ''}"
 
 
 class Round:
@@ -81,7 +89,8 @@ class Round:
     def _shape(self) -> Shape:
         # Spark's Python processes know the store that fails as little as executors do.
         hosts = ["process"] if self._faults is not None else ["process", "process", "task"]
-        return Shape(self._chance.number(1, 3), self._chance.pick(hosts), self._machines)
+        moves = self._chance.number(0, 1 << 30) if self._chance.happens(0.7) else None
+        return Shape(self._chance.number(1, 2 if moves else 3), self._chance.pick(hosts), self._machines, moves)
 
     def _start_and_kill(self) -> None:
         shape = self._shape()

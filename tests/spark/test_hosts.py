@@ -1,4 +1,4 @@
-"""Workers as child processes of the driver: how they start and end, who may call them, and their loss."""
+"""Workers as processes beside the driver: how they start and end, who may call them, and their loss."""
 
 from __future__ import annotations
 
@@ -89,12 +89,20 @@ def count_of_counts(spark: SparkSession, cluster: bl.Cluster, checkpoint: Path) 
 # --- start and end ---
 
 
-def test_workers_are_child_processes_and_end_with_the_cluster(spark: SparkSession) -> None:
+@pytest.mark.parametrize("forked", [True, False])
+def test_workers_are_processes_below_the_driver_and_end_with_the_cluster(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, forked: bool
+) -> None:
+    monkeypatch.setenv("BEDLOAD_NO_FORK", "0" if forked else "1")
     before = leftovers()
     cluster = bl.attach(spark, workers=2)
     assert sorted(cluster.workers) == [0, 1]
     pids = set(cluster.workers.values())
-    assert leftovers()[0] - before[0] == pids
+    children = leftovers()[0] - before[0]
+    if forked:
+        (nursery,) = children
+        children = {child.pid for child in psutil.Process(nursery).children()}
+    assert children == pids
     assert all(alive(pid) for pid in pids)
     assert repr(cluster) == "<bedload cluster of 2 workers, operators: none>"
 
@@ -170,11 +178,13 @@ def test_workers_end_when_the_driver_is_killed_even_in_the_middle_of_a_call(tmp_
     with running("sleeping", tmp_path) as app:
         said = app.expect("sleeping")
         workers = set(said["workers"].values())
+        nurseries = {psutil.Process(pid).ppid() for pid in workers}
+        assert app.pid not in nurseries
         assert len(workers) == 2
         assert said["busy"] in workers
         assert all(alive(pid) for pid in workers)
         app.kill()
-        eventually(lambda: not any(alive(pid) for pid in workers), "the workers ended by themselves", 20)
+        eventually(lambda: not any(map(alive, workers | nurseries)), "all ended by themselves", 20)
 
 
 # --- a worker that does not start ---
@@ -194,10 +204,20 @@ def python_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     return replace
 
 
-def test_a_worker_that_dies_at_start_is_reported_with_the_end_of_its_log(spark: SparkSession, python_is: Any) -> None:
+@pytest.mark.parametrize(
+    ("no_fork", "words"),
+    [
+        ("1", "worker 0 ended with code 3 before it joined"),
+        ("0", "worker 0 was not started, as the process that it was to be forked from ended with code 3 "),
+    ],
+)
+def test_workers_whose_python_dies_are_reported_with_the_end_of_its_log(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, python_is: Any, no_fork: str, words: str
+) -> None:
+    monkeypatch.setenv("BEDLOAD_NO_FORK", no_fork)
     python_is("echo 'no such module: frobnicate' >&2; exit 3")
     before = leftovers()
-    with pytest.raises(WorkerStartFailed, match=r"worker 0 ended with code 3 .*\n.*no such module: frobnicate"):
+    with pytest.raises(WorkerStartFailed, match=rf"{words}.*\n.*no such module: frobnicate"):
         bl.attach(spark, workers=2)
     assert leftovers() == before
 
@@ -206,12 +226,26 @@ def test_the_workers_that_did_start_are_ended_when_another_did_not(
     spark: SparkSession, python_is: Any, tmp_path: Path
 ) -> None:
     pids = tmp_path / "pids"
-    python_is(
-        f'if mkdir {tmp_path}/first 2>/dev/null; then echo $$ >> {pids}; exec {sys.executable} "$@"; fi\n'
-        f"while ! test -s {pids}; do sleep 0.05; done; echo 'no room' >&2; exit 4"
-    )
+    # The first worker to be started lives; the next ends when the first one has been there.
+    patched = f"""
+import os, sys, time
+from pathlib import Path
+from bedload.worker import __main__ as program, nursery
+pids = Path("{pids}")
+def serve(worker, *others, serve=program.serve):
+    if worker == 0:
+        pids.write_text(str(os.getpid()))
+        return serve(worker, *others)
+    while not pids.exists() or not pids.read_text():
+        time.sleep(0.05)
+    sys.exit("no room")
+program.serve = serve
+nursery.main()
+"""
+    (tmp_path / "patched.py").write_text(patched)
+    python_is(f"exec {sys.executable} {tmp_path}/patched.py")
     before = leftovers()
-    with pytest.raises(WorkerStartFailed, match=r"ended with code 4 .*\nno room"):
+    with pytest.raises(WorkerStartFailed, match=r"worker 1 ended with code 1 .*\nno room"):
         bl.attach(spark, workers=2)
     assert leftovers() == before
     assert not alive(int(pids.read_text()))

@@ -23,6 +23,7 @@ def test_everything_public_is_in_all() -> None:
         "core",
         "demo",
         "keys",
+        "migration",
         "operators",
         "protocol",
         "spark",

@@ -206,6 +206,24 @@ class Checkpoint:
         given_up = self._numbered(paths.turns(operator), paths.parse_abandoned)
         self.storage.delete([paths.abandoned(operator, turn) for turn in given_up if turn < garbage.floor])
 
+    # --- moves ---
+
+    def write_move(self, number: int, operator: OperatorName, content: bytes) -> None:
+        """Remember an operator's part in a change of the cluster; what was remembered of it before is replaced.
+
+        Nothing depends on it: no restore reads it, no garbage takes it along, and an export leaves it behind.
+        """
+        if self.generation is None:
+            raise CheckpointError("this attachment has claimed no generation: it may only read")
+        self.storage.write(paths.move(self.generation, number, operator), content)
+
+    def moves(self) -> dict[tuple[Generation, int, OperatorName], bytes]:
+        """All that is remembered of changes of the cluster, by attachment, change and operator."""
+        named = {name: key for name in self.storage.list(paths.MOVES) if (key := paths.parse_move(name)) is not None}
+        with ThreadPoolExecutor(_THREADS, "bedload-checkpoint") as pool:
+            found = pool.map(lambda name: _read(self.storage, f"{paths.MOVES}/{name}"), named)
+            return {key: data for key, data in zip(named.values(), found, strict=True) if data is not None}
+
     # --- export ---
 
     def export(

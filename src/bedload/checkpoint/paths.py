@@ -8,6 +8,7 @@ padded, so that the order of names is the order of turns.
 
     bedload.json
     generations/0000000001.json
+    moves/<generation>-<number>-<escaped operator>.json
     operators/<escaped name>/schemas/0001.json
                              turns/<generation>-<counter>.json
                              deltas/<generation>-<counter>-w<worker>.arrow
@@ -27,9 +28,11 @@ from bedload.core.ids import Generation, OperatorName, Turn, WorkerId, counter_o
 FORMAT = "bedload.json"
 GENERATIONS = "generations"
 OPERATORS = "operators"
+MOVES = "moves"
 
 _PLAIN = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-")
 _GENERATION = re.compile(r"(\d{10})\.json")
+_MOVE = re.compile(r"(\d{10})-(\d{10})-(.+)\.json")
 _SCHEMA = re.compile(r"(\d{4,})\.json")
 _TURN = re.compile(r"(\d{10})-(\d{10})\.json")
 _ABANDONED = re.compile(r"(\d{10})-(\d{10})\.abandoned")
@@ -60,6 +63,18 @@ def parse_generation(name: str) -> Generation | None:
     """The attachment that the file is the claim of."""
     found = _GENERATION.fullmatch(name)
     return Generation(int(found[1])) if found else None
+
+
+def move(number: Generation, change: int, name: OperatorName) -> str:
+    """What is remembered of one operator's part in a change of the cluster; changes are numbered by attachment."""
+    return f"{MOVES}/{number:010d}-{change:010d}-{escape(name)}.json"
+
+
+def parse_move(name: str) -> tuple[Generation, int, OperatorName] | None:
+    """The attachment, the change and the operator that the file is of."""
+    found = _MOVE.fullmatch(name)
+    of = None if found is None else parse_operator(found[3])
+    return None if found is None or of is None else (Generation(int(found[1])), int(found[2]), of)
 
 
 def operator(name: OperatorName) -> str:

@@ -129,6 +129,8 @@ class TurnRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", ta
     """Whose segments make it complete."""
     committed: dict[str, Epoch]
     """The last epoch of each query as of the parent."""
+    guests: tuple[tuple[int, WorkerId], ...] | msgspec.UnsetType = msgspec.UNSET
+    """Key groups of which other workers hold single keys, with these workers; absent if there are none."""
     version: int = VERSION
 
     def __post_init__(self) -> None:
@@ -144,6 +146,16 @@ class TurnRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", ta
     def owner_of_groups(self) -> tuple[WorkerId, ...]:
         """The owner of each key group."""
         return tuple(WorkerId(owner) for owner, count in self.owners for _ in range(count))
+
+    def writers(self, groups: Iterable[int]) -> list[WorkerId]:
+        """The workers whose segments may have rows of these key groups."""
+        if not self.workers:
+            return []
+        owners, wanted = self.owner_of_groups, set(groups)
+        needed = {owners[group] for group in wanted}
+        if self.guests is not msgspec.UNSET:
+            needed |= {worker for group, worker in self.guests if group in wanted}
+        return [worker for worker in self.workers if worker in needed]
 
 
 class FileInfo(msgspec.Struct, frozen=True, kw_only=True):

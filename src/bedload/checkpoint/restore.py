@@ -159,7 +159,7 @@ class Restore:
             [
                 pool.submit(self._segment, stage.form, record, worker, wanted, only)
                 for record in stage.turns
-                for worker in _writers(record, wanted)
+                for worker in record.writers(wanted)
             ]
             for stage in stages
         ]
@@ -306,7 +306,7 @@ def changes(
     )
     made = []
     for record in records:
-        for worker in _writers(record, wanted):
+        for worker in record.writers(wanted):
             batch, _ = load_delta(storage, operator, form, record, worker)
             batch = select(batch, wanted, form.key_groups)
             rows = batch.num_rows
@@ -348,15 +348,6 @@ def load_delta(
     check_delta(form, batch, f"the segment {where}")
     names = [*form.schema.names, OP, *([PATCHES] if PATCHES in batch.schema.names else [])]
     return batch.select(names), int(data.size)
-
-
-def _writers(record: TurnRecord, wanted: Sequence[int]) -> list[WorkerId]:
-    """The workers whose segments of a turn may have rows of these key groups."""
-    if not record.workers:
-        return []
-    owners = record.owner_of_groups
-    needed = {owners[group] for group in wanted}
-    return [worker for worker in record.workers if worker in needed]
 
 
 def _between(batch: pa.RecordBatch, low: int, high: int) -> pa.RecordBatch:

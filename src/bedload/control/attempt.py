@@ -5,11 +5,11 @@ Invariant: all of it belongs to one turn. Another turn is another object, so not
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from bedload.core.errors import BedloadError
 from bedload.core.ids import Turn, WorkerId
+from bedload.keys import RoutingTable
 from bedload.protocol import messages as m
 
 NO_STAGE = -1
@@ -20,6 +20,10 @@ NO_STAGE = -1
 class Attempt:
     """What is known of the current turn."""
 
+    workers: frozenset[WorkerId] = frozenset()
+    """Those that have a part in it. Others may join the cluster meanwhile."""
+    began: float = 0.0
+    sealed_at: float = 0.0
     first_stage: int = NO_STAGE
     """The stage of the first action on the batch."""
     shapes: dict[int, int] = field(default_factory=dict)
@@ -53,18 +57,28 @@ class Attempt:
         self.keys[message.worker] = message.keys
         self.busy[message.worker] = message.busy
 
-    def sealed_by(self, workers: Iterable[WorkerId]) -> bool:
-        """Whether all of these have."""
-        return self.keys.keys() >= set(workers)
+    @property
+    def sealed_by_all(self) -> bool:
+        """Whether all have."""
+        return self.keys.keys() >= self.workers
 
     def opened(self, nonce: str) -> m.Opened | None:
         """The answer that an open got before."""
         return self._opened.get(nonce)
 
-    def join(self, ask: m.Open, turn: Turn, owners: tuple[WorkerId, ...], addresses: dict[WorkerId, str]) -> m.Opened:
+    def join(
+        self,
+        ask: m.Open,
+        turn: Turn,
+        routing: RoutingTable,
+        addresses: dict[WorkerId, str],
+        backlog: dict[WorkerId, m.Backlogged],
+    ) -> m.Opened:
         """Let a feeder take part: it is the next one of its task attempt."""
         ordinal = self._ordinals.get(ask.attempt, 0)
         self._ordinals[ask.attempt] = ordinal + 1
-        answer = m.Opened(turn, m.FeederId(ask.partition, ordinal), owners, dict(addresses))
+        here = {worker: address for worker, address in addresses.items() if worker in self.workers}
+        pins = {pin.key: pin.worker for pin in routing.pins}
+        answer = m.Opened(turn, m.FeederId(ask.partition, ordinal), routing.owners, here, pins, backlog)
         self._opened[ask.nonce] = answer
         return answer

@@ -9,9 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from bedload.checkpoint.records import TurnRecord
+from bedload.control.changes import Changes, Wish
 from bedload.control.compaction import Compaction, Retention
 from bedload.control.epochs import OperatorEpochs, Phase, QueryFacts
 from bedload.control.instructions import (
+    ChangeResult,
     CheckpointResult,
     DeployResult,
     EpochEnded,
@@ -20,8 +22,11 @@ from bedload.control.instructions import (
     Reply,
     Token,
     ToWorker,
+    WorkersLeft,
 )
 from bedload.control.lineage import Lineage
+from bedload.control.transfer import Transfer
+from bedload.core.clock import Clock, SystemClock
 from bedload.core.errors import (
     BedloadError,
     ClusterStopped,
@@ -32,6 +37,7 @@ from bedload.core.errors import (
     ProtocolError,
     UnknownOperator,
     WorkerLost,
+    WorkerStartFailed,
 )
 from bedload.core.ids import DeploymentId, Epoch, OperatorName, QueryId, RunId, Turn, WorkerId
 from bedload.keys import RoutingTable
@@ -63,6 +69,7 @@ class Coordinator:
         durable: bool = False,
         retention: Retention | None = None,
         takes_slots: bool = False,
+        clock: Clock | None = None,
     ) -> None:
         self._addresses = dict(workers)
         self._durable = durable
@@ -83,6 +90,14 @@ class Coordinator:
         self._deploying: dict[DeploymentId, _Deploying] = {}
         self._deployments = 0
         self._down: BedloadError | None = None
+        self._clock = clock or SystemClock()
+        self._unsettled: tuple[WorkerId, WorkerLost, WorkerLost] | None = None
+        """Without a checkpoint: a worker that was lost, while it is found out whether state was lost with it."""
+        self._restarted: int | None = None
+        """The last change that started all workers anew."""
+        self._newcomers: dict[WorkerId, str] = {}
+        """Workers that were asked for, joined, and do not have all code yet."""
+        self.changes = Changes(self._operators, self._addresses, self._latest_deployment, self._clock, durable=durable)
         self.restoring: dict[tuple[OperatorName, WorkerId], m.Restored] = {}
         """How far each worker has come with reading state back."""
 
@@ -117,14 +132,15 @@ class Coordinator:
         if known is None or fresh:
             if known is not None:
                 out += known.reset()
-                known.routing = RoutingTable.initial(key_groups, sorted({*self._addresses, *self._missing}))
+                known.routing = RoutingTable.initial(key_groups, self.changes.members)
                 if lineage is not None and known.lineage is not None:
                     known.lineage.adopt(lineage)
             else:
-                routing = RoutingTable.initial(key_groups, sorted({*self._addresses, *self._missing}))
+                routing = RoutingTable.initial(key_groups, self.changes.members)
                 known = self._operators[operator] = OperatorEpochs(
-                    operator, routing, self._addresses, lineage, self._missing
+                    operator, routing, self._addresses, lineage, self._missing, self._clock
                 )
+                known.hold = lambda: self.changes.holding or self._unsettled is not None
                 if fresh:
                     known.reset()
                 if lineage is not None:
@@ -133,7 +149,11 @@ class Coordinator:
         shipped.append(_Shipped(deployment, key_groups, payload))
         del shipped[:-_KEPT_DEPLOYMENTS]
         self._deploying[deployment] = _Deploying(token, operator, set(self._addresses))
-        out += [ToWorker(worker, m.Deploy(operator, deployment, key_groups), payload) for worker in self._addresses]
+        for worker, waiting in self._joining.items():
+            if worker in self._newcomers:
+                waiting.add(deployment)
+        here = [*self._addresses, *self._newcomers]
+        out += [ToWorker(worker, m.Deploy(operator, deployment, key_groups), payload) for worker in here]
         # Without a worker nobody would answer; the replacements get the code when they come.
         return deployment, out if self._addresses else [*out, *self._deployed_by_all()]
 
@@ -144,10 +164,22 @@ class Coordinator:
             return [CheckpointResult(token, self._down)]
         return compaction.ask(token)
 
+    def change(self, token: Token, wish: Wish) -> tuple[int, list[Instruction]]:
+        """Change the cluster while it runs; answered by a :class:`ChangeResult`."""
+        if self._down is not None:
+            return -1, [ChangeResult(token, -1, self._down)]
+        number, out = self.changes.ask(token, wish)
+        return number, self._then(out)
+
+    def cancel(self, number: int) -> tuple[bool, list[Instruction]]:
+        """Call a change off, if nothing has flipped yet; whether that could be done."""
+        could, out = self.changes.cancel(number)
+        return could, self._then(out)
+
     def stop(self) -> list[Instruction]:
         """End the cluster."""
         out = self._end(ClusterStopped("the cluster was stopped; attach again with bedload.attach(...)"))
-        return [*out, *(ToWorker(worker, m.Stop()) for worker in self._addresses)]
+        return [*out, *(ToWorker(worker, m.Stop()) for worker in (*self._addresses, *self._newcomers))]
 
     # --- events ---
 
@@ -159,12 +191,19 @@ class Coordinator:
             error = UnknownOperator(f"operator {ask.operator!r} was not applied on this cluster")
         if error is not None or epochs is None:
             return [Reply(token, m.Refused(m.WireError.of(error or ProtocolError("no operator"))))]
-        if self._missing and not epochs.holds(ask):
+        late = not epochs.holds(ask)
+        if self._missing and late:
             if self._takes_slots:
                 return [Reply(token, m.Refused(m.WireError.of(next(iter(self._missing.values())))))]
+            epochs.asked(ask)
             self._waiting.append((token, ask))
             return []
-        return self._then_compact(epochs.open(token, ask))
+        # SUBTLE: before a restart, too. It begins nothing then, but it may be all that says what became of the epoch
+        # before it, which the restart waits for.
+        out = epochs.open(token, ask)
+        if self.changes.holding and self._takes_slots and late:
+            out += epochs.refuse_parked(_RESTARTING)
+        return self._then(out)
 
     def feeder_failed(self, message: m.FeederFailed) -> list[Instruction]:
         """A feeder met bad data."""
@@ -177,15 +216,20 @@ class Coordinator:
             case m.Deployed():
                 return self._deployed(message)
             case m.Sealed(operator=operator):
-                return self._then_compact(self._operators[operator].sealed(message))
+                return self._then(self._operators[operator].sealed(message))
             case m.Failed():
-                return self._failed(message)
+                return self._then(self._failed(message))
             case m.Probed(operator=operator):
-                return self._operators[operator].probed(message)
+                return self._then(self._operators[operator].probed(message))
             case m.Settled(operator=operator):
-                return self._operators[operator].settled(message)
-            case m.Restored(operator=operator):
-                return self._restored(message)
+                out = self._operators[operator].settled(message)
+                return [*out, *self._settled_in_memory()] if not self._durable else self._then(out)
+            case m.Restored():
+                return self._then(self._restored(message))
+            case m.Copied(operator=operator) | m.Arrived(operator=operator) | m.Released(operator=operator):
+                return self._then(self._moved(self._operators[operator].transfer, message))
+            case m.Weighed():
+                return self._then(self.changes.weighed(message))
             case m.Compacted(operator=operator):
                 return self._compactions[operator].compacted(message, body)
             case _:
@@ -193,14 +237,16 @@ class Coordinator:
 
     def worker_lost(self, worker: WorkerId, how: str) -> list[Instruction]:
         """A worker is gone."""
+        if self._down is None and worker in self._newcomers:
+            return self._not_started(worker, how)
         if self._down is not None or worker not in self._addresses:
-            return []  # one that came too late, and was told to end
+            return []  # one that came too late, or had left
         del self._addresses[worker]
         self._joining.pop(worker, None)
         lost = {name: len(epochs.routing.groups_of(worker)) for name, epochs in self._operators.items()}
         state = ", ".join(f"{count} key groups of {name}" for name, count in lost.items()) or "no state"
         if not self._durable:
-            return self._end(_lost_for_good(worker, how, state))
+            return self._lost_from_memory(worker, how, state)
         error = WorkerLost(
             f"worker {worker} was lost ({how}), and the epochs under way were rolled back. Its state ({state}) is in "
             f"the checkpoint and is read back by its replacement: start the query again, or let cluster.run(...) do so",
@@ -227,13 +273,47 @@ class Coordinator:
             out += epochs.lost(worker, error)
             if self._takes_slots:
                 out += epochs.refuse_parked(error)
-        return [*out, ReplaceWorker(worker)]
+            if epochs.transfer is not None:
+                out += epochs.transfer.lost(worker)
+        out += self.changes.lost(worker, error)
+        return self._then([*out, ReplaceWorker(worker)])
+
+    def _lost_from_memory(self, worker: WorkerId, how: str, state: str) -> list[Instruction]:
+        """Without a checkpoint state is lost with its worker, unless that had been handed nothing for good."""
+        error = WorkerLost(
+            f"worker {worker} was lost ({how}) before state that was moved to it was committed there: the old owners "
+            f"have it and go on. Start the query again, or let cluster.run(...) do so",
+            worker=worker,
+        )
+        over = _lost_for_good(worker, how, state)
+        sealed = any(it.is_sealed and it.needs(worker) for it in self._operators.values())
+        if self.changes.current is None or self._unsettled is not None or sealed:
+            return self._end(over)
+        self._unsettled = worker, error, over
+        out = [step for epochs in self._operators.values() for step in epochs.lost(worker, error)]
+        return [*out, *self._settled_in_memory()]
+
+    def _settled_in_memory(self) -> list[Instruction]:
+        """Give back what was moved to a lost worker, once it is certain that no epoch with it is whole.
+
+        SUBTLE: if all others have sealed an epoch, the lost one may have done so, too, and Spark have committed it.
+        """
+        if self._unsettled is None:
+            return self._then([])
+        worker, error, over = self._unsettled
+        fates = [epochs.fate for epochs in self._operators.values()]
+        if None in fates:
+            return []
+        self._unsettled = None
+        back = None if True in fates else self.changes.newcomer_lost(worker, error)
+        return self._end(over) if back is None else self._then([*back, *self._go_on()])
 
     def worker_joined(self, worker: WorkerId, address: str) -> list[Instruction]:
         """A replacement is there: give it the code, then let whoever waited go on."""
-        if self._down is not None or worker not in self._missing:
+        new = worker in self.changes.starting
+        if self._down is not None or (worker not in self._missing and not new):
             return [ToWorker(worker, m.Stop())]
-        self._addresses[worker] = address
+        (self._newcomers if new else self._addresses)[worker] = address
         ship = [(name, shipped) for name, all_ in self._shipped.items() for shipped in all_]
         self._joining[worker] = {shipped.deployment for _, shipped in ship}
         out: list[Instruction] = [
@@ -241,6 +321,23 @@ class Coordinator:
             for name, shipped in ship
         ]
         return out if out else self._ready(worker)
+
+    def worker_not_started(self, worker: WorkerId, why: str) -> list[Instruction]:
+        """A worker that was asked for does not come."""
+        if worker in self._newcomers:
+            return []  # it came at the last moment
+        return self._not_started(worker, why)
+
+    def _not_started(self, worker: WorkerId, why: str) -> list[Instruction]:
+        """It does not come, or went before it had a part in anything."""
+        self._newcomers.pop(worker, None)
+        self._joining.pop(worker, None)
+        if self._down is not None or worker not in self.changes.starting:
+            return []
+        error = WorkerStartFailed(f"worker {worker} was asked for and did not come up: {why}", worker=worker)
+        if self.changes.holding:
+            return self._end(error)
+        return self._then(self.changes.not_started(worker, error))
 
     def worker_not_replaced(self, worker: WorkerId, why: str) -> list[Instruction]:
         """No replacement comes: the others take the key groups over."""
@@ -256,7 +353,8 @@ class Coordinator:
             shipped = self._shipped[name][-1]
             out += epochs.without(worker, shipped.deployment)
         del self._missing[worker]
-        return [*out, *self._go_on()]
+        self.changes.remove(worker)
+        return self._then([*out, *self._go_on()])
 
     def turn_written(self, operator: OperatorName, turn: Turn, location: str) -> list[Instruction]:
         """Answers :class:`WriteTurn`."""
@@ -266,11 +364,11 @@ class Coordinator:
         """:class:`WriteTurn` failed."""
         if isinstance(error, Fenced):
             return self._end(error)
-        return self._operators[operator].failed(turn, error)
+        return self._then(self._operators[operator].failed(turn, error))
 
     def turn_checked(self, operator: OperatorName, turn: Turn, whole: bool) -> list[Instruction]:
         """Answers :class:`CheckTurn`."""
-        return self._then_compact(self._operators[operator].turn_checked(turn, whole))
+        return self._then(self._operators[operator].turn_checked(turn, whole))
 
     def snapshot_written(self, operator: OperatorName, turn: Turn, error: BedloadError | None) -> list[Instruction]:
         """Answers :class:`WriteManifest`."""
@@ -289,17 +387,17 @@ class Coordinator:
         self, operator: OperatorName, turn: Turn, stage: int, feeders: int, shape: int
     ) -> list[Instruction]:
         """Answers :class:`InspectStage`."""
-        return self._operators[operator].stage_inspected(turn, stage, feeders, shape)
+        return self._then(self._operators[operator].stage_inspected(turn, stage, feeders, shape))
 
     def stage_unknown(self, operator: OperatorName, turn: Turn, error: BedloadError) -> list[Instruction]:
         """:class:`InspectStage` could not be answered."""
-        return self._operators[operator].stage_unknown(turn, error)
+        return self._then(self._operators[operator].stage_unknown(turn, error))
 
     def query_inspected(
         self, operator: OperatorName, query: QueryId, turn: Turn, facts: QueryFacts
     ) -> list[Instruction]:
         """Answers :class:`InspectQuery`."""
-        return self._operators[operator].query_inspected(query, turn, facts)
+        return self._then(self._operators[operator].query_inspected(query, turn, facts))
 
     def query_unknown(self, operator: OperatorName, error: BedloadError) -> list[Instruction]:
         """:class:`InspectQuery` could not be answered."""
@@ -307,13 +405,11 @@ class Coordinator:
 
     def progress(self, query: QueryId, run: RunId, epoch: Epoch) -> list[Instruction]:
         """Spark committed an epoch."""
-        return self._then_compact(
-            [step for epochs in self._operators.values() for step in epochs.progress(query, run, epoch)]
-        )
+        return self._then([step for epochs in self._operators.values() for step in epochs.progress(query, run, epoch)])
 
     def query_ended(self, query: QueryId, run: RunId) -> list[Instruction]:
         """A run of a query is over."""
-        return [step for epochs in self._operators.values() for step in epochs.query_ended(query, run)]
+        return self._then([step for epochs in self._operators.values() for step in epochs.query_ended(query, run)])
 
     # --- seeing it ---
 
@@ -383,11 +479,18 @@ class Coordinator:
     def _ready(self, worker: WorkerId) -> list[Instruction]:
         """A replacement has the code: it can take part."""
         self._joining.pop(worker, None)
+        if worker in self._newcomers:
+            address = self._newcomers.pop(worker)
+            if worker not in self.changes.starting:  # whoever wanted it does not any more
+                return [ToWorker(worker, m.Stop()), WorkersLeft((worker,))]
+            self._addresses[worker] = address
+            self._missing.pop(worker, None)  # it was lost as one that an earlier change had asked for
+            return self._then([*self.changes.ready(worker), *self._go_on()])
         del self._missing[worker]
         out: list[Instruction] = []
         for name, epochs in self._operators.items():
             out += epochs.prefetch(self._shipped[name][-1].deployment)
-        return [*out, *self._go_on()]
+        return self._then([*out, *self._go_on()])
 
     def _go_on(self) -> list[Instruction]:
         if self._missing:
@@ -412,8 +515,36 @@ class Coordinator:
             lineage.has_read(message.worker, message.base)
         return []
 
-    def _then_compact(self, steps: list[Instruction]) -> list[Instruction]:
-        """After commits: start the snapshots that are due."""
+    def _moved(self, transfer: Transfer | None, message: m.Message) -> list[Instruction]:
+        match transfer, message:
+            case Transfer(), m.Copied():
+                return transfer.copied(message)
+            case Transfer(), m.Arrived():
+                return transfer.arrived(message)
+            case Transfer(), m.Released():
+                return transfer.released(message)
+        return []
+
+    def _latest_deployment(self, operator: OperatorName) -> DeploymentId:
+        return self._shipped[operator][-1].deployment
+
+    def _then(self, steps: list[Instruction]) -> list[Instruction]:
+        """After whatever happened: go on with what waited for it, and start the snapshots that are due."""
+        holding = self.changes.holding
+        steps = [*steps, *self.changes.go_on()]
+        if self.changes.restarting not in (None, self._restarted):
+            # All begin anew, those that were lost, too.
+            self._restarted = self.changes.restarting
+            self._missing.clear()
+            self._joining = {worker: code for worker, code in self._joining.items() if worker in self._newcomers}
+        if holding and not self.changes.holding:
+            for name, epochs in self._operators.items():
+                steps += epochs.prefetch(self._latest_deployment(name))
+            steps += self._go_on()
+        steps += self._unneeded()
+        for pending in self._deploying.values():
+            pending.waiting &= self._addresses.keys()  # who has left does not answer
+        steps += self._deployed_by_all()
         ended = {step.operator for step in steps if isinstance(step, EpochEnded) and step.committed}
         if ended:
             self._losses = 0
@@ -422,6 +553,20 @@ class Coordinator:
             *(more for name in ended if name in self._compactions for more in self._compactions[name].committed()),
         ]
 
+    def _unneeded(self) -> list[Instruction]:
+        """Whoever was lost and should have left anyway is not waited for; if its replacement came, it leaves."""
+        tables = [epochs.routing.workers for epochs in self._operators.values()]
+        gone = [w for w in self._missing if not any(w in workers for workers in (self.changes.wanted, *tables))]
+        if not gone:
+            return []
+        out: list[Instruction] = []
+        for worker in gone:
+            del self._missing[worker]
+            self._joining.pop(worker, None)
+            if self._addresses.pop(worker, None) is not None:
+                out += [ToWorker(worker, m.Stop()), WorkersLeft((worker,))]
+        return [*out, *self._go_on()]
+
     def _end(self, error: BedloadError) -> list[Instruction]:
         self._down = error
         out = [step for epochs in self._operators.values() for step in epochs.ended(error)]
@@ -429,8 +574,10 @@ class Coordinator:
         out += [DeployResult(pending.to, error) for pending in self._deploying.values()]
         out += [Reply(token, m.Refused(m.WireError.of(error))) for token, _ in self._waiting]
         self._deploying, self._waiting = {}, []
-        return out
+        return [*out, *self.changes.ended(error)]
 
+
+_RESTARTING = WorkerLost("all workers are being started anew (stop_restart): start the query again in a moment")
 
 _MAX_LOSSES = 20
 """After so many without progress, replacing them does not help."""

@@ -21,7 +21,7 @@ to be found out first) is parked and looked at again when the answer is there.
 from __future__ import annotations
 
 import enum
-from collections.abc import Container
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
 
 from bedload.control import refusals
@@ -38,8 +38,22 @@ from bedload.control.instructions import (
     WriteTurn,
 )
 from bedload.control.lineage import Lineage
+from bedload.control.transfer import Transfer, without
+from bedload.core.clock import Clock, SystemClock
 from bedload.core.errors import BedloadError, CheckpointError, EpochAborted
-from bedload.core.ids import NO_EPOCH, DeploymentId, Epoch, OperatorName, QueryId, RunId, Turn, WorkerId
+from bedload.core.ids import (
+    NO_EPOCH,
+    NO_QUERY,
+    NO_TURN,
+    DeploymentId,
+    Epoch,
+    KeyGroup,
+    OperatorName,
+    QueryId,
+    RunId,
+    Turn,
+    WorkerId,
+)
 from bedload.keys import RoutingTable
 from bedload.protocol import messages as m
 
@@ -89,6 +103,7 @@ class OperatorEpochs:
         addresses: dict[WorkerId, str],
         lineage: Lineage | None = None,
         missing: Container[WorkerId] = (),
+        clock: Clock | None = None,
     ) -> None:
         self.name = name
         self.routing = routing
@@ -102,9 +117,17 @@ class OperatorEpochs:
         self.query: QueryId | None = None
         self.run: RunId | None = None
         self.committed: dict[QueryId, Epoch] = {}
-        self._addresses = addresses
+        self.addresses = addresses
+        self._clock = clock or SystemClock()
+        self.transfer: Transfer | None = None
+        """State that is on its way between workers."""
+        self._committed_turn = NO_TURN
+        self._first_ask: tuple[RunId | None, Epoch, float] = (None, NO_EPOCH, 0.0)
+        self._committed_epoch = (NO_EPOCH, NO_QUERY)
         self._missing = missing
         """Workers that were lost and whose replacement is not ready: no turn begins without them."""
+        self.hold: Callable[[], bool] = lambda: False
+        """Whether no turn may begin for now."""
         self._error: BedloadError | None = None
         self._past_runs: set[RunId] = set()
         self._query_ended = False
@@ -136,6 +159,7 @@ class OperatorEpochs:
 
     def open(self, token: Token, ask: m.Open, found: Found | None = None) -> list[Instruction]:
         """A feeder wants to take part; ``found`` is what was found out about a query because of it."""
+        self.asked(ask)
         if self.run == ask.run and self.epoch == ask.epoch and self.phase is not Phase.IDLE:
             return self._join(token, ask)
         if self._is_stale(ask):
@@ -167,6 +191,11 @@ class OperatorEpochs:
                 return [_refuse(token, refusals.incomplete(self.name, self.epoch, self._error))]
             case _:
                 return self._start(token, ask, found)
+
+    def asked(self, ask: m.Open) -> None:
+        """Spark wants an epoch: from now on it takes time, whether it can begin or not."""
+        if self._first_ask[:2] != (ask.run, ask.epoch):
+            self._first_ask = ask.run, ask.epoch, self._clock.monotonic()
 
     def stage_inspected(self, turn: Turn, stage: int, feeders: int, shape: int) -> list[Instruction]:
         """The operator has this many feeders; the stage's own RDD has ``shape`` partitions."""
@@ -221,11 +250,12 @@ class OperatorEpochs:
         if message.turn != self.turn or self.phase is not Phase.OPEN:
             return []
         self._current.sealed(message)
-        return self._seal() if self._current.sealed_by(self._addresses) else []
+        return self._seal() if self._current.sealed_by_all else []
 
     def _seal(self) -> list[Instruction]:
         self.phase = Phase.SEALED
         self._current.probing = None
+        self._current.sealed_at = self._clock.monotonic()
         if self.lineage is not None:
             self.lineage.history.sealed(self.turn, self._current.bytes)
         out = self._commit() if self._current.spark_committed else []
@@ -277,7 +307,10 @@ class OperatorEpochs:
         if self.run is not None:
             self._past_runs.add(self.run)
         self.query, self.run, self._query_ended = None, None, False
-        return [*out, *self._tell(m.Reset(self.name)), *self._unpark()]
+        if self.transfer is not None:
+            self.transfer.reset()
+        out += [ToWorker(worker, m.Reset(self.name)) for worker in self.addresses]
+        return [*out, *self._unpark()]
 
     def ended(self, error: BedloadError) -> list[Instruction]:
         """The cluster is over."""
@@ -286,12 +319,14 @@ class OperatorEpochs:
             out = [*self._abort(error), *out]
         return out
 
-    # --- the loss of a worker, with a checkpoint ---
+    # --- the loss of a worker ---
 
     def lost(self, worker: WorkerId, error: BedloadError) -> list[Instruction]:
         """A worker is gone, its memory with it; the others go on."""
-        assert self.lineage is not None
-        self.lineage.lost(worker)
+        if self.lineage is not None:
+            self.lineage.lost(worker)
+        if worker not in self._current.workers:
+            return []  # it came after the turn had begun
         self._current.gone = error
         if self.phase is Phase.SETTLING:
             self._current.settling.discard(worker)
@@ -299,7 +334,7 @@ class OperatorEpochs:
         if self.phase is not Phase.OPEN:
             return []
         self.phase, self._error = Phase.SETTLING, error
-        self._current.probing, self._current.settling = None, set(self._addresses)
+        self._current.probing, self._current.settling = None, set(self._partakers())
         mine = [(token, ask) for token, ask in self._parked if (ask.run, ask.epoch) == (self.run, self.epoch)]
         self._parked = [item for item in self._parked if item not in mine]
         out: list[Instruction] = [_refuse(token, error) for token, _ in mine]
@@ -318,7 +353,14 @@ class OperatorEpochs:
 
     def _settled_by_all(self) -> list[Instruction]:
         # All that are left have sealed it: whether it is whole is for the store to say.
-        return [] if self._current.settling else [CheckTurn(self.name, self.turn)]
+        return [] if self._current.settling or self.lineage is None else [CheckTurn(self.name, self.turn)]
+
+    @property
+    def fate(self) -> bool | None:
+        """After a loss without a checkpoint: whether the turn may be whole; None: that is not known yet."""
+        if self.phase is not Phase.SETTLING:
+            return False
+        return None if self._current.settling else True
 
     def turn_checked(self, turn: Turn, whole: bool) -> list[Instruction]:
         """Answers :class:`CheckTurn`."""
@@ -337,10 +379,11 @@ class OperatorEpochs:
 
     def without(self, worker: WorkerId, deployment: DeploymentId) -> list[Instruction]:
         """Nobody comes in place of a lost worker: the others share its key groups, and read them back."""
-        before, self.routing = self.routing, self.routing.reassign(self._addresses)
+        before, self.routing = self.routing, without(self.routing, worker, self.addresses)
         if self.lineage is not None:
             for move in before.diff(self.routing):
-                self.lineage.take_over(move.target, move.key_groups)
+                of_keys = {KeyGroup(key % self.routing.key_groups) for key in move.keys}
+                self.lineage.take_over(move.target, {*move.key_groups, *of_keys})
         return self.prefetch(deployment)
 
     def refuse_parked(self, error: BedloadError) -> list[Instruction]:
@@ -366,11 +409,11 @@ class OperatorEpochs:
     def _restore(self, deployment: DeploymentId, base: Turn | None, *, idle_only: bool = False) -> list[Instruction]:
         assert self.lineage is not None
         out: list[Instruction] = []
-        for worker in self._addresses:
+        for worker in self.addresses:
             if idle_only and self.lineage.takes_part(worker) and self.phase is Phase.SEALED:
                 continue  # it has the turn with its before-images, and cannot let go of it now
             groups = self.routing.groups_of(worker)
-            for message, plan in self.lineage.restore(worker, deployment, groups, base):
+            for message, plan in self.lineage.restore(worker, deployment, groups, base, self.routing):
                 out.append(ToWorker(worker, message, plan))
         return out
 
@@ -394,7 +437,8 @@ class OperatorEpochs:
                 return self._park(token, ask, [] if asked else [self._inspect(ask)])
             if shapes[ask.stage] != shapes[first]:
                 return [_refuse(token, refusals.other_shape(self.name, self.epoch, shapes[first], shapes[ask.stage]))]
-        return [Reply(token, current.join(ask, self.turn, self.routing.owners, self._addresses))]
+        backlog = {} if self.transfer is None else self.transfer.backlog()
+        return [Reply(token, current.join(ask, self.turn, self.routing, self.addresses, backlog))]
 
     def _start(self, token: Token, ask: m.Open, found: Found | None) -> list[Instruction]:
         """Open a new turn for the epoch, if it follows the state."""
@@ -458,7 +502,7 @@ class OperatorEpochs:
         return [*self._release(facts), *self.open(token, ask, found)]
 
     def _begin(self, token: Token, ask: m.Open) -> list[Instruction]:
-        if any(worker in self._missing for worker in self.routing.workers):
+        if any(worker in self._missing for worker in self.routing.workers) or self.hold():
             return self._park(token, ask, [])
         if self.run is not None and self.run != ask.run:
             self._past_runs.add(self.run)
@@ -466,7 +510,8 @@ class OperatorEpochs:
         self.turn = Turn(self.turn + 1) if lineage is None else lineage.next_turn(self.turn)
         self.epoch, self.query, self.run = ask.epoch, ask.query, ask.run
         self.phase, self._error = Phase.OPEN, None
-        self._current = Attempt(first_stage=ask.stage, recorded=lineage is None)
+        # Who takes part is known only when it is known what flips here.
+        self._current = Attempt(frozenset(), self._first_ask[2], first_stage=ask.stage, recorded=lineage is None)
         self._query_ended = False
         if self.fresh and ask.epoch > self.committed.get(ask.query, Epoch(-1)) + 1:
             # The user lets the query start here: what was before it is no gap, also if this epoch has to be replayed.
@@ -475,20 +520,36 @@ class OperatorEpochs:
         out: list[Instruction] = []
         if lineage is not None:
             try:
-                out += self._restore(ask.deployment, lineage.head)
+                restores = self._restore(ask.deployment, lineage.head)
             except CheckpointError as error:
                 self.phase, self._error = Phase.ABORTED, error
                 return [_refuse(token, error), *self._unpark()]
-            lineage.begins(self._addresses)
+            if restores and self.transfer is not None:
+                out += self.transfer.superseded()
+            out += restores
+        if self.transfer is not None and self.transfer.due and not self.reads_back:
+            out += self.transfer.flip()
+        workers = self._taking_part()
+        self._current.workers = frozenset(workers)
+        if lineage is not None:
+            lineage.begins(workers)
             record = lineage.record(self.turn, ask.query, ask.run, ask.epoch, self.routing, self.committed)
             lineage.history.add(record)
             out.append(WriteTurn(self.name, record))
         out += [
             ToWorker(
                 worker,
-                m.Begin(self.name, self.turn, ask.epoch, ask.query, ask.deployment, self.routing.groups_of(worker)),
+                m.Begin(
+                    self.name,
+                    self.turn,
+                    ask.epoch,
+                    ask.query,
+                    ask.deployment,
+                    self.routing.groups_of(worker),
+                    self.routing.guests_of(worker),
+                ),
             )
-            for worker in self._addresses
+            for worker in workers
         ]
         return [*out, self._inspect(ask), *self._join(token, ask), *self._unpark()]
 
@@ -496,13 +557,20 @@ class OperatorEpochs:
         assert self.query is not None
         self.phase = Phase.IDLE
         self.committed[self.query] = self.epoch
+        self._committed_turn = self.turn
+        self._committed_epoch = (self.epoch, self.query)
         if self.lineage is not None:
             self.lineage.committed(self.turn)
+        moved = [] if self.transfer is None else self.transfer.committed()
         if self.run is None:
-            return []  # no worker has a part in it, and whoever watched it has been told by another driver
+            return moved  # no worker has a part in it, and whoever watched it has been told by another driver
         it = self._current
-        ended = EpochEnded(self.name, self.query, self.run, self.epoch, True, it.rows, it.keys, it.busy, it.bytes)
-        return [*self._tell(m.Commit(self.name, self.turn)), ended]
+        seconds = it.sealed_at - it.began
+        ended = EpochEnded(
+            self.name, self.query, self.run, self.epoch, True, it.rows, it.keys, it.busy, it.bytes, it.began, seconds
+        )
+        more = [] if self.transfer is None else self.transfer.go_on()
+        return [*self._tell(m.Commit(self.name, self.turn)), ended, *moved, *more]
 
     def _abort(self, error: BedloadError) -> list[Instruction]:
         assert self.query is not None
@@ -533,7 +601,7 @@ class OperatorEpochs:
     def _probe(self) -> list[Instruction]:
         if self._current.probing is not None:
             return []
-        self._current.probing = set(self._addresses)
+        self._current.probing = set(self._partakers())
         return self._tell(m.Probe(self.name, self.turn))
 
     def _inspect(self, ask: m.Open) -> InspectStage:
@@ -561,7 +629,113 @@ class OperatorEpochs:
         return [_refuse(token, refusals.no_state(self.name, ask))]
 
     def _tell(self, message: m.Message) -> list[Instruction]:
-        return [ToWorker(worker, message) for worker in self._addresses]
+        return [ToWorker(worker, message) for worker in self._partakers()]
+
+    def _partakers(self) -> list[WorkerId]:
+        return [worker for worker in self.addresses if worker in self._current.workers]
+
+    # --- moving state ---
+
+    @property
+    def now(self) -> float:
+        """The time on the coordinator's clock."""
+        return self._clock.monotonic()
+
+    @property
+    def base(self) -> Turn:
+        """The turn of the committed state."""
+        if self.lineage is None:
+            return self._committed_turn
+        return NO_TURN if self.lineage.head is None else self.lineage.head
+
+    @property
+    def base_epoch(self) -> tuple[Epoch, QueryId]:
+        """The epoch of the committed state, and its query."""
+        if self.lineage is None:
+            return self._committed_epoch
+        return self.lineage.epoch_of_head
+
+    @property
+    def between_epochs(self) -> bool:
+        """Whether ownership may change right now: no turn has begun that builds upon the committed state."""
+        if self.phase is not Phase.IDLE or not self.at_rest:
+            return False
+        return self.lineage is None or self.lineage.all_hold_head(self.routing)
+
+    @property
+    def rolled_back(self) -> bool:
+        """Whether the last turn was rolled back."""
+        return self.phase is Phase.ABORTED
+
+    def is_here(self, worker: WorkerId) -> bool:
+        """Whether a worker is there, with all code."""
+        return worker in self.addresses and worker not in self._missing
+
+    def lost_nothing(self, worker: WorkerId) -> None:
+        """A worker that owned nothing is gone for good."""
+        if worker in self.routing.workers:
+            self.routing = without(self.routing, worker, self.addresses)
+
+    def left(self, worker: WorkerId) -> None:
+        """A worker has left the cluster; another one of its number may come."""
+        if self.lineage is not None:
+            self.lineage.lost(worker)
+
+    def needs(self, worker: WorkerId) -> bool:
+        """Whether a worker has a part in a turn that is not over."""
+        # SUBTLE: tasks of a turn that was rolled back shall hear why, and not that a worker is gone.
+        told = self.phase is Phase.ABORTED and self.run not in self._past_runs
+        under_way = told or self.phase in (Phase.OPEN, Phase.SEALED, Phase.SETTLING)
+        return under_way and worker in self._current.workers
+
+    def _taking_part(self) -> list[WorkerId]:
+        """Who has a part in the turn that begins: the owners, and old owners, which feeders tell what is needed."""
+        moving = () if self.transfer is None else self.transfer.needed
+        return [worker for worker in self.addresses if worker in self.routing.workers or worker in moving]
+
+    @property
+    def reads_back(self) -> bool:
+        """Whether a worker is reading state back, or will have to."""
+        return self.lineage is not None and (self.lineage.being_read or self.lineage.owes)
+
+    @property
+    def at_rest(self) -> bool:
+        """Whether a move may begin: all workers are there with their state."""
+        missing = any(worker in self._missing for worker in self.routing.workers)
+        taken_up = self._current.taken_up and self.phase is Phase.SEALED
+        return not missing and not self.reads_back and self.phase is not Phase.SETTLING and not taken_up
+
+    @property
+    def is_sealed(self) -> bool:
+        """Whether an epoch waits for Spark's commit."""
+        return self.phase is Phase.SEALED
+
+    @property
+    def under_way(self) -> bool:
+        """Whether an epoch is being worked on, or feeders of a run that goes on may still take its outputs."""
+        if self.phase is Phase.SEALED:
+            return self.run is not None and self.run not in self._past_runs
+        return self.phase in (Phase.OPEN, Phase.SETTLING)
+
+    def restarted(self, workers: Iterable[WorkerId]) -> None:
+        """All workers begin anew, these ones: each reads its share back."""
+        assert self.lineage is not None
+        # As after a loss: the outputs that the old ones recorded cannot be repeated.
+        self._current.gone = EpochAborted(
+            f"operator {self.name}: all workers were started anew (stop_restart) while tasks of epoch {self.epoch} "
+            f"were reading its outputs: start the query again, or let cluster.run(...) do so"
+        )
+        self.lineage.restarted()
+        self.routing = self.routing.reassign(workers)
+
+    @property
+    def nobody_has_state(self) -> bool:
+        """Whether no worker has state in memory: whoever owns it next reads it, or begins without."""
+        if self.phase not in (Phase.IDLE, Phase.ABORTED):
+            return False
+        if self.lineage is None:
+            return self._committed_turn == NO_TURN
+        return not self.lineage.held
 
 
 def _refuse(token: Token, error: BedloadError) -> Reply:

@@ -9,6 +9,7 @@ from bedload.checkpoint.history import Garbage
 from bedload.checkpoint.records import Manifest, TurnRecord
 from bedload.core.errors import BedloadError
 from bedload.core.ids import DeploymentId, Epoch, OperatorName, QueryId, RunId, Turn, WorkerId
+from bedload.migration.record import MoveRecord
 from bedload.protocol.messages import Message
 
 Token = Hashable
@@ -84,6 +85,37 @@ class EpochEnded:
     busy: dict[WorkerId, float]
     bytes: int = 0
     """What was written to make it durable."""
+    began: float = 0.0
+    """On the coordinator's clock."""
+    seconds: float = 0.0
+    """From its beginning to the seal of the last worker."""
+
+
+@dataclass(frozen=True)
+class StartWorkers:
+    """Start these workers, which are new.
+
+    They come by :meth:`Coordinator.worker_joined`, or :meth:`Coordinator.worker_not_started` says why one does not.
+    """
+
+    workers: tuple[WorkerId, ...]
+
+
+@dataclass(frozen=True)
+class WorkersLeft:
+    """These workers have no part in the cluster any more and were told to end."""
+
+    workers: tuple[WorkerId, ...]
+
+
+@dataclass(frozen=True)
+class ChangeResult:
+    """A change of the cluster is over."""
+
+    to: Token
+    number: int
+    error: BedloadError | None
+    records: tuple[MoveRecord, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -155,4 +187,7 @@ Instruction = (
     | WriteManifest
     | CollectGarbage
     | CheckpointResult
+    | StartWorkers
+    | WorkersLeft
+    | ChangeResult
 )

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+import msgspec
+
 from bedload.checkpoint.history import History
 from bedload.checkpoint.orders import RestoreOrder, encode_order
 from bedload.checkpoint.records import OperatorSchema, TurnRecord, pack_owners
@@ -80,6 +82,7 @@ class Lineage:
         committed: Mapping[QueryId, Epoch],
     ) -> TurnRecord:
         """The record of a turn that begins now on the head."""
+        guests = sorted({(pin.key % routing.key_groups, pin.worker) for pin in routing.pins})
         return TurnRecord(
             turn=turn,
             parent=self.head,
@@ -90,7 +93,8 @@ class Lineage:
             location=self.locations.get(query, ""),
             schema=self.schema.number,
             owners=pack_owners(routing.owners),
-            workers=tuple(sorted({*routing.owners})),
+            workers=tuple(sorted({*routing.owners, *(pin.worker for pin in routing.pins)})),
+            guests=tuple(guests) if guests else msgspec.UNSET,
             committed={str(name): Epoch(last) for name, last in committed.items()},
         )
 
@@ -103,10 +107,39 @@ class Lineage:
         self._reading.pop(worker, None)
         self._partakers.discard(worker)
 
+    def restarted(self) -> None:
+        """All workers begin anew, with nothing."""
+        for worker in {*self._holds, *self._owed, *self._reading, *self._partakers}:
+            self.lost(worker)
+
     def has_read(self, worker: WorkerId, base: Turn) -> None:
         """A worker has all that it was told to read, the state at this turn last."""
         if self._reading.get(worker) == base:  # else it is word of an earlier order
             del self._reading[worker]
+
+    @property
+    def epoch_of_head(self) -> tuple[Epoch, QueryId]:
+        """The epoch of the committed state, and its query."""
+        return self._epoch_of(self.head)
+
+    @property
+    def held(self) -> bool:
+        """Whether a worker has the state of any turn, or reads it."""
+        return bool(self._holds)
+
+    def all_hold_head(self, routing: RoutingTable) -> bool:
+        """Whether every worker that owns something has the state at the head in its memory."""
+        owning = (worker for worker in routing.workers if routing.groups_of(worker) or routing.guests_of(worker))
+        return not self.owes and all(worker in self._holds and self._holds[worker] == self.head for worker in owning)
+
+    @property
+    def owes(self) -> bool:
+        """Whether a worker owns key groups that it has not been told to read back yet."""
+        return any(self._owed.values())
+
+    def owned_nothing(self, worker: WorkerId) -> None:
+        """A worker that owned nothing is about to be handed something: it needs to read nothing back."""
+        self._holds[worker] = self.head
 
     @property
     def being_read(self) -> bool:
@@ -141,30 +174,49 @@ class Lineage:
         self.head = turn
 
     def restore(
-        self, worker: WorkerId, deployment: DeploymentId, groups: Iterable[KeyGroup], base: Turn | None
+        self,
+        worker: WorkerId,
+        deployment: DeploymentId,
+        groups: tuple[KeyGroup, ...],
+        base: Turn | None,
+        routing: RoutingTable,
     ) -> list[tuple[m.Message, bytes | None]]:
         """What a worker must be told so that it holds the state at a turn; nothing if it does."""
         owed = self._owed.pop(worker, set())
+        guests = routing.guests_of(worker)
+        hosts = {KeyGroup(key % routing.key_groups) for key in guests} - set(groups)
+        if not groups and not hosts:
+            self._holds[worker] = base  # nothing is all that it needs
+            self._reading.pop(worker, None)
+            return []
+        groups = (*groups, *sorted(hosts))
         if worker in self._holds and self._holds[worker] == base:
             if not owed:
                 return []
-            groups = sorted(owed)
+            groups = tuple(sorted(owed))
         else:
             self._holds[worker] = base
             self._reading.pop(worker, None)  # it forgets all that it was told before
         if base is not None:
             self._reading[worker] = base
-        return [self._order(deployment, groups, base)]
+        message, plan = self._order(deployment, groups, base)
+        if routing.pins:
+            hosted = tuple(sorted(hosts & set(groups)))
+            message = msgspec.structs.replace(message, guests=guests, hosts=hosted, away=routing.away_from(worker))
+        return [(message, plan)]
 
     def _order(
         self, deployment: DeploymentId, groups: Iterable[KeyGroup], base: Turn | None
-    ) -> tuple[m.Message, bytes | None]:
-        held = None if base is None else (self.history.record(base) or self.history.manifest(base))
-        epoch, query = (NO_EPOCH, NO_QUERY) if held is None else (held.epoch, held.query)
+    ) -> tuple[m.Restore, bytes | None]:
+        epoch, query = self._epoch_of(base)
         message = m.Restore(
             self.history.operator, NO_TURN if base is None else base, deployment, tuple(groups), epoch, query
         )
         return message, None if base is None else self.order(base)
+
+    def _epoch_of(self, turn: Turn | None) -> tuple[Epoch, QueryId]:
+        held = None if turn is None else (self.history.record(turn) or self.history.manifest(turn))
+        return (NO_EPOCH, NO_QUERY) if held is None else (held.epoch, held.query)
 
     def order(self, turn: Turn) -> bytes:
         """How to read the state at a turn, with the schemas that it went through and goes through now."""

@@ -27,7 +27,9 @@
     │   ├── TooFewSlots            give Spark more task slots, or ask for fewer workers
     │   ├── WorkerStartFailed      a worker process did not come up; carries the end of its log
     │   ├── WorkerLost             a worker died; its key groups are gone unless they are durable
-    │   └── WorkerUnreachable      no connection to an endpoint
+    │   ├── WorkerUnreachable      no connection to an endpoint
+    │   ├── MoveRefused            the cluster cannot be changed like that: see why
+    │   └── MoveCancelled          a change of the cluster was called off; nothing had moved
     ├── CheckpointError            look after the checkpoint
     │   ├── StoreError             the store did not do it: see that it is reachable and writable, try again
     │   ├── CheckpointDamaged      a file is not what was written: restore it, or go back to an older epoch
@@ -166,6 +168,14 @@ class WorkerLost(ClusterError):
 
 class WorkerUnreachable(ClusterError):
     """No connection to an endpoint of the cluster."""
+
+
+class MoveRefused(ClusterError):
+    """The cluster cannot be changed like that."""
+
+
+class MoveCancelled(ClusterError):
+    """A change of the cluster was called off before anything had moved."""
 
 
 class CheckpointError(BedloadError):

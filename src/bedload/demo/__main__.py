@@ -27,6 +27,7 @@ from bedload.core.clock import Clock, SystemClock
 from bedload.core.errors import BedloadError
 from bedload.demo.check import check_sink, check_state, sample, shown
 from bedload.demo.measure import CarState, Monitor, Snapshot
+from bedload.demo.moves import Moves, latency_table
 from bedload.demo.operators import OUTPUT, Trip
 from bedload.demo.oracle import Oracle
 from bedload.demo.session import Interrupt, start_session, tail
@@ -61,7 +62,15 @@ def main(argv: Sequence[str] | None = None) -> int:
                 partitions=min(CORES, args.cars),
                 seed=args.seed,
             )
-            summary = _run(traffic, args.workers, folder, console, plain=args.plain, kill=not args.no_kill)
+            summary = _run(
+                traffic,
+                args.workers,
+                folder,
+                console,
+                plain=args.plain,
+                kill=not args.no_kill,
+                move=not args.no_move,
+            )
         except KeyboardInterrupt:
             print("interrupted", file=sys.stderr)
             return 130
@@ -75,7 +84,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0 if summary["check"]["ok"] else 1
 
 
-def _run(traffic: Traffic, workers: int, folder: Path, console: Console, *, plain: bool, kill: bool) -> dict[str, Any]:
+def _run(
+    traffic: Traffic, workers: int, folder: Path, console: Console, *, plain: bool, kill: bool, move: bool
+) -> dict[str, Any]:
     console.print(f"Starting Spark {pyspark.__version__} on {CORES} cores ...")
     spark = start_session(folder, CORES)
     try:
@@ -84,9 +95,12 @@ def _run(traffic: Traffic, workers: int, folder: Path, console: Console, *, plai
         with Interrupt() as interrupt, bl.attach(spark, workers=workers, checkpoint=state) as cluster:
             running = _start(spark, cluster, traffic, folder)
             clock = SystemClock()
-            victim = Victim(cluster, traffic.total // 2, clock) if kill else None
+            victim = Victim(cluster, int(traffic.total * 0.6), clock) if kill else None
+            moves = Moves(cluster, workers, watched_car(traffic), traffic.total) if move else None
             try:
-                monitor = _watch(running, cluster, traffic, console, interrupt, clock, victim, plain=plain)
+                monitor = _watch(running, cluster, traffic, console, interrupt, clock, victim, moves, plain=plain)
+                if moves is not None:
+                    moves.finish()
                 running.query.processAllAvailable()
                 _await_commit(running, cluster, monitor)
             finally:
@@ -95,6 +109,9 @@ def _run(traffic: Traffic, workers: int, folder: Path, console: Console, *, plai
                 console.print(f"event     {event}", soft_wrap=True)
             overall = monitor.overall()
             console.print(report(overall), soft_wrap=True)
+            moved = [] if moves is None else moves.report()
+            if moved:
+                console.print(latency_table(moved), soft_wrap=True)
             check = _check(spark, cluster, Oracle(traffic), folder, console)
     finally:
         spark.stop()
@@ -107,6 +124,7 @@ def _run(traffic: Traffic, workers: int, folder: Path, console: Console, *, plai
         },
         **asdict(overall),
         "events": monitor.events,
+        "moves": moved,
         "restarts": running.restarts,
         "check": check,
     }
@@ -131,18 +149,25 @@ def _watch(
     interrupt: Interrupt,
     clock: Clock,
     victim: Victim | None,
+    moves: Moves | None,
     *,
     plain: bool,
 ) -> Monitor:
     """Show the run until all of the traffic went through."""
     monitor = Monitor(traffic.total, traffic.rate, cluster.workers)
-    watched = car_name(min(17, traffic.cars - 1))
+    watched = watched_car(traffic)
 
     def look() -> Snapshot:
         monitor.take_progress(running.query.recentProgress)
         monitor.take_epochs(cluster.epochs())
-        if victim is not None:
-            monitor.events[:] = victim.look(monitor.rows)
+        monitor.take_workers(cluster.workers)
+        # Not both at once, so that one can see what each does.
+        killing = victim is not None and victim.busy
+        if moves is not None:
+            moves.look(monitor.rows, hold=killing)
+        if victim is not None and not (moves is not None and moves.busy):
+            victim.look(monitor.rows)
+        monitor.events[:] = happened(victim, moves)
         found = cluster.state(Trip).get(watched)
         return monitor.snapshot(None if found is None else CarState(watched, int(found.epoch), dict(found)))
 
@@ -162,6 +187,18 @@ def _watch(
         with Live(render(monitor.snapshot()), console=console, auto_refresh=False) as live:
             follow(lambda snapshot: live.update(render(snapshot), refresh=True), LOOK_SECONDS)
     return monitor
+
+
+def watched_car(traffic: Traffic) -> str:
+    """The car whose live state is shown, and which is moved."""
+    return car_name(min(17, traffic.cars - 1))
+
+
+def happened(victim: Victim | None, moves: Moves | None) -> list[str]:
+    """What happened besides epochs, oldest first as far as that matters."""
+    first = [] if moves is None else moves.events[:2]
+    last = [] if moves is None else moves.events[2:]
+    return [*first, *([] if victim is None else victim.events), *last]
 
 
 def _ended(running: Supervised) -> bool:
@@ -210,9 +247,10 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m bedload.demo",
         description=(
             "Cars report their speed through a Spark stream; a Bedload operator keeps each car's trip; the "
-            "terminal shows throughput, epochs, workers and one car's live state. Half way the demo kills one of its "
-            "own workers (kill -9): its state is read back, and the query goes on. At the end, state and outputs "
-            "are checked against an oracle that uses neither Bedload nor Spark."
+            "terminal shows throughput, epochs, workers and one car's live state. While the stream goes on, the demo "
+            "adds two workers, moves one car to another worker, kills a worker (kill -9), and takes the two workers "
+            "away again. At the end it shows what happened to latency meanwhile, and checks state and outputs "
+            "against an oracle that uses neither Bedload nor Spark."
         ),
     )
     add = parser.add_argument
@@ -228,7 +266,8 @@ def _parser() -> argparse.ArgumentParser:
         help=f"road segments, at most {MAX_SEGMENTS} (default: %(default)s)",
     )
     add("--seed", type=int, default=7, metavar="N", help="another number, other traffic (default: %(default)s)")
-    add("--no-kill", action="store_true", help="leave the workers alone")
+    add("--no-kill", action="store_true", help="kill no worker")
+    add("--no-move", action="store_true", help="move no state")
     add("--plain", action="store_true", help="one line per second instead of the live view, for logs")
     add("--json", type=_new_file, metavar="FILE", help="write the summary to a file")
     return parser

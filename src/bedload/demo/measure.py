@@ -114,6 +114,10 @@ class Monitor:
         self.events: list[str] = []
         """What happened besides epochs, oldest first."""
 
+    def take_workers(self, workers: Iterable[int]) -> None:
+        """The workers that are there now."""
+        self._workers = sorted(workers)
+
     @property
     def rows(self) -> int:
         """Rows of all epochs so far."""

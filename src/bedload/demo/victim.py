@@ -18,19 +18,24 @@ class Victim:
         self._clock = clock
         self._killed: tuple[int, int] | None = None
         self._at = 0.0
-        self._events: list[str] = []
+        self.events: list[str] = []
+        """What has happened so far."""
         self._back = False
 
-    def look(self, rows: int) -> list[str]:
-        """What has happened so far."""
+    @property
+    def busy(self) -> bool:
+        """Whether its replacement is awaited."""
+        return self._killed is not None and not self._back
+
+    def look(self, rows: int) -> None:
+        """Kill it when it is time; notice when its replacement is there."""
         if self._killed is None and rows >= self._rows:
             worker, pid = max(self._cluster.workers.items())
             os.kill(pid, signal.SIGKILL)
             self._killed, self._at = (worker, pid), self._clock.monotonic()
-            self._events.append(f"worker {worker} killed (kill -9 of process {pid})")
+            self.events.append(f"worker {worker} killed (kill -9 of process {pid})")
         elif self._killed is not None and not self._back:
             self._watch(*self._killed)
-        return list(self._events)
 
     def _watch(self, worker: int, pid: int) -> None:
         now = self._cluster.workers.get(worker, pid)
@@ -40,7 +45,7 @@ class Victim:
         self._back = True
         keys, size = sum(item["keys"] for item in read), sum(item["bytes"] for item in read)
         seconds = self._clock.monotonic() - self._at
-        self._events.append(
+        self.events.append(
             f"worker {worker} is back as process {now} after {seconds:.1f} s: {keys:,} keys read back "
             f"({size / 1e6:.1f} MB)"
         )

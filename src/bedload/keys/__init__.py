@@ -10,13 +10,14 @@ from bedload.keys.canonical import NAN, canonical_key, freeze_keys
 from bedload.keys.groups import DEFAULT_KEY_GROUPS, MAX_KEY_GROUPS, check_key_groups, key_group, key_groups
 from bedload.keys.hashing import hash_columns, hash_key
 from bedload.keys.kinds import check_key_type
-from bedload.keys.routing import Move, RoutingTable
+from bedload.keys.routing import Move, Pin, RoutingTable
 
 __all__ = [
     "DEFAULT_KEY_GROUPS",
     "MAX_KEY_GROUPS",
     "NAN",
     "Move",
+    "Pin",
     "RoutingTable",
     "canonical_key",
     "check_key_groups",

@@ -8,6 +8,9 @@ Invariants (:meth:`RoutingTable.check`, run at construction):
   moves as few as that allows;
 - the same arguments give the same table, in every process.
 
+A key that is *pinned* lives with another worker than its key group does. It is named by its hash; keys of one hash go
+together.
+
 Why members are kept apart from owners: with more workers than key groups some own nothing, but they are
 still part of the cluster, and the next ``reassign`` counts on them.
 """
@@ -37,6 +40,18 @@ class Move:
     source: WorkerId
     target: WorkerId
     key_groups: tuple[KeyGroup, ...]
+    keys: tuple[int, ...] = ()
+    """Single keys, by their hash, that go without their key group."""
+    stay: tuple[int, ...] = ()
+    """Keys of the key groups that do not go along, because they are pinned before or after."""
+
+
+@dataclass(frozen=True, order=True)
+class Pin:
+    """A key, by its hash, and the worker that it lives with."""
+
+    key: int
+    worker: WorkerId
 
 
 @dataclass(frozen=True)
@@ -48,13 +63,15 @@ class RoutingTable:
     """The owner of each key group, by its number."""
     workers: tuple[WorkerId, ...]
     """The workers among which key groups are spread, in ascending order; some may own nothing."""
+    pins: tuple[Pin, ...] = ()
+    """In ascending order of keys."""
 
     def __post_init__(self) -> None:
         self.check()
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Built again, so that the invariants hold on the other side too, and caches stay here.
-        return (RoutingTable, (self.version, self.owners, self.workers))
+        return (RoutingTable, (self.version, self.owners, self.workers, self.pins))
 
     @classmethod
     def initial(cls, key_groups: int, workers: Iterable[WorkerId]) -> RoutingTable:
@@ -87,6 +104,33 @@ class RoutingTable:
         """The key groups of one worker, in ascending order; none for a worker that is not in the table."""
         return self._groups.get(worker, ())
 
+    def owner_of_key(self, key: int) -> WorkerId:
+        """The owner of a key, by its hash."""
+        pinned = self._pinned.get(key)
+        return self.owners[key % self.key_groups] if pinned is None else pinned
+
+    def guests_of(self, worker: WorkerId) -> tuple[int, ...]:
+        """Pinned keys of a worker whose key groups live elsewhere."""
+        return tuple(p.key for p in self.pins if p.worker == worker and self.owners[p.key % self.key_groups] != worker)
+
+    def away_from(self, worker: WorkerId) -> tuple[int, ...]:
+        """Keys of a worker's key groups that are pinned to others."""
+        return tuple(p.key for p in self.pins if p.worker != worker and self.owners[p.key % self.key_groups] == worker)
+
+    def next(
+        self,
+        *,
+        owners: Iterable[WorkerId] | None = None,
+        workers: Iterable[WorkerId] | None = None,
+        pins: Mapping[int, WorkerId] | None = None,
+    ) -> RoutingTable:
+        """The next version, with these parts replaced."""
+        members = self.workers if workers is None else _members(workers)
+        wanted = dict(self._pinned) if pins is None else dict(pins)
+        kept = tuple(Pin(key, worker) for key, worker in sorted(wanted.items()) if worker in members)
+        version = RoutingVersion(self.version + 1)
+        return RoutingTable(version, self.owners if owners is None else tuple(owners), members, kept)
+
     def reassign(self, workers: Iterable[WorkerId]) -> RoutingTable:
         """The next version, spread evenly over these workers, with as few moves as possible."""
         members = _members(workers)
@@ -102,7 +146,7 @@ class RoutingTable:
         for worker in members:
             for _ in range(quota[worker] - len(self.groups_of(worker))):
                 owners[spare.pop()] = worker
-        return RoutingTable(RoutingVersion(self.version + 1), tuple(owners), members)
+        return self.next(owners=owners, workers=members)
 
     def diff(self, other: RoutingTable) -> tuple[Move, ...]:
         """What moves when this table gives way to the other, by source and target, in ascending order."""
@@ -112,10 +156,20 @@ class RoutingTable:
                 f"{self.key_groups}: their number is fixed when the state is created"
             )
         moved: dict[tuple[WorkerId, WorkerId], list[KeyGroup]] = {}
+        singles: dict[tuple[WorkerId, WorkerId], list[int]] = {}
         for kg, (source, target) in enumerate(zip(self.owners, other.owners, strict=True)):
             if source != target:
                 moved.setdefault((source, target), []).append(KeyGroup(kg))
-        return tuple(Move(source, target, tuple(kgs)) for (source, target), kgs in sorted(moved.items()))
+        pinned = sorted(self._pinned.keys() | other._pinned.keys())
+        for key in pinned:
+            if (source := self.owner_of_key(key)) != (target := other.owner_of_key(key)):
+                singles.setdefault((source, target), []).append(key)
+        found = []
+        for source, target in sorted(moved.keys() | singles.keys()):
+            kgs = tuple(moved.get((source, target), ()))
+            stay = tuple(key for key in pinned if KeyGroup(key % self.key_groups) in kgs)
+            found.append(Move(source, target, kgs, tuple(singles.get((source, target), ())), stay))
+        return tuple(found)
 
     def check(self) -> None:
         """Raise :class:`DefinitionError` unless the table keeps its invariants."""
@@ -128,10 +182,17 @@ class RoutingTable:
                 f"routing table {self.version} gives key groups to workers {sorted(strangers)}, which are not "
                 f"among its workers {list(self.workers)}"
             )
+        lost = {pin.worker for pin in self.pins} - set(self.workers)
+        if lost or list(self.pins) != sorted({pin.key: pin for pin in self.pins}.values()):
+            raise DefinitionError(
+                f"routing table {self.version} has damaged pins: each key once, in ascending order, with one of "
+                f"{list(self.workers)}"
+            )
 
     def to_wire(self) -> dict[str, Any]:
         """The table as plain data: integers, and lists of them."""
-        return {"version": int(self.version), "owners": list(self.owners), "workers": list(self.workers)}
+        pins = [[pin.key, int(pin.worker)] for pin in self.pins]
+        return {"version": int(self.version), "owners": list(self.owners), "workers": list(self.workers), "pins": pins}
 
     @classmethod
     def from_wire(cls, data: Mapping[str, Any]) -> RoutingTable:
@@ -140,7 +201,8 @@ class RoutingTable:
             version = RoutingVersion(_integer(data["version"]))
             owners = tuple(WorkerId(_integer(worker)) for worker in data["owners"])
             workers = tuple(WorkerId(_integer(worker)) for worker in data["workers"])
-            return cls(version, owners, workers)
+            pins = tuple(Pin(_integer(key), WorkerId(_integer(worker))) for key, worker in data.get("pins", ()))
+            return cls(version, owners, workers, pins)
         except (KeyError, TypeError, DefinitionError) as error:
             raise ProtocolError(
                 f"a message holds a damaged routing table ({error}): check that both ends run the same version"
@@ -151,6 +213,10 @@ class RoutingTable:
         array = np.array(self.owners, np.int32)
         array.setflags(write=False)
         return array
+
+    @cached_property
+    def _pinned(self) -> dict[int, WorkerId]:
+        return {pin.key: pin.worker for pin in self.pins}
 
     @cached_property
     def _groups(self) -> dict[WorkerId, tuple[KeyGroup, ...]]:

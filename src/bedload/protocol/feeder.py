@@ -9,6 +9,8 @@ Invariants:
 - sub-batches are numbered from 0 in input order, the same on every attempt;
 - outputs leave in the order (number, worker), then the sealed shares by worker, whatever the order of
   arrival, so that a chained operator sees the same rows on a repeat;
+- while state is on its way, its old owner is told which of its keys each batch holds, before the batch goes to their
+  new owners;
 - there is no round trip per sub-batch: the driver may go on submitting while :attr:`in_flight` is
   below its window.
 """
@@ -16,7 +18,7 @@ Invariants:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -24,8 +26,9 @@ import pyarrow as pa
 
 from bedload.core.errors import ProtocolError
 from bedload.core.ids import OperatorName, WorkerId
-from bedload.protocol.messages import Applied, Apply, Body, Done, Finished, Join, Message, Opened, Refused
-from bedload.protocol.split import pack, split
+from bedload.keys import hash_columns, key_groups
+from bedload.protocol.messages import Applied, Apply, Backlog, Body, Done, Finished, Join, Message, Opened, Refused
+from bedload.protocol.split import Pins, pack, split
 
 
 class Send(NamedTuple):
@@ -39,12 +42,19 @@ class Send(NamedTuple):
 class FeederSession:
     """One attempt of one feeder at one epoch."""
 
-    def __init__(self, operator: OperatorName, opened: Opened) -> None:
+    def __init__(self, operator: OperatorName, opened: Opened, key: Sequence[int] = ()) -> None:
+        """``key``: the positions of the key's columns, for the keys that do not live with their key group."""
         self.operator = operator
         self.turn = opened.turn
         self.feeder = opened.feeder
         self.workers = sorted(opened.addresses)
         self._owners = np.array(opened.owners, dtype=np.uint16)
+        self._key = tuple(key)
+        self._pins = Pins(opened.pins, len(opened.owners)) if opened.pins else None
+        self._backlog = {
+            worker: (_flags(item.groups, len(opened.owners)), np.array(item.keys, np.int64))
+            for worker, item in opened.backlog.items()
+        }
         self._number = 0
         self._sent = dict.fromkeys(self.workers, 0)
         self._awaited: deque[tuple[int, WorkerId]] = deque()
@@ -57,16 +67,41 @@ class FeederSession:
         body = schema.serialize()
         return [Send(worker, Join(self.operator, self.turn, self.feeder), body) for worker in self.workers]
 
-    def submit(self, batch: pa.RecordBatch) -> list[Send]:
-        """Send an input batch, cut by owner."""
+    def submit(self, batch: pa.RecordBatch, key: Sequence[int] | None = None) -> list[Send]:
+        """Send an input batch, cut by owner; ``key``: where this one has the key's columns, if elsewhere."""
         number = self._number
         self._number += 1
-        sends = []
-        for worker, part in split(batch, self._owners):
+        at = self._key if key is None else key
+        sends = self._announce(batch, number, at) if self._backlog and batch.num_rows else []
+        owner = None
+        if self._pins is not None and batch.num_rows:
+            owner = self._pins.owners(batch, self._owners, [batch.column(i) for i in at])
+        for worker, part in split(batch, self._owners, owner):
             body, checksum = pack(part)
             sends.append(Send(worker, Apply(self.operator, self.turn, self.feeder, number, checksum), body))
             self._sent[worker] += 1
             self._awaited.append((number, worker))
+        return sends
+
+    def _announce(self, batch: pa.RecordBatch, number: int, key: Sequence[int]) -> list[Send]:
+        """Tell old owners which of the keys that leave them are in a batch, the most frequent first."""
+        groups = batch.column(batch.num_columns - 1).to_numpy(zero_copy_only=False)
+        sends: list[Send] = []
+        columns = [batch.column(i) for i in key]
+        for worker, (leaving, keys) in self._backlog.items():
+            rows = leaving[groups]
+            if len(keys):
+                rows = rows | np.isin(groups, keys % len(leaving))
+            if not rows.any():
+                continue
+            mask = pa.array(rows)
+            hashes, counts = np.unique(hash_columns([column.filter(mask) for column in columns]), return_counts=True)
+            if len(keys):
+                mine = leaving[key_groups(hashes, len(leaving))] | np.isin(hashes, keys)
+                hashes, counts = hashes[mine], counts[mine]
+            if len(hashes):
+                first = hashes[np.argsort(-counts, kind="stable")]
+                sends.append(Send(worker, Backlog(self.operator, self.turn, number, first.astype("<i8").tobytes())))
         return sends
 
     def finish(self) -> list[Send]:
@@ -110,3 +145,9 @@ class FeederSession:
     def complete(self) -> bool:
         """Everything sent was answered, the ends too."""
         return self._done and not self._awaited and len(self._finishing) == len(self.workers)
+
+
+def _flags(groups: Sequence[int], count: int) -> np.ndarray:
+    flags = np.zeros(count, np.bool_)
+    flags[list(groups)] = True
+    return flags

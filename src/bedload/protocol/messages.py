@@ -10,48 +10,28 @@ tells a message of a former run, of a former attempt or of a zombie task from on
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias, Union
+from typing import Any, Union
 
 import msgspec
 
-from bedload.core.errors import BedloadError, ProtocolError, from_wire, to_wire
+from bedload.core.errors import ProtocolError
 from bedload.core.ids import DeploymentId, Epoch, KeyGroup, OperatorName, QueryId, RunId, Turn, WorkerId
-
-Body: TypeAlias = Any
-"""What travels beside a message: anything with the buffer protocol (Arrow has no types to say so), or None."""
-
-
-class Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """The base of all messages; the tag on the wire is the class's name."""
-
-
-class FeederId(msgspec.Struct, frozen=True, array_like=True, order=True):
-    """A source partition of an epoch, the same for every attempt at it.
-
-    ``partition`` is the Spark task's partition; ``ordinal`` counts the feeders that the task opened
-    before this one (after a downstream ``coalesce`` one task runs several partitions in turn).
-    """
-
-    partition: int
-    ordinal: int
-
-
-class WireError(msgspec.Struct, frozen=True, array_like=True):
-    """An error as plain data."""
-
-    kind: str
-    message: str
-    details: dict[str, str]
-
-    @classmethod
-    def of(cls, error: BaseException) -> WireError:
-        """Take an error apart."""
-        return cls(*to_wire(error))
-
-    def error(self) -> BedloadError:
-        """Put the error together again."""
-        return from_wire(self.kind, self.message, self.details)
-
+from bedload.protocol.base import Backlogged, Body, FeederId, Lot, Message, Packed, Terms, WireError
+from bedload.protocol.moving import (
+    Arrived,
+    Backlog,
+    Copied,
+    Copy,
+    Fetch,
+    Flip,
+    HandOver,
+    Release,
+    Released,
+    Ship,
+    Shipped,
+    Weigh,
+    Weighed,
+)
 
 # --- feeder and coordinator -----------------------------------------------------------------------
 
@@ -80,6 +60,10 @@ class Opened(Message, frozen=True):
     owners: tuple[WorkerId, ...]
     """The routing table: the owner of each key group."""
     addresses: dict[WorkerId, str]
+    pins: dict[int, WorkerId] = msgspec.field(default_factory=dict)
+    """Single keys, by their hash, that do not live with their key group."""
+    backlog: dict[WorkerId, Backlogged] = msgspec.field(default_factory=dict)
+    """Old owners that want to know which keys their rows hold (:class:`Backlog`), if state is on its way."""
 
 
 class Refused(Message, frozen=True):
@@ -179,6 +163,8 @@ class Begin(Message, frozen=True):
     query: QueryId
     deployment: DeploymentId
     groups: tuple[KeyGroup, ...]
+    guests: tuple[int, ...] = ()
+    """Single keys of other key groups that it owns, by their hash."""
 
 
 class Expect(Message, frozen=True):
@@ -248,6 +234,12 @@ class Restore(Message, frozen=True):
     groups: tuple[KeyGroup, ...]
     epoch: Epoch
     query: QueryId
+    guests: tuple[int, ...] = ()
+    """Single keys that the worker owns beside its key groups, by their hash."""
+    hosts: tuple[KeyGroup, ...] = ()
+    """Those of the key groups of which it owns the guests only."""
+    away: tuple[int, ...] = ()
+    """Single keys of its key groups that live elsewhere, by their hash."""
 
 
 class Restored(Message, frozen=True):
@@ -369,3 +361,28 @@ def decode(header: bytes | memoryview) -> Message:
     except msgspec.MsgspecError as error:
         raise ProtocolError(f"a frame's header is not a message of this protocol: {error}") from error
     return message
+
+
+__all__ = [
+    "Arrived",
+    "Backlog",
+    "Backlogged",
+    "Body",
+    "Copied",
+    "Copy",
+    "FeederId",
+    "Fetch",
+    "Flip",
+    "HandOver",
+    "Lot",
+    "Message",
+    "Packed",
+    "Release",
+    "Released",
+    "Ship",
+    "Shipped",
+    "Terms",
+    "Weigh",
+    "Weighed",
+    "WireError",
+]

@@ -4,24 +4,54 @@ The parts keep the order of the rows (the sort is stable), so the rows of a key 
 arrival order.
 """
 
+from collections.abc import Mapping, Sequence
+
 import numpy as np
 import pyarrow as pa
 import xxhash
 
 from bedload.core.ids import WorkerId
+from bedload.keys import hash_columns
 
 GROUP_COLUMN = "__bedload_group"
 """The key group of each row, a 16-bit integer computed by Spark: the last column of feeder input."""
 
 
-def split(batch: pa.RecordBatch, owners: np.ndarray) -> list[tuple[WorkerId, pa.RecordBatch]]:
+class Pins:
+    """Keys that do not live with their key group."""
+
+    def __init__(self, pins: Mapping[int, WorkerId], key_groups: int) -> None:
+        self._keys = np.array(sorted(pins), np.int64)
+        self._workers = np.array([pins[key] for key in self._keys.tolist()], np.uint16)
+        self._groups = np.zeros(key_groups, np.bool_)
+        self._groups[self._keys % key_groups] = True
+
+    def owners(self, batch: pa.RecordBatch, owners: np.ndarray, key: Sequence[pa.Array]) -> np.ndarray:
+        """The owner of each row; ``key`` has the key's columns."""
+        groups = batch.column(batch.num_columns - 1).to_numpy(zero_copy_only=False)
+        owner: np.ndarray = owners[groups]
+        rows = np.flatnonzero(self._groups[groups])
+        if len(rows):
+            at = pa.array(rows)
+            hashes = hash_columns([column.take(at) for column in key])
+            places = np.searchsorted(self._keys, hashes)
+            places[places == len(self._keys)] = 0
+            pinned = self._keys[places] == hashes
+            owner[rows[pinned]] = self._workers[places[pinned]]
+        return owner
+
+
+def split(
+    batch: pa.RecordBatch, owners: np.ndarray, owner: np.ndarray | None = None
+) -> list[tuple[WorkerId, pa.RecordBatch]]:
     """The rows of each worker that has any, in ascending order of workers.
 
-    ``owners`` holds the owner of each key group.
+    ``owners`` holds the owner of each key group; ``owner`` that of each row, if it is known already.
     """
     if batch.num_rows == 0:
         return []
-    owner = owners[batch.column(batch.num_columns - 1).to_numpy(zero_copy_only=False)]
+    if owner is None:
+        owner = owners[batch.column(batch.num_columns - 1).to_numpy(zero_copy_only=False)]
     first = int(owner[0])
     if (owner == first).all():
         return [(WorkerId(first), batch)]

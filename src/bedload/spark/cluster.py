@@ -7,9 +7,9 @@ import inspect
 import os
 import secrets
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal, overload
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
@@ -31,6 +31,7 @@ from bedload.core.errors import (
 )
 from bedload.core.ids import DeploymentId, Epoch, OperatorName, WorkerId
 from bedload.keys import DEFAULT_KEY_GROUPS, RoutingTable, check_key_groups
+from bedload.migration import Strategy
 from bedload.operators.aggregates import Aggregates, Function
 from bedload.spark.application import Application, Keyed
 from bedload.spark.bootstrap import (
@@ -39,10 +40,12 @@ from bedload.spark.bootstrap import (
     deploy_with_initial_state,
 )
 from bedload.spark.bootstrap_task import Start, starts_of_columns, starts_of_rows
+from bedload.spark.changes import Change, Wishes
 from bedload.spark.driver import Driver
 from bedload.spark.hosts import ProcessHost, TaskHost, WorkerHost
 from bedload.spark.keeper import Keeper
 from bedload.spark.listener import ProgressListener
+from bedload.spark.moves import table_schema
 from bedload.spark.plan import Plans
 from bedload.spark.schemas import arrow_schema, output_schema
 from bedload.spark.state_schema import check_stored
@@ -142,6 +145,7 @@ class Cluster:
             retention=retention,
             replace_seconds=start_seconds,
         )
+        self._wishes = Wishes(self._driver, self._states, self._driver.members, host.room)
         self._listener = ProgressListener(self._driver)
         try:
             host.start(self._driver.address, self._secret, workers, None if keeper is None else keeper.place)
@@ -239,6 +243,93 @@ class Cluster:
             raise UnknownOperator(f"no operator {named!r} was applied on this cluster; there are: {known}")
         return found
 
+    # --- changing it while queries run ---
+
+    def rescale(self, workers: int, *, strategy: str | Strategy | None = None) -> Change:
+        """Have this many workers from now on, while queries run; returns at once, with a handle.
+
+        New workers start before anything moves, and those that are not wanted any more end after their last key has
+        left; of them the ones with the highest numbers go. Requests wait for those before them.
+
+        ``strategy``: how state moves, one of ``bedload.strategies``: its name or a variant of it; ``"auto"``: the one
+        that fits size, churn and skew best, and the result says why. ``"seamless"`` unless given.
+        """
+        self._check_running()
+        return self._wishes.rescale(workers, strategy)
+
+    def move(
+        self,
+        *,
+        keys: Iterable[Any] | None = None,
+        key_groups: Iterable[int] | None = None,
+        to: int,
+        operator: str | type[Operator] | type[VectorOperator] | None = None,
+        strategy: str | Strategy | None = None,
+    ) -> Change:
+        """Move some keys, or whole key groups, of an operator to a worker; either the one or the other.
+
+        Keys that move by themselves stay where they are put (see :meth:`pin`). ``operator`` can be left out if there
+        is one only. A composite key is a tuple, in the order of the key's columns.
+        """
+        self._check_running()
+        return self._wishes.move(keys, key_groups, to, operator, strategy)
+
+    def drain(self, worker: int, *, strategy: str | Strategy | None = None) -> Change:
+        """Move everything away from a worker, then end it."""
+        self._check_running()
+        return self._wishes.drain(worker, strategy)
+
+    def rebalance(self, *, strategy: str | Strategy | None = None) -> Change:
+        """Even out the load of the workers, as measured of late, by moving as few key groups as that takes."""
+        self._check_running()
+        return self._wishes.rebalance(strategy)
+
+    def pin(
+        self,
+        key: Any,
+        worker: int,
+        *,
+        operator: str | type[Operator] | type[VectorOperator] | None = None,
+        strategy: str | Strategy | None = None,
+    ) -> Change:
+        """Have one key live with a worker, whatever becomes of its key group; until :meth:`unpin`, or that worker ends.
+
+        For a single hot key, or for a data source that travels.
+        """
+        self._check_running()
+        return self._wishes.pin([key], worker, operator, strategy)
+
+    def unpin(
+        self,
+        key: Any,
+        *,
+        operator: str | type[Operator] | type[VectorOperator] | None = None,
+        strategy: str | Strategy | None = None,
+    ) -> Change:
+        """Have a pinned key live with its key group again."""
+        self._check_running()
+        return self._wishes.unpin([key], operator, strategy)
+
+    @overload
+    def history(self, *, as_rows: Literal[False] = ...) -> DataFrame: ...
+
+    @overload
+    def history(self, *, as_rows: Literal[True]) -> list[dict[str, Any]]: ...
+
+    def history(self, *, as_rows: bool = False) -> DataFrame | list[dict[str, Any]]:
+        """Every change of the cluster and what it cost, oldest first: a row per change and operator.
+
+        A batch DataFrame, or a list of dicts (``as_rows``). With a checkpoint, changes of earlier attachments are in
+        it too. ``outcome`` is ``done``, ``called off`` or what went wrong; ``stoppage_ms_*`` is how long rows of a key
+        on its way were held up; ``spike`` is the longest epoch meanwhile over the median before, and ``stabilise_s``
+        the time until epochs were as short as before (null: not yet known).
+        """
+        rows = self._driver.moves.rows()
+        if as_rows:
+            return rows
+        schema = table_schema()
+        return self._spark.createDataFrame([tuple(row[name] for name in schema.names) for row in rows], schema)
+
     # --- keeping it ---
 
     def run(
@@ -322,7 +413,7 @@ class Cluster:
         return {int(worker): self._driver.pids[worker] for worker in alive}
 
     def epochs(self) -> list[dict[str, Any]]:
-        """The latest epochs, oldest first: operator, query, epoch, committed, rows, keys, busy seconds, bytes.
+        """The latest epochs, oldest first: operator, query, epoch, committed, rows, keys, busy seconds, bytes, seconds.
 
         Rows are counted as they reach the workers: those that a feeder combined by key count as one.
         """
@@ -336,6 +427,7 @@ class Cluster:
                 "keys": {int(w): count for w, count in item.keys.items()},
                 "busy": {int(w): seconds for w, seconds in item.busy.items()},
                 "bytes": item.bytes,
+                "seconds": item.seconds,
             }
             for item in list(self._driver.ended)
         ]

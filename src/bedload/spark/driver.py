@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -15,9 +16,11 @@ from dataclasses import replace
 from typing import TypeVar
 
 from bedload.checkpoint.records import TurnRecord
+from bedload.control.changes import Stage, Wish
 from bedload.control.compaction import Retention
 from bedload.control.coordinator import Coordinator
 from bedload.control.instructions import (
+    ChangeResult,
     CheckpointResult,
     CheckTurn,
     CollectGarbage,
@@ -28,11 +31,14 @@ from bedload.control.instructions import (
     Instruction,
     ReplaceWorker,
     Reply,
+    StartWorkers,
     ToWorker,
+    WorkersLeft,
     WriteManifest,
     WriteTurn,
 )
 from bedload.control.lineage import Lineage
+from bedload.core.clock import SystemClock
 from bedload.core.errors import (
     BedloadError,
     CheckpointError,
@@ -41,14 +47,18 @@ from bedload.core.errors import (
     WorkerStartFailed,
 )
 from bedload.core.ids import DeploymentId, Epoch, OperatorName, QueryId, RunId, WorkerId
+from bedload.migration.record import MoveRecord
 from bedload.protocol import messages as m
 from bedload.spark.hosts import WorkerHost
 from bedload.spark.keeper import Keeper
+from bedload.spark.moves import Moves
 from bedload.spark.plan import Plans, mark
 from bedload.transport import Endpoint, Handler, Peer
 
 _log = logging.getLogger("bedload")
 _T = TypeVar("_T")
+_CHECK_SECONDS = 0.1
+"""How often to see whether a worker that was started lives, until it comes."""
 
 
 class Driver(Handler):
@@ -78,6 +88,9 @@ class Driver(Handler):
         # Apart from the plans': a slow store must not keep an epoch from being counted, nor the other way round.
         self._files = ThreadPoolExecutor(max_workers=4, thread_name_prefix="bedload-files")
         self._replacing: dict[WorkerId, threading.Timer] = {}
+        self._starting: dict[WorkerId, threading.Timer] = {}
+        """Workers that were asked for beside those from the beginning, until they come."""
+        self._leaving: dict[WorkerId, threading.Thread] = {}
         self._peers: dict[WorkerId, Peer] = {}
         self._names: dict[Peer, WorkerId] = {}
         self._addresses: dict[WorkerId, str] = {}
@@ -85,9 +98,11 @@ class Driver(Handler):
         self._joined: Future[None] = Future()
         self._quiet: dict[QueryId, set[Epoch]] = {}
         self._stopping = False
+        self._clock = SystemClock()
         self.coordinator: Coordinator | None = None
         self.ended: deque[EpochEnded] = deque(maxlen=1000)
         """The latest epochs, for whoever watches."""
+        self.moves = Moves(keeper, self._clock, self._files.submit)
         self._thread = threading.Thread(target=self._endpoint.run, name="bedload-coordinator", daemon=True)
         self._thread.start()
 
@@ -166,6 +181,35 @@ class Driver(Handler):
         for future in self.call(ask):
             future.result()
 
+    def change(self, wish: Wish) -> tuple[int, Future[tuple[MoveRecord, ...]]]:
+        """Change the cluster while it runs: the number of the change, and what became of it."""
+        future: Future[tuple[MoveRecord, ...]] = Future()
+
+        def ask(coordinator: Coordinator) -> int:
+            number, steps = coordinator.change(future, wish)
+            self._carry_out(steps)
+            return number
+
+        return self.call(ask), future
+
+    def members(self) -> tuple[int, bool]:
+        """How many workers there are, those that are being replaced included, and whether a change is under way."""
+        return self.call(lambda c: (len(c.changes.members), c.changes.current is not None))
+
+    def cancel(self, number: int) -> bool:
+        """Call a change off; whether that could still be done."""
+
+        def ask(coordinator: Coordinator) -> bool:
+            could, steps = coordinator.cancel(number)
+            self._carry_out(steps)
+            return could
+
+        return self.call(ask)
+
+    def seen(self, number: int) -> tuple[Stage, float]:
+        """Where a change is, and how much of it is done."""
+        return self.call(lambda c: c.changes.seen(number))
+
     def progress(self, query: QueryId, run: RunId, epoch: Epoch, *, quiet: bool) -> None:
         """Spark committed an epoch, in which a source had no new data (``quiet``) or all had; thread-safe."""
         if quiet:
@@ -187,10 +231,15 @@ class Driver(Handler):
         self._endpoint.stop()
         self._thread.join(timeout=10)
         self._endpoint.close()
-        for timer in list(self._replacing.values()):
-            timer.cancel()
+        for awaited in (self._replacing, self._starting):
+            for worker in list(awaited):
+                if (timer := awaited.pop(worker, None)) is not None:
+                    timer.cancel()
         self._pool.shutdown(wait=False, cancel_futures=True)
         self._files.shutdown(wait=False, cancel_futures=True)
+        for thread in list(self._leaving.values()):
+            thread.join()
+        self.moves.write_all()
 
     # --- Handler: on the coordinator's thread ---
 
@@ -220,8 +269,11 @@ class Driver(Handler):
             how = f"process {self.pids.get(worker)} ended: {peer.reason}"
             if words := self._host.last_words(worker):
                 how += f"; the end of its log:\n{words}\n"
+            if worker in self.coordinator.changes.starting:
+                self._let_go(worker)
             self._carry_out(self.coordinator.worker_lost(worker, how))
-            _log.error("%s", self.coordinator.error or f"worker {worker} was lost ({how}) and is being replaced")
+            replaced = " and is being replaced" if worker in self._replacing else ""
+            _log.error("%s", self.coordinator.error or f"worker {worker} was lost ({how}){replaced}")
 
     def on_error(self, peer: Peer | None, error: BaseException) -> None:
         """A caller without the secret, or a bug."""
@@ -236,18 +288,25 @@ class Driver(Handler):
             # kills the one with the state, so the copy is left waiting until the cluster ends.
             _log.warning("a second worker %s (process %s) came and is left idle", message.worker, message.pid)
             return
-        if self.coordinator is not None and (self._keeper is None or self.coordinator.error is not None):
-            peer.send(m.encode(m.Stop()))  # a restarted Spark task: its state is gone, so it has no place
-            return
+        new: threading.Timer | None = None
+        if self.coordinator is not None:
+            new = self._starting.pop(message.worker, None)
+            timer = new or self._replacing.pop(message.worker, None)
+            if timer is None or self.coordinator.error is not None:
+                peer.send(m.encode(m.Stop()))  # a restarted Spark task: its state is gone, so it has no place
+                return
+            timer.cancel()
+            if new is not None and message.worker not in self.coordinator.changes.starting:
+                peer.send(m.encode(m.Stop()))  # the change that asked for it was called off
+                self._let_go(message.worker)
+                return
         self._peers[message.worker] = peer
         self._names[peer] = message.worker
         self._addresses[message.worker] = message.address
         self.pids[message.worker] = message.pid
         if self.coordinator is not None:
-            timer = self._replacing.pop(message.worker, None)
-            if timer is not None:
-                timer.cancel()
-            _log.warning("worker %s is back as process %s", message.worker, message.pid)
+            if new is None:
+                _log.warning("worker %s is back as process %s", message.worker, message.pid)
             self._carry_out(self.coordinator.worker_joined(message.worker, message.address))
         elif len(self._peers) == self._expected:
             self.coordinator = Coordinator(
@@ -255,6 +314,7 @@ class Driver(Handler):
                 durable=self._keeper is not None,
                 retention=self._retention,
                 takes_slots=self._host.takes_slots,
+                clock=self._clock,
             )
             self._joined.set_result(None)
 
@@ -282,6 +342,24 @@ class Driver(Handler):
                         to.set_exception(error)
                 case EpochEnded():
                     self.ended.append(step)
+                    self.moves.epoch_ended(step)
+                case ChangeResult(to=to, error=error, records=records):
+                    assert isinstance(to, Future)
+                    records = self.moves.add(records, self.ended)
+                    if error is None:
+                        to.set_result(records)
+                    else:
+                        to.set_exception(error)
+                case StartWorkers(workers=workers):
+                    for worker in workers:
+                        self._start_new(worker)
+                case WorkersLeft(workers=workers):
+                    for worker in workers:
+                        # At once: the end of its connection is nobody's loss, and another may come under its number.
+                        left = self._peers.pop(worker, None)
+                        if left is not None:
+                            del self._names[left]
+                        self._let_go(worker)
                 case CheckpointResult(to=to, error=error):
                     assert isinstance(to, Future)
                     if error is None:
@@ -349,29 +427,84 @@ class Driver(Handler):
             _log.warning("operator %s: old files could not be deleted: %s", step.operator, raised)
         self._soon(lambda c: c.garbage_collected(step.operator))
 
+    # --- workers that come and go: on threads of their own, as a host may wait for seconds ---
+
     def _replace(self, worker: WorkerId) -> None:
-        def give_up() -> None:
-            self._replacing.pop(worker, None)
-            why = f"no replacement came within {self._replace_seconds:g} seconds"
+        def failed(why: str) -> None:
+            _log.error("worker %s could not be replaced: %s", worker, why)
             self._soon(lambda c: c.worker_not_replaced(worker, why))
 
-        timer = self._replacing[worker] = threading.Timer(self._replace_seconds, give_up)
+        self._bring(worker, self._replacing, self._host.replace, failed)
+
+    def _start_new(self, worker: WorkerId) -> None:
+        def failed(why: str) -> None:
+            _log.error("worker %s could not be started: %s", worker, why)
+            self._let_go(worker)
+            self._soon(lambda c: c.worker_not_started(worker, why))
+
+        def start(worker: WorkerId) -> None:
+            before = self._leaving.get(worker)
+            if before is not None:
+                before.join()
+            self._host.add(worker)
+
+        known = self._starting.pop(worker, None)
+        if known is None:
+            self._bring(worker, self._starting, start, failed)
+        else:
+            # Whoever asked for it before has called that off, and it is on its way still.
+            known.cancel()
+            self._bring(worker, self._starting, None, failed)
+
+    def _bring(
+        self,
+        worker: WorkerId,
+        awaited: dict[WorkerId, threading.Timer],
+        start: Callable[[WorkerId], None] | None,
+        failed: Callable[[str], None],
+    ) -> None:
+        """Have a worker started; if that fails, or it does not come in time, say so."""
+
+        def give_up(why: str) -> None:
+            timer = awaited.pop(worker, None)
+            if timer is not None:  # else it came at the last moment
+                timer.cancel()
+                failed(why)
+
+        late = f"it did not come within {self._replace_seconds:g} seconds"
+        timer = awaited[worker] = threading.Timer(self._replace_seconds, give_up, [late])
         timer.daemon = True
         timer.start()
-        # Not on the files' threads: a host may wait for seconds, and several workers may go at once.
-        name = f"bedload-replace-{worker}"
-        threading.Thread(target=self._start_replacement, args=(worker,), name=name, daemon=True).start()
+        if start is None:
+            return
 
-    def _start_replacement(self, worker: WorkerId) -> None:
-        try:
-            self._host.replace(worker)
-        except Exception as error:
-            why = str(error)
-            _log.error("worker %s could not be replaced: %s", worker, why)
-            timer = self._replacing.pop(worker, None)
-            if timer is not None:
-                timer.cancel()
-            self._soon(lambda c: c.worker_not_replaced(worker, why))
+        def run() -> None:
+            try:
+                start(worker)
+                while awaited.get(worker) is timer:
+                    self._host.check(worker)
+                    time.sleep(_CHECK_SECONDS)
+            except Exception as error:
+                give_up(str(error))
+
+        threading.Thread(target=run, name=f"bedload-start-{worker}", daemon=True).start()
+
+    def _let_go(self, worker: WorkerId) -> None:
+        """See to it that a worker that was told to end does."""
+        before = self._leaving.get(worker)
+
+        def run() -> None:
+            if before is not None:
+                before.join()
+            try:
+                self._host.remove(worker)
+            except Exception as error:
+                _log.warning("worker %s may not have ended: %s", worker, error)
+            if self._leaving.get(worker) is threading.current_thread():
+                del self._leaving[worker]
+
+        thread = self._leaving[worker] = threading.Thread(target=run, name=f"bedload-leave-{worker}", daemon=True)
+        thread.start()
 
     def _inspect_stage(self, step: InspectStage) -> None:
         try:

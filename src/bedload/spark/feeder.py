@@ -117,7 +117,7 @@ class _Feed:
                     first = False
                 elif combine:
                     rows = self._combined(batch, at_most=1.0)
-                self._send(session.submit(rows))
+                self._send(session.submit(rows, range(len(self._spec.key)) if combine else None))
                 yield from self._outputs(session, WINDOW)
             if first:
                 self._join(session, pa.schema([]))
@@ -146,7 +146,7 @@ class _Feed:
         for worker, address in answer.addresses.items():
             self._workers[worker] = _take(address, self._spec)
             self._names[self._workers[worker].fileno()] = worker
-        return FeederSession(self._spec.operator, answer)
+        return FeederSession(self._spec.operator, answer, [position for position, _ in self._spec.key])
 
     def _ask_to_open(self) -> m.Message:
         task = TaskContext.get()

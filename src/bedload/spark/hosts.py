@@ -1,4 +1,4 @@
-"""Where workers run: child processes of the driver, or long-running Spark tasks.
+"""Where workers run: processes beside the driver, or long-running Spark tasks.
 
 A host starts workers and tells when one could not start. It does not know what workers do: they come
 to the coordinator by themselves, and end when it says so or when it is gone.
@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import IO, Protocol
+from typing import Protocol
 
 import msgspec
 from py4j.protocol import Py4JError
@@ -24,13 +23,21 @@ from pyspark.sql import SparkSession
 
 from bedload.core.errors import TooFewSlots, WorkerStartFailed
 from bedload.core.ids import WorkerId
+from bedload.spark.processes import Child, Nursery, Spawned
 from bedload.worker.durable import Place
+from bedload.worker.nursery import available
 
 _STOP_SECONDS = 10.0
 _TASK_RETRY_SECONDS = 5.0
 """How long Spark may take to see that the task of a lost worker failed. If it has not by then, it runs it again."""
 _EXECUTORS_SECONDS = 30.0
 """How long executors may take to come, after the session is there, before the slots are counted too few."""
+
+
+_MORE_SLOTS = (
+    "give the application more executors or cores (spark.cores.max, spark.executor.instances), or run the workers "
+    "beside the driver (attach(..., host='process'))"
+)
 
 
 class WorkerHost(Protocol):
@@ -43,12 +50,24 @@ class WorkerHost(Protocol):
         """Start this many workers, numbered from 0; ``place`` is where they find the checkpoint."""
         ...
 
-    def check(self) -> None:
-        """Raise if a worker failed to start."""
+    def check(self, worker: WorkerId | None = None) -> None:
+        """Raise if a worker failed to start: this one, or any."""
         ...
 
     def replace(self, worker: WorkerId) -> None:
         """Start a worker in place of one that was lost, and make sure that the lost one is gone."""
+        ...
+
+    def room(self, workers: int) -> None:
+        """Raise if there is no room for so many workers at once."""
+        ...
+
+    def add(self, worker: WorkerId) -> None:
+        """Start one more worker. Its number may be that of one that was removed."""
+        ...
+
+    def remove(self, worker: WorkerId) -> None:
+        """Return when a worker that was told to end is gone; it is ended if it takes too long."""
         ...
 
     def last_words(self, worker: WorkerId) -> str:
@@ -61,87 +80,121 @@ class WorkerHost(Protocol):
 
 
 class ProcessHost:
-    """Workers as child processes of the driver: they take no Spark task slot."""
+    """Workers as processes of the driver's: they take no Spark task slot.
+
+    They are forked from one process that has loaded what they need. Where there is no fork, or ``BEDLOAD_NO_FORK=1`` is
+    set, each is a fresh interpreter.
+    """
 
     takes_slots = False
 
     def __init__(self) -> None:
-        self._children: dict[WorkerId, tuple[subprocess.Popen[bytes], Path]] = {}
+        self._children: dict[WorkerId, Child] = {}
+        self._nursery: Nursery | None = None
         self._logs = tempfile.TemporaryDirectory(prefix="bedload-workers-", ignore_cleanup_errors=True)
         self._hello: tuple[str, bytes, Place | None] = ("", b"", None)
+        self._again: set[WorkerId] = set()
+        """Workers that were ordered twice."""
         self._lock = threading.Lock()
         self._stopped = False
 
     def start(self, coordinator: str, secret: bytes, workers: int, place: Place | None = None) -> None:
         """Start the processes; their output goes to a log file each."""
         self._hello = coordinator, secret, place
-        for number in range(workers):
-            self._start(WorkerId(number))
+        with self._lock:
+            for number in range(workers):
+                self._start(WorkerId(number))
 
     def replace(self, worker: WorkerId) -> None:
         """Start another process; the old one is killed if it is there still."""
+        self._again.discard(worker)
+        self._replace(worker)
+
+    def _replace(self, worker: WorkerId) -> None:
         with self._lock:
             old = self._children.get(worker)
             if old is not None:
-                old[0].kill()
-                old[0].wait()
-                assert old[0].stdin is not None
-                with contextlib.suppress(OSError):
-                    old[0].stdin.close()
+                old.kill(_STOP_SECONDS)
+                old.close()
             if not self._stopped:
                 self._start(worker)
+
+    def room(self, workers: int) -> None:
+        """There is always room: the machine decides how well they run."""
+
+    def add(self, worker: WorkerId) -> None:
+        """Start another process; it goes on with the log of a former one of its number."""
+        self.replace(worker)
+
+    def remove(self, worker: WorkerId) -> None:
+        """Wait for a process to end by itself, and end it if it does not."""
+        with self._lock:
+            found = self._children.pop(worker, None)
+        if found is not None:
+            if not found.wait(_STOP_SECONDS):
+                found.kill(_STOP_SECONDS)
+            found.close()
 
     def _start(self, worker: WorkerId) -> None:
         # SUBTLE: what the driver can import, the operators that it ships may need: a script's folder, say.
         environment = dict(os.environ, PYTHONPATH=os.pathsep.join(filter(None, sys.path)))
         log = Path(self._logs.name) / f"worker-{worker}.log"
+        coordinator, secret, place = self._hello
+        hello = {"worker": worker, "coordinator": coordinator, "secret": secret, "place": place}
+        line = msgspec.json.encode(hello) + b"\n"
         try:
-            with log.open("ab") as output:
-                child = subprocess.Popen(
-                    [sys.executable, "-X", "faulthandler", "-m", "bedload.worker"],
-                    stdin=subprocess.PIPE,
-                    stdout=output,
-                    stderr=output,
-                    env=environment,
-                )
+            self._children[worker] = (
+                self._fork(log, environment, line) if available() else Spawned(log, environment, line)
+            )
         except OSError as error:
             raise WorkerStartFailed(
                 f"worker {worker} could not be started with {sys.executable}: {error}", worker=worker
             ) from error
-        assert child.stdin is not None
-        _hand_over(child.stdin, worker, *self._hello)
-        self._children[worker] = child, log
 
-    def check(self) -> None:
-        """Raise with the end of the log of a child that died."""
-        for worker, (child, log) in list(self._children.items()):
-            if child.poll() is not None:
-                tail = _tail(log)
+    def _fork(self, log: Path, environment: dict[str, str], hello: bytes) -> Child:
+        if self._nursery is not None:
+            child = self._nursery.order(log, environment, hello)
+            if not self._nursery.gone:
+                return child
+            child.close()  # if it was started after all, it ends by that
+            self._nursery.stop(0.0)
+        self._nursery = Nursery(Path(self._logs.name) / "nursery.log", environment)
+        return self._nursery.order(log, environment, hello)
+
+    def check(self, worker: WorkerId | None = None) -> None:
+        """Raise with the end of the log of a worker that died."""
+        for number, child in list(self._children.items()):
+            if worker in (None, number) and (fate := child.fate()) is not None:
+                if child.stranded and number not in self._again:
+                    self._again.add(number)
+                    self._replace(number)
+                    continue
                 raise WorkerStartFailed(
-                    f"worker {worker} ended with code {child.returncode} before it joined; the end of its log:\n{tail}",
-                    worker=worker,
+                    f"worker {number} {fate} before it joined; the end of its log:\n{_tail(child.log)}", worker=number
                 )
 
     def last_words(self, worker: WorkerId) -> str:
-        """The end of the log of a child."""
+        """The end of the log of a worker."""
         found = self._children.get(worker)
-        return "" if found is None else _tail(found[1])
+        return "" if found is None else _tail(found.log)
 
     def stop(self) -> None:
-        """Wait for the children; end those that do not end by themselves."""
+        """Wait for the workers; end those that do not end by themselves."""
         with self._lock:
             self._stopped = True
-        for child, _ in self._children.values():
-            assert child.stdin is not None
-            with contextlib.suppress(OSError):
-                child.stdin.close()
-        for child, _ in self._children.values():
-            try:
-                child.wait(timeout=_STOP_SECONDS)
-            except subprocess.TimeoutExpired:
-                child.kill()
-                child.wait()
-        self._children = {}
+            children = list(self._children.values())
+            self._children = {}
+            nursery, self._nursery = self._nursery, None
+        for child in children:
+            child.let_go()
+        deadline = time.monotonic() + _STOP_SECONDS
+        late = [child for child in children if not child.wait(max(0.0, deadline - time.monotonic()))]
+        for child in late:
+            child.kill(_STOP_SECONDS)
+        if nursery is not None:
+            nursery.stop(_STOP_SECONDS)
+        for child in children:
+            child.close()
         self._logs.cleanup()
 
 
@@ -150,13 +203,6 @@ def _tail(log: Path) -> str:
         return "\n".join(log.read_text(errors="replace").splitlines()[-15:])
     except OSError:
         return ""
-
-
-def _hand_over(pipe: IO[bytes], worker: int, coordinator: str, secret: bytes, place: Place | None) -> None:
-    line = msgspec.json.encode({"worker": worker, "coordinator": coordinator, "secret": secret, "place": place})
-    with contextlib.suppress(BrokenPipeError):  # it died at once: check() says why
-        pipe.write(line + b"\n")
-        pipe.flush()
 
 
 class TaskHost:
@@ -176,7 +222,8 @@ class TaskHost:
 
     def start(self, coordinator: str, secret: bytes, workers: int, place: Place | None = None) -> None:
         """Start one Spark job for each worker."""
-        self._wait_for_slots(workers)
+        advice = f"Ask for at most {{most}} workers (attach(..., workers={{most}})), {_MORE_SLOTS}"
+        self._wait_for_slots(workers, _EXECUTORS_SECONDS, advice)
         self._hello = coordinator, secret, place
         everybody = [WorkerId(number) for number in range(workers)]
         together = [everybody] if not str(self._context.master).startswith("local") else [[one] for one in everybody]
@@ -191,6 +238,24 @@ class TaskHost:
         if not self._stopped and (job is None or job.ended.is_set()):
             self._start([worker])
 
+    def room(self, workers: int) -> None:
+        """Raise unless Spark has a task slot for each, and one for a feeder."""
+        self._wait_for_slots(workers, 0.0, f"Ask for at most {{most}} workers (rescale({{most}})), {_MORE_SLOTS}")
+
+    def add(self, worker: WorkerId) -> None:
+        """Start a job of its own."""
+        if not self._stopped:
+            self._start([worker])
+
+    def remove(self, worker: WorkerId) -> None:
+        """Wait for the worker's job, if it is of that one alone; a task among others ends by itself."""
+        job = self._jobs.pop(worker, None)
+        if job is None or len(job.workers) > 1:
+            return
+        if not job.ended.wait(_STOP_SECONDS):
+            job.cancel()
+            job.ended.wait(_STOP_SECONDS)
+
     def _start(self, workers: list[WorkerId]) -> None:
         # SUBTLE: a copy of a worker's task is no help, it has no state, and takes a slot. Spark makes none of the tasks
         # of a barrier stage; its price is that all workers of the job go when one is lost.
@@ -199,12 +264,12 @@ class TaskHost:
         for worker in workers:
             self._jobs[worker] = job
 
-    def check(self) -> None:
+    def check(self, worker: WorkerId | None = None) -> None:
         """Raise if the job of a worker ended."""
-        for worker, job in list(self._jobs.items()):
-            if job.ended.is_set():
+        for number, job in list(self._jobs.items()):
+            if worker in (None, number) and job.ended.is_set():
                 raise WorkerStartFailed(
-                    f"the Spark job of worker {worker} ended: {job.failure or 'without an error'}", worker=worker
+                    f"the Spark job of worker {number} ended: {job.failure or 'without an error'}", worker=number
                 )
 
     def last_words(self, worker: WorkerId) -> str:
@@ -214,28 +279,27 @@ class TaskHost:
     def stop(self) -> None:
         """Wait for the jobs to end; cancel those whose worker is too busy to hear that it should."""
         self._stopped = True
-        for job in self._jobs.values():
+        jobs = list(self._jobs.values())
+        for job in jobs:
             job.ended.wait(_STOP_SECONDS)
-        for job in self._jobs.values():
+        for job in jobs:
             if not job.ended.is_set():
                 job.cancel()
-        for job in self._jobs.values():
+        for job in jobs:
             job.ended.wait(_STOP_SECONDS)
 
-    def _wait_for_slots(self, workers: int) -> None:
+    def _wait_for_slots(self, workers: int, seconds: float, advice: str) -> None:
         """Return when Spark has room for the workers; raise as soon as it is clear that it will not."""
         if self._dynamic:
             return  # Spark asks for executors when it has tasks for them, not before
         limit = self._limit()
         waited = 0.0
         while (slots := self._slots()) <= workers:
-            if (limit is not None and limit <= workers) or waited >= _EXECUTORS_SECONDS:
+            if (limit is not None and limit <= workers) or waited >= seconds:
                 slots = slots if limit is None else limit
                 raise TooFewSlots(
                     f"{workers} workers and at least one feeder need {workers + 1} task slots, but Spark has {slots}. "
-                    f"Ask for at most {max(slots - 1, 0)} workers (attach(..., workers={max(slots - 1, 1)})), "
-                    f"give the application more executors or cores (spark.cores.max, spark.executor.instances), or "
-                    f"run the workers beside the driver (attach(..., host='process'))"
+                    f"{advice.format(most=max(slots - 1, 1))}"
                 )
             time.sleep(0.1)
             waited += 0.1
@@ -279,8 +343,8 @@ class _Job:
     ) -> None:
         self.failure: Exception | None = None
         self.ended = threading.Event()
+        self.workers = workers
         self._context = context
-        self._workers = workers
         self._barrier = barrier
         self._group = f"bedload-workers-{workers[0]}-{coordinator}"
         task = _task(coordinator, secret, place)
@@ -295,7 +359,7 @@ class _Job:
         try:
             # A job group belongs to the thread, so the user's own jobs are not in this one.
             self._context.setJobGroup(self._group, "Bedload workers", False)
-            numbers = self._context.parallelize(list(map(int, self._workers)), len(self._workers))
+            numbers = self._context.parallelize(list(map(int, self.workers)), len(self.workers))
             if self._barrier:
                 numbers.barrier().mapPartitions(task).count()
             else:

@@ -22,11 +22,20 @@ from bedload.checkpoint.snapshots import stray_files
 from bedload.checkpoint.storage import open_storage
 from bedload.control.lineage import Lineage
 from bedload.core.errors import CheckpointDamaged, EpochNotRetained
-from bedload.core.ids import OperatorName
+from bedload.core.ids import Generation, OperatorName
+from bedload.migration.record import MoveRecord
 from bedload.spark.state_schema import check_stored
 from bedload.worker.durable import Place
 
 _log = logging.getLogger("bedload")
+
+
+class _MoveFile(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="move"):
+    """What is remembered of a move, as a file."""
+
+    generation: Generation
+    move: MoveRecord
+    version: int = 1
 
 
 class Keeper:
@@ -98,3 +107,23 @@ class Keeper:
     def collect(self, operator: OperatorName, garbage: Garbage) -> None:
         """Delete what no retained epoch needs."""
         self.checkpoint.delete_garbage(operator, garbage)
+
+    def write_move(self, record: MoveRecord) -> None:
+        """Remember a move."""
+        data = msgspec.json.encode(_MoveFile(generation=self.generation, move=record))
+        self.checkpoint.write_move(record.number, OperatorName(record.operator), msgspec.json.format(data, indent=1))
+
+    def moves(self) -> list[tuple[Generation, MoveRecord]]:
+        """The moves of former attachments, oldest first; a file that is not whole is looked over."""
+        found = []
+        for (generation, number, operator), data in sorted(self.checkpoint.moves().items()):
+            if generation == self.generation:
+                continue
+            try:
+                move = msgspec.json.decode(data, type=_MoveFile).move
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                path = paths.move(generation, number, operator)
+                _log.warning("%s of the checkpoint is not the record of a move, and is left out: %s", path, error)
+                continue
+            found.append((generation, move))
+        return found

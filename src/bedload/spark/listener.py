@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
 from pyspark import SparkContext
 from pyspark.sql.streaming.listener import (
     JStreamingQueryListener,
@@ -24,23 +23,7 @@ from pyspark.sql.streaming.listener import (
 
 from bedload.core.ids import Epoch, QueryId, RunId
 from bedload.spark.driver import Driver
-
-
-class _Source(msgspec.Struct, rename="camel"):
-    start_offset: Any = None
-    end_offset: Any = None
-
-
-class _Progress(msgspec.Struct, rename="camel"):
-    """What is read of a progress event."""
-
-    id: str
-    run_id: str
-    batch_id: int
-    sources: list[_Source] = []
-
-
-_PROGRESS = msgspec.json.Decoder(_Progress)
+from bedload.spark.progress import read_progress
 
 
 class ProgressListener(StreamingQueryListener):
@@ -59,9 +42,8 @@ class ProgressListener(StreamingQueryListener):
 
     def progress(self, event: str) -> None:
         """Spark has committed an epoch; the event as JSON."""
-        seen = _PROGRESS.decode(event)
-        quiet = any(source.start_offset == source.end_offset for source in seen.sources)
-        self._driver.progress(QueryId(seen.id), RunId(seen.run_id), Epoch(seen.batch_id), quiet=quiet)
+        seen = read_progress(event)
+        self._driver.progress(QueryId(seen.id), RunId(seen.run_id), Epoch(seen.batch_id), quiet=seen.quiet)
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802 - Spark's name
         """Nothing to do: the first open tells more."""

@@ -20,6 +20,7 @@ from pyspark.sql import SparkSession
 from bedload.control.epochs import QueryFacts
 from bedload.core.errors import DefinitionError, ProtocolError
 from bedload.core.ids import DeploymentId, Epoch, QueryId
+from bedload.spark.progress import read_progress
 
 
 def mark(deployment: DeploymentId, operator: str) -> str:
@@ -104,11 +105,8 @@ class Plans:
         try:
             latest = execution.commitLog().getLatestBatchId()
             committed = Epoch(int(latest.get())) if latest.isDefined() else None
-            quiet = frozenset(
-                Epoch(int(progress["batchId"]))
-                for progress in map(json.loads, (str(p.json()) for p in execution.recentProgress()))
-                if any(source["startOffset"] == source["endOffset"] for source in progress["sources"])
-            )
+            events = [read_progress(str(progress.json())) for progress in execution.recentProgress()]
+            quiet = frozenset(Epoch(event.batch_id) for event in events if event.quiet)
         except Py4JError as error:
             raise ProtocolError(f"cannot read the progress of query {query}: {error}") from error
         place = str(execution.resolvedCheckpointRoot())

@@ -170,10 +170,8 @@ class _Epochs:
 
     def _load(self, storage: Storage, record: TurnRecord, only: KeyFilter | None) -> list[pa.RecordBatch]:
         form = self._forms[record.schema]
-        owners = record.owner_of_groups
-        writers = sorted({owners[group] for group in self._groups} & set(record.workers))
         found = []
-        for worker in writers:
+        for worker in record.writers(self._groups):
             delta, _ = load_delta(storage, self._view.operator, form, record, worker)
             delta = select(delta, self._groups, form.key_groups)
             found.append(delta if only is None else only.keep(delta))

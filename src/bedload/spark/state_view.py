@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -95,6 +96,8 @@ class ColumnDecoder:
 
 
 _LOSS_TRIES, _LOSS_PAUSE_SECONDS = 600, 0.1
+_LOOK_SECONDS = 1.0
+"""Without an answer for so long, see whether the key lives elsewhere by now."""
 
 
 class OperatorState:
@@ -120,10 +123,9 @@ class OperatorState:
 
         A composite key is a tuple, in the order of the key's columns.
         """
-        routing, addresses = self._where()
         key = canonical_key(key)
-        group = key_group(hash_key(key, self._key_types), routing.key_groups)
         parts = key if len(self._key_types) > 1 else (key,)
+        hashed = self.hash_of(key)
         names = [f"key{i}" for i in range(len(self._key_types))]
         batch = pa.RecordBatch.from_arrays(
             [pa.array([part], type=kind) for part, kind in zip(parts, self._key_types, strict=True)],
@@ -132,22 +134,35 @@ class OperatorState:
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, batch.schema) as writer:
             writer.write_batch(batch)
-        owner = routing.owner_of(group)
-        answer, body = self._ask_owner(owner, addresses, m.Read(self.name, group), sink.getvalue())
-        assert isinstance(answer, m.ReadAnswer)
+        answer, body = self._ask_owner(hashed, sink.getvalue())
         if not answer.found or body is None:
             return None
         return StateAnswer(key, answer.epoch, answer.query, self.decoder.decode(body))
 
+    def hash_of(self, key: Any) -> int:
+        """The hash of a key; raises :class:`KeyTypeError` if it is none that the key's columns can hold."""
+        return hash_key(canonical_key(key), self._key_types)
+
+    def owner_of(self, key: Any) -> int:
+        """The worker that a key lives with now, whether it has state or not."""
+        return int(self._where()[0].owner_of_key(self.hash_of(key)))
+
     def count(self) -> int:
-        """The number of keys with state, the current epoch's new ones included."""
-        _, addresses = self._where()
-        total = 0
-        for address in addresses.values():
-            answer, _ = self._ask(address, m.Inspect(self.name), None)
-            assert isinstance(answer, m.Inspected)
-            total += answer.keys
-        return total
+        """The number of keys with state, the current epoch's new ones included; while keys move, about that many."""
+        try:
+            return self._count()
+        except WorkerUnreachable:
+            self.close()  # a worker has left: those that are there now have its keys
+            return self._count()
+
+    def _count(self) -> int:
+        return sum(self._count_at(address) for address in self._where()[1].values())
+
+    def _count_at(self, address: str) -> int:
+        found = self._ask(address, m.Inspect(self.name), None)
+        assert found is not None
+        assert isinstance(found[0], m.Inspected)
+        return found[0].keys
 
     def close(self) -> None:
         """Close the connections."""
@@ -155,32 +170,67 @@ class OperatorState:
             channel.close()
         self._channels = {}
 
-    def _ask_owner(
-        self, owner: WorkerId, addresses: dict[WorkerId, str], message: m.Message, body: pa.Buffer
-    ) -> tuple[m.Message, memoryview | None]:
-        """Ask the owner of a key group; if it was lost, whoever comes in its place."""
+    def _ask_owner(self, hashed: int, body: pa.Buffer) -> tuple[m.ReadAnswer, memoryview | None]:
+        """Ask the owner of a key; if it was lost, whoever comes in its place; if the key moved, its new owner."""
+        routing, addresses = self._where()
         for _ in range(_LOSS_TRIES):
+            owner = routing.owner_of_key(hashed)
             address = addresses.get(owner)
+            found: tuple[m.Message, memoryview | None] | None = None
+            lost = address is None
             if address is not None:
+                message = m.Read(self.name, key_group(hashed, routing.key_groups))
                 try:
-                    return self._ask(address, message, body)
+                    found = self._ask(address, message, body, partial(self._has_left, hashed, owner))
                 except (WorkerUnreachable, UnknownOperator):
-                    self._channels.pop(address, None)
-            time.sleep(_LOSS_PAUSE_SECONDS)
-            addresses = self._where()[1]  # raises if the cluster cannot go on
+                    self._forget(address)
+                    lost = True
+            if found is not None:
+                answer = found[0]
+                assert isinstance(answer, m.ReadAnswer)
+                # SUBTLE: one that has nothing may have had it a moment ago, and handed it over.
+                if answer.found or not self._has_left(hashed, owner):
+                    return answer, found[1]
+            if lost:
+                time.sleep(_LOSS_PAUSE_SECONDS)
+            routing, addresses = self._where()  # raises if the cluster cannot go on
         raise WorkerUnreachable(
             f"operator {self.name}: worker {owner} was lost, and no other came in its place within "
             f"{_LOSS_TRIES * _LOSS_PAUSE_SECONDS:g} seconds; try again, or look at the driver's log",
             worker=owner,
         )
 
-    def _ask(self, address: str, message: m.Message, body: pa.Buffer | None) -> tuple[m.Message, memoryview | None]:
+    def _has_left(self, hashed: int, owner: WorkerId) -> bool:
+        return self._where()[0].owner_of_key(hashed) != owner
+
+    def _forget(self, address: str) -> None:
+        channel = self._channels.pop(address, None)
+        if channel is not None:
+            channel.close()
+
+    def _ask(
+        self,
+        address: str,
+        message: m.Message,
+        body: pa.Buffer | None,
+        in_vain: Callable[[], bool] = lambda: False,
+    ) -> tuple[m.Message, memoryview | None] | None:
+        """What is answered; None if it was asked in vain, which is looked at when there is no answer for a while."""
         channel = self._channels.get(address)
         if channel is None or channel.closed:
             channel = self._channels[address] = Channel.connect(address, self._secret)
         try:
             channel.send(m.encode(message), () if body is None else (body,))
-            frame = channel.recv()
+            while True:
+                try:
+                    frame = channel.recv(_LOOK_SECONDS)
+                    break
+                except WorkerUnreachable as error:
+                    if not error.details.get("timed_out"):
+                        raise
+                if in_vain():
+                    self._forget(address)  # what is answered after all must not be taken for another answer
+                    return None
         except WorkerUnreachable as error:
             raise WorkerUnreachable(f"operator {self.name}: {error.message}") from error
         answer = m.decode(frame.header)

@@ -88,7 +88,10 @@ class KeyGroupStore(Protocol):
         ...
 
     def discard(self, keys: Iterable[Any] | None = None) -> None:
-        """Drop these keys (or all) without a before-image: they live elsewhere now."""
+        """Drop these keys (or all) without a before-image: they live elsewhere now.
+
+        If an epoch is under way, it must not have touched them.
+        """
         ...
 
     def sizes(self) -> Sizes:

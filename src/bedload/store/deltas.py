@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Collection, Sequence
-from itertools import pairwise
+from itertools import compress, pairwise
 from operator import attrgetter
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -130,6 +130,40 @@ def installable(state: pa.RecordBatch, keys: int, groups: Collection[KeyGroup]) 
     return Installable(column, [state.column(name) for name in names[1:]], state)
 
 
+class Incoming(NamedTuple):
+    """A batch of whole keys in delta form, taken apart: the keys with state, and those that have none any more."""
+
+    groups: Groups
+    keys: list[pa.Array]
+    state: pa.RecordBatch
+    gone_groups: Groups
+    gone_keys: list[pa.Array]
+
+
+def incoming(state: pa.RecordBatch, keys: int) -> Incoming:
+    """Check that a batch is in delta form with so many key columns, and that each of its rows is a whole key."""
+    names = [GROUP, OP, *map(key_column, range(keys))]
+    missing = [name for name in names if name not in state.schema.names]
+    if missing:
+        raise ProtocolError(
+            f"state cannot be taken in without the columns {', '.join(missing)}; it has {', '.join(state.schema.names)}"
+        )
+    state = sorted_by_group(state, state.column(GROUP).to_numpy(zero_copy_only=False))
+    ops = state.column(OP).to_numpy(zero_copy_only=False)
+    removed = ops == REMOVE
+    if not ((ops == PUT) | removed).all():
+        raise ProtocolError("state cannot be taken in as patches: only PUT and REMOVE rows are whole keys")
+    if not removed.any():
+        put, gone = state, state.slice(0, 0)
+    else:
+        put, gone = state.filter(pa.array(~removed)), state.filter(pa.array(removed))
+    (groups, found), (gone_groups, gone_keys) = (
+        (part.column(GROUP).to_numpy(zero_copy_only=False), [part.column(name) for name in names[2:]])
+        for part in (put, gone)
+    )
+    return Incoming(groups, found, put, gone_groups, gone_keys)
+
+
 def spans(groups: Groups) -> list[tuple[KeyGroup, int, int]]:
     """Each key group of a sorted column, with its first row and the row after its last."""
     if not len(groups):
@@ -217,6 +251,25 @@ def rows_delta(
         columns = {name: _extended(column, len(gone)) for name, column in columns.items()}
         patches = None if patches is None else _extended(patches, len(gone))
     return delta_batch(groups, ops, key_arrays(keys + gone, key_types), columns, patches)
+
+
+def rows_state(
+    layout: RecordLayout, rows: Sequence[Any], keys: list[Any], groups: Groups, key_types: Sequence[pa.DataType]
+) -> pa.RecordBatch:
+    """The whole state of live objects in delta form; a key whose object is None is removed."""
+    there = [row is not None for row in rows]
+    gone = [] if all(there) else [key for key, has in zip(keys, there, strict=True) if not has]
+    ops = np.zeros(len(keys), np.int8)
+    if gone:
+        rows, keys = list(compress(rows, there)), [*compress(keys, there), *gone]
+        mask = np.array(there)
+        groups = np.concatenate((groups[mask], groups[~mask]))
+        ops[len(rows) :] = REMOVE
+    columns = {}
+    for spec in layout.specs:
+        column = _column(spec, list(map(attrgetter(spec.name), rows)), keys[: len(rows)])
+        columns[spec.name] = _extended(column, len(gone)) if gone else column
+    return delta_batch(groups, ops, key_arrays(keys, key_types), columns)
 
 
 def key_arrays(keys: Sequence[Any], types: Sequence[pa.DataType]) -> list[pa.Array]:

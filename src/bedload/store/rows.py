@@ -12,7 +12,8 @@ the commit and the abort make none. ``touch`` runs once per key and sub-batch.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import compress
+from itertools import compress, islice, repeat
+from operator import attrgetter
 from typing import Any
 
 import pyarrow as pa
@@ -29,11 +30,13 @@ _ABSENT: Any = object()
 ROW_SLOTS = ("_bedload_key", "_bedload_image")
 """What the class of the per-key objects has besides its state: the key, and the before-image or None."""
 
+_key_of = attrgetter("_bedload_key")
+
 
 class RowStore:
     """One key group; ``row`` is the class of the per-key objects, ``layout`` knows their attributes."""
 
-    __slots__ = ("_forgotten", "_gone", "_journal", "_layout", "_row", "_rows", "_touched", "group")
+    __slots__ = ("_forgotten", "_gone", "_journal", "_layout", "_row", "_rows", "_sealed", "_touched", "group")
 
     def __init__(self, group: KeyGroup, layout: RecordLayout, row: type) -> None:
         self.group = group
@@ -46,6 +49,7 @@ class RowStore:
         """Objects with committed state that the epoch removed."""
         self._forgotten: set[int] = set()
         """Identities of the touched objects that the epoch removed."""
+        self._sealed = False
 
     # --- what operator code runs on ---
 
@@ -53,6 +57,7 @@ class RowStore:
         """The live objects of these keys, made if need be, with their before-images taken."""
         get, image = self._rows.get, self._layout.image
         touched = self._touched.append
+        self._sealed = False
         found: list[Any] = []
         add = found.append
         for key in keys:
@@ -119,17 +124,21 @@ class RowStore:
 
     def load(self, keys: Sequence[Any], values: Mapping[str, Sequence[Any]]) -> None:
         """Put keys in as committed state, a column at a time. Within an epoch, none of them may be there."""
-        made, rows = self._row, self._rows
-        if self._touched and not (rows.keys().isdisjoint(keys) and self._gone.keys().isdisjoint(keys)):
+        if self._touched and not (self._rows.keys().isdisjoint(keys) and self._gone.keys().isdisjoint(keys)):
             raise ProtocolError(
                 f"key group {self.group}: keys were installed within an epoch, but some of them are there already"
             )
-        objects = [made.__new__(made) for _ in keys]
+        self.put(keys, values)
+
+    def put(self, keys: Sequence[Any], values: Mapping[str, Sequence[Any]]) -> None:
+        """Put keys in as committed state, or over what they have; an epoch under way must not have touched them."""
+        made = self._row
+        objects = list(map(made.__new__, repeat(made, len(keys))))
         for row, key in zip(objects, keys, strict=True):
             row._bedload_key = key
             row._bedload_image = None
         self._layout.load_columns(objects, values, self._journal)
-        rows.update(zip(keys, objects, strict=True))
+        self._rows.update(zip(keys, objects, strict=True))
 
     def rebind(self, row: type) -> None:
         """New code for the same state, between epochs: the live objects change their class."""
@@ -137,6 +146,46 @@ class RowStore:
         self._row = row
         for item in self._rows.values():
             item.__class__ = row
+
+    # --- keys on their way elsewhere ---
+
+    @property
+    def open(self) -> bool:
+        """Whether an epoch has touched keys and is not sealed: their current state is not fit to be seen."""
+        return bool(self._touched) and not self._sealed
+
+    def all_keys(self) -> list[Any]:
+        """Keys with committed or current state."""
+        return [*self._rows, *(key for key in self._gone if key not in self._rows)]
+
+    def touched_keys(self) -> list[Any]:
+        """Keys that the epoch has touched, each once."""
+        keys = list(map(_key_of, self._touched))
+        return list(dict.fromkeys(keys)) if self._forgotten else keys
+
+    def rows_of(self, keys: Sequence[Any]) -> list[Any]:
+        """The live objects of these keys; None for a key that has none now."""
+        return list(map(self._rows.get, keys))
+
+    def touched_among(self, keys: Sequence[Any]) -> list[bool]:
+        """For each key, whether the epoch has touched it."""
+        rows, gone = map(self._rows.get, keys), self._gone
+        return [
+            (row is not None and row._bedload_image is not None) or key in gone
+            for row, key in zip(rows, keys, strict=True)
+        ]
+
+    def sample(self, count: int) -> list[tuple[Any, dict[str, Any]]]:
+        """At most so many keys, with their committed state."""
+        return [(key, state) for key in islice(self._rows, count) if (state := self.read(key)) is not None]
+
+    def check_untouched(self, keys: Sequence[Any]) -> None:
+        """Raise if an epoch under way has touched one of these keys."""
+        if self._touched and (touched := list(compress(keys, self.touched_among(keys)))):
+            raise ProtocolError(
+                f"key group {self.group}: {len(touched)} keys were to be replaced or dropped that the epoch under way "
+                f"has touched, such as {touched[0]!r}; end the epoch first"
+            )
 
     # --- KeyGroupStore ---
 
@@ -154,6 +203,7 @@ class RowStore:
         for row in self._touched:
             if not forgotten or id(row) not in forgotten:
                 adopt(row, journal)
+        self._sealed = True
 
     def commit(self) -> None:
         """Drop the before-images."""
@@ -201,14 +251,14 @@ class RowStore:
 
     def snapshot(self) -> Iterator[tuple[Any, dict[str, Any]]]:
         """The committed state of every key."""
-        for key in self._committed_keys():
+        for key in self.all_keys():
             state = self.read(key)
             if state is not None:
                 yield key, state
 
     def extract(self, keys: Iterable[Any] | None = None) -> tuple[list[Any], pa.RecordBatch]:
         """The committed state of these keys, or of all, as Arrow."""
-        wanted = self._committed_keys() if keys is None else keys
+        wanted = self.all_keys() if keys is None else keys
         pairs = [(key, state) for key in wanted if (state := self.read(key)) is not None]
         return [key for key, _ in pairs], codec.encode(self._layout.specs, [state for _, state in pairs])
 
@@ -217,20 +267,22 @@ class RowStore:
         self.load(keys, plain_columns(self._layout.specs, state))
 
     def discard(self, keys: Iterable[Any] | None = None) -> None:
-        """Drop these keys, or all."""
-        self.begin()
+        """Drop these keys, or all; an epoch under way must not have touched them."""
         if keys is None:
+            if self._touched:
+                raise ProtocolError(
+                    f"key group {self.group} was to be dropped, but the epoch under way has touched it; end it first"
+                )
             self._rows = {}
-        else:
-            for key in keys:
-                self._rows.pop(key, None)
+            return
+        keys = list(keys)
+        self.check_untouched(keys)
+        for key in keys:
+            self._rows.pop(key, None)
 
     def sizes(self) -> Sizes:
         """How much is there."""
         return Sizes(len(self._rows), len(self._touched))
-
-    def _committed_keys(self) -> list[Any]:
-        return [*self._rows, *(key for key in self._gone if key not in self._rows)]
 
     def _make(self, key: Any) -> Any:
         row = self._rows[key] = self._row.__new__(self._row)
@@ -242,3 +294,4 @@ class RowStore:
         self._touched = []
         self._gone = {}
         self._forgotten = set()
+        self._sealed = False

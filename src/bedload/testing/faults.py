@@ -49,13 +49,33 @@ DURABLE = {
 }
 """Budgets of what is borne with a checkpoint alone, or more of it."""
 
+MOVES = {
+    "no newcomer": 2,
+    "dead newcomer": 2,
+    "broken neighbour": 4,
+    "repeated shipment": 4,
+    "failed flip": 2,
+    "cancel": 2,
+    "lost newcomer": 1,
+}
+"""Budgets of what goes wrong with changes of the cluster."""
+
+DURABLE_MOVES = {
+    "lost source": 3,
+    "lost target": 3,
+    "driver lost in a move": 2,
+}
+"""The same with a checkpoint alone: without one, it is the end."""
+
+_WITH_CHECKPOINT = DURABLE.keys() | DURABLE_MOVES.keys()
+
 ALWAYS = frozenset(
     {"crash", "speculate", "zombie", "query failure", "lost commit log", "dropped progress", "dropped end"}
     | {"second action", "peek", "lost slot"}
 )
 """Faults that every simulation may have; the others are switched on for some seeds."""
 
-LOSSES = frozenset(DURABLE) - {"set back", "store failure"}
+LOSSES = (frozenset(DURABLE) - {"set back", "store failure"}) | DURABLE_MOVES.keys()
 """Something of the cluster was lost, or seemed to be."""
 
 EXPLAINS: dict[str, tuple[str, ...]] = {
@@ -64,7 +84,7 @@ EXPLAINS: dict[str, tuple[str, ...]] = {
     "NotDeterministic": ("noise", "other shape"),
     "EpochIncomplete": ("stop early", "no action"),
     "EpochMismatch": ("stop early", "no action"),
-    "WorkerLost": ("lost worker",),
+    "WorkerLost": ("lost worker", "lost newcomer", "dead newcomer"),
     "OperatorBusy": ("second query",),
     "NullKey": ("bad data",),
     "ProtocolError": ("unreadable plan",),
@@ -74,10 +94,11 @@ EXPLAINS: dict[str, tuple[str, ...]] = {
 EXPLAINS_DURABLE: dict[str, tuple[str, ...]] = EXPLAINS | {
     "EpochIncomplete": ("stop early", "no action", "another query's set back"),
     "EpochMismatch": ("stop early", "no action", "another query's set back"),
-    "WorkerLost": tuple(sorted(LOSSES)),
-    "EpochAborted": tuple(sorted(LOSSES)),
+    "WorkerLost": (*sorted(LOSSES), "lost newcomer", "dead newcomer", "stop_restart"),
+    "EpochAborted": (*sorted(LOSSES), "lost newcomer", "dead newcomer", "stop_restart"),
     "EpochNotRetained": ("set back beyond what is retained",),
     "StoreError": ("store failure",),
+    "WorkerStartFailed": ("no newcomer", "dead newcomer"),
 }
 
 FINAL = frozenset({"EpochIncomplete", "EpochMismatch", "EpochNotRetained"})
@@ -92,18 +113,27 @@ class Scenario:
     likely: float = 0.12
     durable: bool = False
     """State is in a checkpoint."""
+    moves: int = 0
+    """So many changes of the cluster are asked for."""
+    strategies: tuple[str, ...] = ()
+    """How state moves; none: all ways there are."""
+    wishes: tuple[str, ...] = ()
+    """What is asked for; none: all that there is."""
 
     @classmethod
-    def chosen(cls, chance: Chance) -> Scenario:
+    def chosen(cls, chance: Chance, *, moves: bool = False) -> Scenario:
         """A scenario for a seed: in memory or durable; quiet, usual, or with some of the rarer faults."""
-        durable = chance.happens(0.5)
+        durable = chance.happens(0.35 if moves else 0.5)
+        count = chance.number(2, 4) if moves else 0
         if chance.happens(0.1):
-            return cls(frozenset(), 0.0, durable)
+            return cls(frozenset(), 0.0, durable, count)
         rare = sorted((set(BUDGETS) | {"noise", "poison", "second query"}) - ALWAYS)
         extra = {fault for fault in rare if chance.happens(0.12)}
         if durable:
             extra |= {fault for fault in DURABLE if chance.happens(0.3)}
-        return cls(ALWAYS | extra, chance.pick([0.05, 0.12, 0.3]), durable)
+        if moves:
+            extra |= {fault for fault in (*MOVES, *DURABLE_MOVES) if chance.happens(0.4)}
+        return cls(ALWAYS | extra, chance.pick([0.05, 0.12, 0.3]), durable, count)
 
 
 class Faults:
@@ -112,7 +142,7 @@ class Faults:
     def __init__(self, chance: Chance, scenario: Scenario) -> None:
         self._chance = chance
         self._scenario = scenario
-        self._budgets = BUDGETS | DURABLE if scenario.durable else BUDGETS
+        self._budgets = BUDGETS | MOVES | (DURABLE | DURABLE_MOVES if scenario.durable else {})
         self.happened: Counter[str] = Counter()
 
     @property
@@ -122,7 +152,7 @@ class Faults:
 
     def on(self, fault: str) -> bool:
         """Whether the scenario has this fault at all."""
-        return fault in self._scenario.faults and (self.durable or fault not in DURABLE or fault in BUDGETS)
+        return fault in self._scenario.faults and (self.durable or fault in BUDGETS or fault not in _WITH_CHECKPOINT)
 
     def strikes(self, fault: str, times: float = 1.0) -> bool:
         """Whether it goes wrong here; ``times`` makes it more or less likely."""
@@ -140,7 +170,7 @@ class Faults:
         causes = [fault for fault in known.get(kind, ()) if self.happened[fault]]
         assert causes, f"a live query failed for no reason: {kind}: {error}"
 
-    def final(self, error: Exception) -> bool:
-        """Whether no restart helps after this error."""
+    def final(self, error: Exception, *, over: bool) -> bool:
+        """Whether no restart helps after this error; ``over``: the cluster takes no more work."""
         kind = type(error).__name__
-        return kind in FINAL or (kind == "WorkerLost" and not self.durable)
+        return kind in FINAL or (kind == "WorkerLost" and not self.durable and over)

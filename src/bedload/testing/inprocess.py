@@ -5,6 +5,9 @@ A :class:`~bedload.control.coordinator.Coordinator`, :class:`~bedload.worker.mac
 sockets left out. Use it to test an operator over several workers and partitions, and what retries, second
 actions, restarts and a lost worker do to its state and outputs.
 
+Workers may come and go, and state move between them, at any time: :meth:`InProcessCluster.rescale` and its like. What a
+move needs an epoch boundary for happens at the next one.
+
 Invariant: every message is carried to its end before the next is made, so a test has no interleavings.
 :func:`~bedload.testing.simulator.simulate` is for those.
 """
@@ -12,25 +15,31 @@ Invariant: every message is carried to its end before the next is made, so a tes
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 
+from bedload.control.changes import Wish
 from bedload.control.coordinator import Coordinator, QueryFacts
 from bedload.control.instructions import (
+    ChangeResult,
     DeployResult,
     EpochEnded,
     InspectQuery,
     InspectStage,
     Instruction,
     Reply,
+    StartWorkers,
     ToWorker,
+    WorkersLeft,
 )
 from bedload.core.clock import Clock, SystemClock
 from bedload.core.errors import BedloadError, DataError, WorkerLost
-from bedload.core.ids import DeploymentId, Epoch, OperatorName, QueryId, RunId, WorkerId
+from bedload.core.ids import DeploymentId, Epoch, KeyGroup, OperatorName, QueryId, RunId, WorkerId
 from bedload.keys import DEFAULT_KEY_GROUPS, canonical_key, check_key_groups
+from bedload.migration import Strategy, strategy_named
+from bedload.migration.record import MoveRecord
 from bedload.protocol import messages as m
 from bedload.protocol.feeder import FeederSession, Send
 from bedload.protocol.split import unpack
@@ -38,6 +47,7 @@ from bedload.testing.harness import Output, as_rows
 from bedload.testing.input import InputFormat, Rows, as_schema
 from bedload.worker.durability import Load
 from bedload.worker.machine import COORDINATOR, Out, WorkerMachine
+from bedload.worker.moving import Neighbour
 from bedload.worker.operator import Operator, check_operator
 from bedload.worker.runtime import Deployment
 
@@ -68,14 +78,22 @@ class InProcessCluster:
         self._format = InputFormat(as_schema(input, "input"), key, key_groups)
         self._output = as_schema(schema, "schema")
         self.name = OperatorName(operator.__name__)
-        deployment = Deployment(self.name, operator, self._format.key, self._format.columns, self._output)
+        self.key = self._format.key
+        """The positions of the key's columns."""
+        form = self._format
+        deployment = Deployment(self.name, operator, form.key, form.columns, self._output, form.key_types)
         ids = [WorkerId(number) for number in range(workers)]
-        self.workers = {worker: WorkerMachine(worker, lambda _: deployment, clock or SystemClock()) for worker in ids}
+        self._make: Callable[[WorkerId], WorkerMachine] = lambda worker: WorkerMachine(
+            worker, lambda _: deployment, clock or SystemClock()
+        )
+        self.workers = {worker: self._make(worker) for worker in ids}
         self.coordinator = Coordinator(dict.fromkeys(ids, _ADDRESS))
         self.query = QueryId("query")
         self.run = RunId("run-0")
         self.epoch = Epoch(0)
         self.ended: list[EpochEnded] = []
+        self.moves: list[MoveRecord] = []
+        """What became of the changes that are over."""
         self._batches: list[list[pa.RecordBatch]] = []
         self._runs = 0
         self._attempts = 0
@@ -140,12 +158,44 @@ class InProcessCluster:
         del self.workers[WorkerId(worker)]
         self._carry_out(self.coordinator.worker_lost(WorkerId(worker), "killed by the test"))
 
+    # --- changing the cluster ---
+
+    def rescale(self, workers: int, strategy: str | Strategy | None = None) -> None:
+        """Have so many workers, while the query runs."""
+        self._change(Wish("rescale", self._quick(strategy), workers=workers))
+
+    def move(self, key_groups: Sequence[int], to: int, strategy: str | Strategy | None = None) -> None:
+        """Have key groups at a worker."""
+        groups = tuple(KeyGroup(group) for group in key_groups)
+        self._change(Wish("move", self._quick(strategy), worker=WorkerId(to), groups=groups))
+
+    def drain(self, worker: int, strategy: str | Strategy | None = None) -> None:
+        """Have a worker leave."""
+        self._change(Wish("drain", self._quick(strategy), worker=WorkerId(worker)))
+
+    def pin(self, keys: Sequence[Any], to: int, strategy: str | Strategy | None = None) -> None:
+        """Have single keys at a worker, whatever becomes of their key groups."""
+        hashes = tuple(self._format.hash(key) for key in keys)
+        self._change(Wish("pin", self._quick(strategy), worker=WorkerId(to), keys=hashes))
+
+    def unpin(self, keys: Sequence[Any], strategy: str | Strategy | None = None) -> None:
+        """Have single keys live with their key groups again."""
+        self._change(Wish("unpin", self._quick(strategy), keys=tuple(self._format.hash(key) for key in keys)))
+
+    def _quick(self, strategy: str | Strategy | None) -> Strategy:
+        # Nothing else waits for the time that the background leaves to others.
+        return strategy_named(strategy).with_(share=1.0)
+
+    def _change(self, wish: Wish) -> None:
+        _, steps = self.coordinator.change("change", wish)
+        self._carry_out(steps)
+
     # --- seeing it ---
 
     def state(self, key: Any) -> dict[str, Any] | None:
         """The committed state of a key; None if it has none. A composite key is a tuple."""
         group = self._format.group(key)
-        owner = self.coordinator.operator(self.name).routing.owner_of(group)
+        owner = self.coordinator.operator(self.name).routing.owner_of_key(self._format.hash(key))
         if owner not in self.workers:
             raise WorkerLost(f"worker {owner}, which had the state of key {key!r}, was lost", worker=owner)
         runtime = self.workers[owner].runtime(self.name)
@@ -171,11 +221,11 @@ class InProcessCluster:
 
     def _carry_out(self, steps: list[Instruction]) -> None:
         waiting = deque(steps)
-        while waiting:
+        while waiting or (waiting := deque(self._pump())):
             step = waiting.popleft()
             match step:
                 case ToWorker(worker=worker, message=message, body=body):
-                    if worker in self.workers:
+                    if worker in self.workers and not isinstance(message, m.Stop):
                         waiting += self._route(worker, self.workers[worker].handle(COORDINATOR, message, body))
                 case Reply(to=to, message=message):
                     assert isinstance(to, int)
@@ -188,8 +238,31 @@ class InProcessCluster:
                     waiting += self.coordinator.query_inspected(operator, query, turn, facts)
                 case DeployResult(error=error):
                     self._deployed = error
+                case StartWorkers(workers=workers):
+                    for worker in workers:
+                        self.workers[worker] = self._make(worker)
+                        waiting += self.coordinator.worker_joined(worker, _ADDRESS)
+                case WorkersLeft(workers=workers):
+                    for worker in workers:
+                        self.workers.pop(worker).close()
+                case ChangeResult(error=problem, records=records):
+                    self.moves += records
+                    if problem is not None:
+                        raise problem
                 case EpochEnded():
                     self.ended.append(step)
+
+    def _pump(self) -> list[Instruction]:
+        """Let state that is on its way go on; what there is to do then, if anything."""
+        steps: list[Instruction] = []
+        more = True
+        while more and not steps:
+            more = False
+            for worker, machine in list(self.workers.items()):
+                out, delay = machine.pump() if machine.moving else ([], None)
+                more |= bool(out) or delay is not None
+                steps += self._route(worker, out)
+        return steps
 
     def _route(self, worker: WorkerId, out: list[Out]) -> list[Instruction]:
         steps: list[Instruction] = []
@@ -197,6 +270,9 @@ class InProcessCluster:
             assert not isinstance(message, Load), "state is in memory only: there is nothing to read"
             if to == COORDINATOR:
                 steps += self.coordinator.from_worker(message)
+            elif isinstance(to, Neighbour):
+                other = self.workers[to.worker].handle(Neighbour(worker, _ADDRESS), message, body)
+                steps += self._route(to.worker, other)
             else:
                 assert isinstance(to, int)
                 self._answers.setdefault(to, deque()).append((worker, message, body))
@@ -264,7 +340,7 @@ class _Feeder:
     def open(self) -> None:
         """Open the epoch and join at the workers."""
         opened = self._cluster.ask_open(self._id, self._partition)
-        self._session = FeederSession(self._cluster.name, opened)
+        self._session = FeederSession(self._cluster.name, opened, self._cluster.key)
         self._cluster.send(self._id, self._session.join(self._batches[0].schema))
 
     def send(self, count: int | None = None) -> None:

@@ -78,7 +78,11 @@ class InputFormat:
 
     def group(self, key: Any) -> KeyGroup:
         """The key group of a key, in the form in which the user has it."""
-        return key_group(hash_key(canonical_key(key), self.key_types), self.key_groups)
+        return key_group(self.hash(key), self.key_groups)
+
+    def hash(self, key: Any) -> int:
+        """The hash of a key, by which it is moved."""
+        return hash_key(canonical_key(key), self.key_types)
 
 
 def _whole(column: Any, kind: pa.DataType) -> pa.Array:

@@ -19,18 +19,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("--seed", type=int, help="one seed")
     which.add_argument("--seeds", type=_range, metavar="FROM:TO", help="many seeds, TO excluded")
+    parser.add_argument("--moves", action="store_true", help="change the cluster while it runs")
     parser.add_argument("--trace", action="store_true", help="print every message and event")
     options = parser.parse_args(arguments)
     seeds = [options.seed] if options.seed is not None else options.seeds
-    failed, faults, endings, modes = [], Counter[str](), Counter[str](), Counter[str]()
+    failed, faults, endings, modes, changes, stages = [], *(Counter[str]() for _ in range(5))
     for seed in seeds:
         try:
-            report = simulate(seed, tracing=options.trace)
+            report = simulate(seed, moves=options.moves, tracing=options.trace)
         except AssertionError as error:
             failed.append(seed)
             print(error)
             continue
         faults += report.faults
+        changes += report.changes
+        stages += report.stages
         endings.update(report.endings.values())
         modes[_mode(report)] += 1
         if len(seeds) == 1:
@@ -40,6 +43,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("state: " + ", ".join(f"{count} {mode}" for mode, count in modes.most_common()))
         print("faults: " + ", ".join(f"{count} {fault}" for fault, count in faults.most_common()))
         print("queries: " + ", ".join(f"{count} {ending}" for ending, count in endings.most_common()))
+        if options.moves:
+            print("changes: " + ", ".join(f"{count} {change}" for change, count in changes.most_common()))
+            print("stages: " + ", ".join(f"{count} {stage}" for stage, count in stages.most_common()))
     return 1 if failed else 0
 
 
@@ -53,6 +59,8 @@ def _tell(report: Report) -> None:
     )
     print("faults: " + (", ".join(f"{n} {fault}" for fault, n in report.faults.items() if n) or "none"))
     print("queries: " + ", ".join(f"{query} {ending}" for query, ending in report.endings.items()))
+    if report.changes:
+        print("changes: " + ", ".join(f"{n} {change}" for change, n in report.changes.items()))
 
 
 def _mode(report: Report) -> str:

@@ -14,6 +14,7 @@ from bedload.control.compaction import Retention
 from bedload.control.coordinator import QueryFacts
 from bedload.control.instructions import InspectQuery, InspectStage
 from bedload.control.lineage import Lineage
+from bedload.control.transfer import Stage
 from bedload.core.errors import BedloadError, ProtocolError
 from bedload.core.ids import DeploymentId, Epoch, QueryId, WorkerId
 from bedload.testing.faults import Faults
@@ -42,6 +43,8 @@ class World:
     storage: Storage | None
     retention: Retention
     explain: Callable[[Exception, QueryId, Epoch], None]
+    on_stage: Callable[[SimulatedDriver, Stage], None]
+    """A move of the cluster that counts has come to another stage."""
 
 
 class Application:
@@ -102,6 +105,7 @@ class Application:
         )
         self._spark = SparkContext(self._network, driver, world.faults, world.slots, self._explain)
         driver.on_over = self._over
+        driver.on_stage = lambda stage: world.on_stage(driver, stage) if self.live else None
         self._deploy(list(world.queries.values()), lineage)
 
     def _deploy(self, queries: list[SimulatedQuery], lineage: Lineage | None) -> None:

@@ -15,6 +15,7 @@ from bedload.control.compaction import Retention
 from bedload.control.coordinator import Coordinator
 from bedload.control.coordinator import Phase as ControlPhase
 from bedload.control.instructions import (
+    ChangeResult,
     CheckTurn,
     CollectGarbage,
     DeployResult,
@@ -24,16 +25,20 @@ from bedload.control.instructions import (
     Instruction,
     ReplaceWorker,
     Reply,
+    StartWorkers,
     ToWorker,
+    WorkersLeft,
     WriteManifest,
     WriteTurn,
 )
+from bedload.control.transfer import Stage
 from bedload.core.errors import BedloadError
-from bedload.core.ids import NO_TURN, WorkerId
+from bedload.core.ids import NO_TURN, Turn, WorkerId
 from bedload.protocol import messages as m
 from bedload.testing.faults import Faults
 from bedload.testing.network import Body, Connection, Network
 from bedload.testing.simulated_desk import Desk, Event
+from bedload.testing.simulated_wishes import Wishes
 from bedload.testing.simulated_worker import SimulatedWorker
 from bedload.testing.watcher import Watcher
 from bedload.testing.workload import NAME
@@ -78,7 +83,11 @@ class SimulatedDriver:
         """Whether its program is the one that counts."""
         self.on_deployed: Callable[[BedloadError | None], None] = lambda _: None
         self.on_over: Callable[[BedloadError], None] = lambda _: None
+        self.on_stage: Callable[[Stage], None] = lambda _: None
+        """A move has come to another stage."""
+        self.wishes = Wishes(network, faults)
         self._over = False
+        self._stage: Stage | None = None
         self._network = network
         self._watcher = watcher
         self._faults = faults
@@ -88,7 +97,7 @@ class SimulatedDriver:
         self._links: dict[WorkerId, Connection] = {}
         self._names: dict[Connection, WorkerId] = {}
         addresses = {worker: self._connect(worker) for worker in workers}
-        self.coordinator = Coordinator(addresses, durable=desk is not None, retention=retention)
+        self.coordinator = Coordinator(addresses, durable=desk is not None, retention=retention, clock=network.time)
         if desk is not None:
             desk.report = self.tell
 
@@ -106,6 +115,7 @@ class SimulatedDriver:
 
     def carry_out(self, steps: list[Instruction]) -> None:
         """Do what the coordinator says."""
+        self._check_owners(steps)
         for step in steps:
             match step:
                 case ToWorker(worker=worker, message=message, body=body):
@@ -124,18 +134,46 @@ class SimulatedDriver:
                     self._watcher.ended(step)
                 case ReplaceWorker(worker=worker):
                     self._replace(worker)
+                case StartWorkers(workers=workers):
+                    for worker in workers:
+                        self._start(worker)
+                case WorkersLeft(workers=workers):
+                    left = [worker for worker in workers if worker in self._links]
+                    assert not left, f"workers {left} left and were not told to stop"
+                case ChangeResult():
+                    self.wishes.ended(step, self.coordinator)
                 case _:
                     self._on_files(step)
         self.check()
+        self._look_at_stage()
         if self.coordinator.error is not None and not self._over:
             self._over = True
             self.on_over(self.coordinator.error)
 
+    def _look_at_stage(self) -> None:
+        transfer = self.coordinator.operator(NAME).transfer if NAME in self.coordinator.operators else None
+        stage = None if transfer is None else transfer.stage
+        if stage is not self._stage:
+            self._stage = stage
+            if stage is not None:
+                self.on_stage(stage)
+
+    def _check_owners(self, steps: list[Instruction]) -> None:
+        begins: dict[Turn, dict[WorkerId, m.Begin]] = {}
+        for step in steps:
+            if isinstance(step, ToWorker) and isinstance(step.message, m.Begin):
+                begins.setdefault(step.message.turn, {})[step.worker] = step.message
+        for turn, told in begins.items():
+            self._watcher.owned(turn, told, [pin.key for pin in self.coordinator.operator(NAME).routing.pins])
+
     def _to_worker(self, worker: WorkerId, message: m.Message, body: Body) -> None:
         if isinstance(message, m.Begin) and self._desk is None and message.turn not in self._watcher.base:
             self._watcher.begun(message.turn, message.query, message.epoch, self._watcher.history)
-        if worker in self._links:
-            self._links[worker].send(self, message, body)
+        link = self._links.get(worker)
+        if link is not None:
+            link.send(self, message, body)
+            if isinstance(message, m.Stop):  # another one of that number may come
+                del self._links[worker], self._names[link]
 
     def _on_files(self, step: Instruction) -> None:
         assert self._desk is not None, f"{step} without a checkpoint"
@@ -175,6 +213,7 @@ class SimulatedDriver:
     def _connect(self, worker: WorkerId) -> str:
         process = self._make(worker)
         self.workers[worker] = self.places[process.name] = process
+        process.places = self.places
         link = self._links[worker] = self._network.connect(self, process)
         self._names[link] = worker
         process.attach(link)
@@ -190,12 +229,23 @@ class SimulatedDriver:
         if comes:
             self._network.after(chance.delay(6), lambda: self._joins(worker))
 
-    def _joins(self, worker: WorkerId) -> None:
+    def _start(self, worker: WorkerId) -> None:
+        """A worker that is new."""
+        chance = self._network.chance
+        comes = not self._faults.strikes("no newcomer", 2)
+        if not comes:
+            why = "the simulation starts none"
+            self._network.after(chance.delay(10), lambda: self.tell(lambda c: c.worker_not_started(worker, why)))
+            comes = chance.happens(0.3)
+        if comes:
+            self._network.after(chance.delay(4), lambda: self._joins(worker, "dead newcomer"))
+
+    def _joins(self, worker: WorkerId, fault: str = "dead replacement") -> None:
         if not self.alive or worker in self._links or self.coordinator.error is not None:
             return
         address = self._connect(worker)
         self._network.note(f"{address} joins")
-        if self._faults.strikes("dead replacement", 3):
+        if self._faults.strikes(fault, 3):
             self._network.after(self._network.chance.delay(5), self.workers[worker].kill)
         self.tell(lambda c: c.worker_joined(worker, address))
 
@@ -209,7 +259,7 @@ class SimulatedDriver:
             if hosted is None or not worker.alive or name not in self._links:
                 continue
             assert hosted.turn <= epochs.turn, f"{worker.name} is at turn {hosted.turn}, ahead of {epochs.turn}"
-            if self._desk is not None and hosted.turn < epochs.turn:
+            if name not in epochs._current.workers or (self._desk is not None and hosted.turn < epochs.turn):
                 continue  # it came later, and gets its state when it is needed
             if epochs.phase is ControlPhase.SEALED:
                 same = hosted.turn == epochs.turn and hosted.phase is Phase.SEALED

@@ -21,7 +21,7 @@ from bedload.protocol.feeder import FeederSession, Send
 from bedload.protocol.split import unpack
 from bedload.testing.network import Body, Connection, Network
 from bedload.testing.simulated_cluster import SimulatedDriver
-from bedload.testing.workload import NAME, OUTPUT
+from bedload.testing.workload import FORM, NAME, OUTPUT
 
 
 class TaskCrashed(Exception):
@@ -148,7 +148,7 @@ class TaskAttempt:
         if self._session is not None:
             return  # the answer to a copy of the question
         self.turns.add(answer.turn)
-        self._session = FeederSession(NAME, answer)
+        self._session = FeederSession(NAME, answer, FORM.key)
         for worker, address in answer.addresses.items():
             target = self._driver.places[address]
             if not target.alive:

@@ -111,6 +111,11 @@ class SimulatedQuery:
         self._plan_failure(self.run)
         self._later(self._begin_epoch, self.run)
 
+    def fail(self) -> None:
+        """The current run fails by itself, if there is one."""
+        if self.run is not None and self._application is not None:
+            self._fail(self.run, QueryFailed("by the simulation"))
+
     def _set_back(self, epochs: int) -> None:
         """Somebody put an older copy of the query's checkpoint and of its sink in place."""
         self.committed -= epochs
@@ -133,7 +138,7 @@ class SimulatedQuery:
         if not isinstance(error, QueryFailed):
             self._spark.explain(error, self.query, self.epoch)
         self._stop(run)
-        if self._spark.faults.final(error):
+        if self._spark.faults.final(error, over=self._spark.driver.coordinator.error is not None):
             self.over, self.gave_up = True, error
             self._ended(self)
         else:

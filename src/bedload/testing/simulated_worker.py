@@ -2,7 +2,8 @@
 
 It does what :mod:`bedload.worker.server` does: hands messages to the machine and carries out what the machine says.
 Writing at the seal is a call that takes time, in which others go on and this worker takes nothing; reading state
-back and compaction are events.
+back and compaction are events. State that moves goes over connections between workers, which it makes when it has
+something to send; they break without either end dying.
 
 Invariant: a worker that is killed does nothing any more, wherever it was; one that is cut off from its driver
 finishes what it is doing before it notices.
@@ -10,8 +11,7 @@ finishes what it is doing before it notices.
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import msgspec
@@ -20,23 +20,48 @@ import pyarrow as pa
 from bedload.checkpoint.compaction import compact
 from bedload.checkpoint.storage import Storage
 from bedload.core.errors import BedloadError
-from bedload.core.ids import Epoch, Generation, KeyGroup, OperatorName, QueryId, Turn, WorkerId
+from bedload.core.ids import Epoch, Generation, OperatorName, QueryId, Turn, WorkerId
 from bedload.protocol import messages as m
-from bedload.state import apply_changes
 from bedload.testing.faults import Faults
-from bedload.testing.network import Body, Connection, End, Network
+from bedload.testing.network import Body, Connection, End, Network, VirtualTime
 from bedload.testing.oracle import History
+from bedload.testing.simulated_holdings import Holdings
 from bedload.testing.simulated_storage import SlowStorage
 from bedload.testing.watcher import Plain, Watcher
-from bedload.testing.workload import GROUP_OF, NAME
+from bedload.testing.workload import NAME
 from bedload.worker.durability import Load, Loaded, LoadFailed
 from bedload.worker.durable import CheckpointDurability, load
 from bedload.worker.machine import COORDINATOR, LOADER, Out, Phase, WorkerMachine
+from bedload.worker.moving import Neighbour
 from bedload.worker.runtime import Startable
+
+_MOMENT = 0.01
+"""What looking at the clock takes, so that work takes time."""
+_LOOK_EVERY = 5
+"""After so many messages that change no committed state it is looked at all the same."""
+_HARMLESS = (m.Join, m.Apply, m.Done, m.Backlog, m.Expect, m.Probe, m.Weigh, m.Shipped, m.Fetch, m.Deploy, m.Copy)
+"""Messages that change no committed state."""
 
 
 class ProcessKilled(BaseException):
     """The process is gone: nothing on the way may catch this."""
+
+
+class _BusyClock:
+    """The virtual time as one worker sees it: it goes on while the worker works."""
+
+    def __init__(self, time: VirtualTime) -> None:
+        self._time = time
+        self._last = 0.0
+
+    def monotonic(self) -> float:
+        """The time, a moment later each time."""
+        self._last = max(self._last, self._time.now) + _MOMENT
+        return self._last
+
+    def wall(self) -> float:
+        """The virtual time."""
+        return self._time.now
 
 
 class SimulatedWorker:
@@ -54,20 +79,24 @@ class SimulatedWorker:
     ) -> None:
         self.name = name
         self.worker = worker
-        self.history: History = ()
         self.alive = True
-        self.backup: Plain = {}
-        self.machine = WorkerMachine(worker, lambda _: deployment, network.time, self)
+        self.places: Mapping[str, SimulatedWorker] = {}
+        """All processes of the cluster, by address."""
+        self.machine = WorkerMachine(worker, lambda _: deployment, _BusyClock(network.time), self)
+        self.holdings = Holdings(worker, name, lambda: self.machine, watcher, durable=place is not None)
         self._network = network
         self._watcher = watcher
         self._faults = faults
         self._place = place
         self._driver: Connection | None = None
         self._connections: dict[Connection, None] = {}
-        self._groups: set[KeyGroup] = set()
+        self._calls: dict[Neighbour, Connection] = {}
+        self._called: dict[Connection, Neighbour] = {}
+        self._pumping = False
+        self._unseen = 0
+        """Messages since the state was looked at."""
         self._busy = False
         self._waiting: list[Callable[[], list[Out]]] = []
-        self._sealed: tuple[Turn, tuple[QueryId, Epoch], Plain] | None = None
         self._told: Turn | None = None
 
     # --- the process ---
@@ -77,9 +106,9 @@ class SimulatedWorker:
         self._driver = driver
         self._connections[driver] = None
 
-    def accept(self, feeder: End) -> Connection:
-        """A feeder connects."""
-        connection = self._network.connect(feeder, self)
+    def accept(self, caller: End) -> Connection:
+        """A feeder or another worker connects."""
+        connection = self._network.connect(caller, self)
         self._connections[connection] = None
         return connection
 
@@ -103,19 +132,23 @@ class SimulatedWorker:
 
     def on_message(self, connection: Connection, message: m.Message, body: Body) -> None:
         """Hand a message to the machine and send what it says."""
-        peer = COORDINATOR if connection is self._driver else connection
+        peer = COORDINATOR if connection is self._driver else self._called.get(connection, connection)
         self._do(lambda: self._handle(peer, message, body))
 
     def on_close(self, connection: Connection) -> None:
-        """A feeder is gone; or the coordinator is, and this worker has no purpose left."""
+        """A feeder or another worker is gone; or the coordinator is, and this worker has no purpose left."""
         self._connections.pop(connection, None)
-        self._do(self._end if connection is self._driver else lambda: self.machine.gone(connection))
+        neighbour = self._called.pop(connection, None)
+        if neighbour is not None and self._calls.get(neighbour) is connection:
+            del self._calls[neighbour]
+        peer = connection if neighbour is None else neighbour
+        self._do(self._end if connection is self._driver else lambda: self.machine.gone(peer))
 
     def _end(self) -> list[Out]:
         self.kill()
         return []
 
-    def _do(self, step: Callable[[], list[Out]]) -> None:
+    def _do(self, step: Callable[[], list[Out]], *, pumping: bool = True) -> None:
         """One thread does everything, one after the other."""
         self._waiting.append(step)
         while self._waiting and self.alive and not self._busy:
@@ -127,6 +160,8 @@ class SimulatedWorker:
             finally:
                 self._busy = False
             self._send(out)
+        if pumping:
+            self._pump_soon()
 
     def _handle(self, peer: object, message: m.Message, body: Body) -> list[Out]:
         if isinstance(message, m.Compact):
@@ -134,61 +169,94 @@ class SimulatedWorker:
             return []
         if isinstance(message, m.Stop):
             return self._end()
-        if isinstance(message, m.Restore):
-            self._restoring(message)
-        elif isinstance(message, m.Begin):
-            self._beginning(message)
+        self._unseen += 1 if isinstance(message, _HARMLESS) else _LOOK_EVERY
+        self.holdings.told(message)
         sealed = NAME in self.machine._hosted and self.machine.phase(NAME) is Phase.SEALED
         out = self.machine.handle(peer, message, body)
         if isinstance(message, m.Commit) and sealed and self.machine.phase(NAME) is Phase.IDLE:
-            self._committed(message.turn)
+            self.holdings.committed(message.turn)
         return out
 
     def _send(self, out: list[Out]) -> None:
         if self._told is not None:
             self._watcher.acknowledged(self, self._told)
             self._told = None
+            if self._place is None and self.holdings.handed_something and self._faults.strikes("lost newcomer", 2):
+                self._network.after(self._network.delay(), self.kill)  # when only the sink knows that all is sealed
         for to, answer, data in out:
             if isinstance(answer, Load):
                 assert to == LOADER
                 self._load(answer)
-                continue
-            target = self._driver if to == COORDINATOR else to
-            assert isinstance(target, Connection)
-            target.send(self, answer, data)
-        self._watcher.check_worker(self)
+            elif isinstance(to, Neighbour):
+                self._call(to, answer, data)
+            else:
+                target = self._driver if to == COORDINATOR else to
+                assert isinstance(target, Connection)
+                target.send(self, answer, data)
+        if self._unseen >= _LOOK_EVERY:
+            self._unseen = 0
+            self._watcher.check_worker(self)
 
-    # --- what its state should be ---
-
-    def _restoring(self, message: m.Restore) -> None:
-        there = self._watcher.histories[message.base]
-        if self._groups - set(message.groups):
-            assert self.history == there, f"{self.name} has {self.history} and is to restore a part of {there}"
-        self._groups |= set(message.groups)
-        self.history = there
-
-    def _beginning(self, message: m.Begin) -> None:
-        base = self._watcher.base[message.turn]
-        assert self.history == base, f"{self.name} begins turn {message.turn} on {self.history}, not on {base}"
-        self._groups = set(message.groups)
-
-    def _committed(self, turn: Turn) -> None:
-        assert self._sealed is not None
-        assert self._sealed[0] == turn, f"{self.name} committed turn {turn}, but sealed {self._sealed[0]}"
-        _, epoch, self.backup = self._sealed
-        self.history = (*self.history, epoch)
-        assert self.history == self._watcher.histories[turn]
+    @property
+    def history(self) -> History:
+        """The epochs whose state it should have."""
+        return self.holdings.history
 
     def state(self) -> tuple[Plain, set[str]]:
         """The committed state that is here, and the keys that should be."""
-        runtime, hosted = self.machine.runtime(NAME), self.machine._hosted.get(NAME)
-        if runtime is None or hosted is None or hosted.unrestored is not None:
-            return {}, set()
-        here = {key for key, group in GROUP_OF.items() if group in self._groups and not hosted.parking.absent(group)}
-        actual = {key: state for key, state in runtime.snapshot() if key in here}
-        if self._place is None:
-            assert self.backup.keys() == actual.keys(), f"{self.name}: the backup has other keys"
-        return actual, here
+        return self.holdings.state()
+
+    def check_at_rest(self) -> None:
+        """Nothing is left of any move."""
+        hosted = self.machine._hosted.get(NAME)
+        if hosted is None:
+            return
+        assert hosted.sender is None, f"{self.name} still sends move {hosted.sender.move}"
+        assert hosted.receiver is None, f"{self.name} still receives move {hosted.receiver.move}"
+        stale = self.holdings.leftovers()
+        assert not stale, f"{self.name} has state of {sorted(stale)}, which it does not own"
+
+    # --- moving state ---
+
+    def _call(self, neighbour: Neighbour, message: m.Message, body: Body) -> None:
+        """Send something to another worker, on a connection that is made if need be."""
+        network = self._network
+        connection = self._calls.get(neighbour)
+        if connection is None:
+            other = self.places[neighbour.address]
+            if not other.alive:
+                network.after(network.delay(), lambda: self._do(lambda: self.machine.gone(neighbour)))
+                return
+            connection = self._calls[neighbour] = other.accept(self)
+            self._called[connection] = neighbour
+            self._connections[connection] = None
+        connection.send(self, message, body)
+        if self._faults.strikes("repeated shipment"):
+            network.after(network.chance.delay(15), lambda: connection.send(self, message, body))
+        if self._faults.strikes("broken neighbour"):
+            breaker = network.chance.pick([self, self.places[neighbour.address]])
+            network.after(network.delay(), lambda: breaker.hang_up(connection))
+
+    def hang_up(self, connection: Connection) -> None:
+        """A connection to another worker breaks; this end notices some time later."""
+        if self.alive and connection in self._connections:
+            self._network.note(f"{self.name} loses the connection to another worker")
+            connection.close(self)
+            self._network.after(self._network.delay(), lambda: self.on_close(connection))
+
+    def _pump_soon(self, delay: float = 0.0) -> None:
+        if self.alive and self.machine.moving and not self._pumping:
+            self._pumping = True
+            self._network.after(delay + self._network.delay() / 8, lambda: self._do(self._pump, pumping=False))
+
+    def _pump(self) -> list[Out]:
+        self._pumping = False
+        out, delay = self.machine.pump()
+        if delay is not None and delay > 0:
+            self._network.after(delay, self._pump_soon)
+        elif delay is not None:
+            self._pump_soon()
+        return out
 
     # --- writing ---
 
@@ -202,30 +270,14 @@ class SimulatedWorker:
         delta: Callable[[], pa.RecordBatch | None],
     ) -> int:
         """The machine seals: write, or back up and look whether the backup is right."""
-        size, backup = 0, self.backup
-        if self._place is None:
-            backup = self._back_up((query, epoch))
-        else:
+        size, backup = 0, self.holdings.sealing((query, epoch))
+        if self._place is not None:
             storage, generation = self._place
             files = CheckpointDurability(SlowStorage(storage, self._pause), generation)
             size = files.persist(worker, operator, query, epoch, turn, delta)
-        self._sealed, self._told = (turn, (query, epoch), backup), turn
+        self.holdings.sealed(turn, (query, epoch), backup)
+        self._told = turn
         return size
-
-    def _back_up(self, epoch: tuple[QueryId, Epoch]) -> Plain:
-        runtime = self.machine.runtime(NAME)
-        assert runtime is not None
-        backup = dict(self.backup)
-        for change in runtime.changes():
-            for key in change.removed:
-                del backup[key]
-            for key, entries in change.entries.items():
-                state = {} if key in change.created else copy.deepcopy(backup[key])
-                for name, entry in entries.items():
-                    state[name] = apply_changes(state[name], entry) if name in state else entry
-                backup[key] = state
-        self._watcher.check_seal(self, epoch, backup, {key for key, group in GROUP_OF.items() if group in self._groups})
-        return backup
 
     def _pause(self, where: str, path: str) -> None:
         """Time goes by at a call of the storage; the process may end in it."""
@@ -265,6 +317,7 @@ class SimulatedWorker:
         self._network.after(self._network.delay(), lambda: self._loaded(news))
 
     def _loaded(self, news: list[Loaded | LoadFailed]) -> None:
+        self._unseen = _LOOK_EVERY
         for item in news:
             self._do(lambda item=item: self.machine.loaded(item))  # type: ignore[misc]
 

@@ -9,29 +9,37 @@ State is in memory only, or in a checkpoint on a storage in memory (a *durable* 
 a checkpoint workers are lost and replaced, the whole program dies or is paused and another one attaches, Spark's own
 checkpoint is set back, and the storage fails.
 
+With *moves*, the cluster is changed while it runs: workers come and go, state moves between them in every way there is,
+and whoever has a part in that is lost at every stage of it.
+
 Checked, at every step: what :mod:`bedload.testing.watcher` says; phases of coordinator and workers fit; a live query
 fails only over a fault that was injected. At the end: every query finished or was refused for good with an error that
 says so; each epoch's outputs were written once; every epoch that Spark committed is in the state, or was refused
-loudly; every state that the checkpoint retains, read from the storage alone, is right. A simulation that runs
+loudly; every state that the checkpoint retains, read from the storage alone, is right; every change that was asked for
+has come to an end, and left nothing behind. A simulation that runs
 out of events with work left is a deadlock, one that does not run out is a livelock; both fail.
 
-Its limits: one operator, no routing changes but those after the loss of a worker, messages lost only with their
-connection.
+Its limits: one operator, messages lost only with their connection.
 """
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import cast
+from typing import Any, cast
 
 from bedload.checkpoint.checkpoint import Checkpoint
 from bedload.checkpoint.compaction import restore_at
 from bedload.checkpoint.history import CompactionSettings
 from bedload.control.compaction import Retention
 from bedload.control.coordinator import Phase as ControlPhase
+from bedload.control.transfer import Stage
 from bedload.core.ids import Epoch, KeyGroup, QueryId, Turn, WorkerId
+from bedload.migration import sender
 from bedload.testing.chance import Chance
 from bedload.testing.faults import Faults, Scenario
 from bedload.testing.network import Broken, Network
@@ -40,8 +48,9 @@ from bedload.testing.simulated_application import Application, World
 from bedload.testing.simulated_cluster import SimulatedDriver
 from bedload.testing.simulated_query import SimulatedQuery
 from bedload.testing.simulated_storage import MemoryStorage, Outages, TroubledStorage
+from bedload.testing.simulated_wishes import make_wish
 from bedload.testing.watcher import CommitLog, Plain, Watcher
-from bedload.testing.workload import NAME, Kind, Poison, make_deployment, plan_query
+from bedload.testing.workload import KEYS, MORE_KEYS, NAME, Kind, Poison, make_deployment, plan_query
 from bedload.worker.machine import Phase
 
 MAX_EVENTS = 60_000
@@ -65,14 +74,21 @@ class Report:
     """Turns that were rolled back."""
     turns: int = 0
     faults: Counter[str] = field(default_factory=Counter)
+    changes: Counter[str] = field(default_factory=Counter)
+    """Changes of the cluster, by kind, strategy and outcome."""
+    stages: Counter[str] = field(default_factory=Counter)
+    """Stages that moves came to."""
     endings: dict[str, str] = field(default_factory=dict)
     """How each query ended."""
     story: list[str] = field(default_factory=list)
 
 
-def simulate(seed: int, scenario: Scenario | None = None, *, tracing: bool = False) -> Report:
-    """Run one simulation; an AssertionError that names the seed if anything is wrong."""
-    simulation = Simulation(seed, scenario, tracing=tracing)
+def simulate(seed: int, scenario: Scenario | None = None, *, moves: bool = False, tracing: bool = False) -> Report:
+    """Run one simulation; an AssertionError that names the seed if anything is wrong.
+
+    Without a scenario the seed chooses one; with ``moves`` it is one in which the cluster is changed.
+    """
+    simulation = Simulation(seed, scenario, moves=moves, tracing=tracing)
     try:
         return simulation.run()
     except (Exception, Broken) as raised:
@@ -81,24 +97,31 @@ def simulate(seed: int, scenario: Scenario | None = None, *, tracing: bool = Fal
             print(line)
         raise AssertionError(
             f"seed={seed}: {type(error).__name__}: {error}\n"
-            f"replay it with: python -m bedload.testing.simulate --seed {seed} --trace"
+            f"replay it with: python -m bedload.testing.simulate --seed {seed}{' --moves' if moves else ''} --trace"
         ) from error
 
 
 class Simulation:
     """One run of the simulator."""
 
-    def __init__(self, seed: int, scenario: Scenario | None = None, *, tracing: bool = False) -> None:
+    def __init__(
+        self, seed: int, scenario: Scenario | None = None, *, moves: bool = False, tracing: bool = False
+    ) -> None:
         self.seed = seed
         chance = self.chance = Chance(seed)
-        scenario = scenario or Scenario.chosen(chance)
+        scenario = self._scenario = scenario or Scenario.chosen(chance, moves=moves)
         self.network = Network(chance, tracing=tracing, delay=chance.pick([0.3, 1.0, 3.0]))
         self.network.time.watch = self._check_step
         self.faults = Faults(chance, scenario)
         self.kind = chance.pick(list(Kind))
         names = [QueryId("A"), QueryId("B")] if self.faults.on("second query") else [QueryId("A")]
-        longest = 6 if scenario.durable else 4
-        plans = {name: plan_query(chance, name, number, chance.number(2, longest)) for number, name in enumerate(names)}
+        # With moves, more keys and fewer tasks: much happens between workers, and runs are to stay short.
+        longest = 4 if scenario.moves or not scenario.durable else 6
+        keys, sources = (MORE_KEYS, 2) if scenario.moves else (KEYS, 4)
+        plans = {
+            name: plan_query(chance, name, number, chance.number(2, longest), keys, sources)
+            for number, name in enumerate(names)
+        }
         self.queries = {name: SimulatedQuery(plan, self._query_ended, self._progressed) for name, plan in plans.items()}
         self._oracle = Oracle(self.kind, plans)
         self._storage = MemoryStorage() if scenario.durable else None
@@ -106,6 +129,7 @@ class Simulation:
         logs = cast(dict[QueryId, CommitLog], self.queries)
         self.watcher = Watcher(self._oracle, logs, self._storage)
         self.poison = Poison()
+        turns = (2, 5) if scenario.moves else (1, 3)
         self._world = World(
             network=self.network,
             faults=self.faults,
@@ -115,9 +139,14 @@ class Simulation:
             workers=chance.number(1, 3),
             slots=chance.number(1, 5),
             storage=None if self._storage is None else TroubledStorage(self._storage, self._outages),
-            retention=Retention(chance.number(1, 4), CompactionSettings(max_turns=chance.number(1, 3))),
+            retention=Retention(chance.number(1, 4), CompactionSettings(max_turns=chance.number(*turns))),
             explain=self._explain,
+            on_stage=self._on_stage,
         )
+        self._most_keys = chance.pick([1, 2, 5]) if scenario.moves else sender._MOST_KEYS
+        self._wishes = 0
+        """What is asked for as soon as there is progress."""
+        self._stages: Counter[str] = Counter()
         self._losses: list[Callable[[], None]] = []
         """What is lost as soon as there is progress."""
         self._applications: list[Application] = []
@@ -135,11 +164,15 @@ class Simulation:
             # Sometimes it comes too early and is refused for a while; at the latest it comes when A is over.
             self.network.after(self.chance.delay(60), queries[1].start)
         self._plan_losses()
-        self._drain()
-        if self._storage is None:
-            self._check_memory()
-        else:
-            self._check_checkpoint(self._storage)
+        self._plan_wishes()
+        with _in_small_steps(self._most_keys):
+            self._drain()
+            if self._storage is None:
+                self._check_memory()
+            else:
+                self._check_checkpoint(self._storage)
+        if self._scenario.moves:
+            self._check_moves()
         return self._report()
 
     def _drain(self) -> None:
@@ -196,6 +229,9 @@ class Simulation:
         """Spark committed an epoch: there is state to lose now."""
         if self._losses and self.chance.happens(0.6):
             self._later(4, self._losses.pop())
+        if self._wishes and self.chance.happens(0.9):
+            self._wishes -= 1
+            self._later(4, self._wish)
 
     def _later(self, scale: float, action: Callable[[], None]) -> None:
         self.network.after(self.chance.delay(scale), lambda: None if self._all_over else action())
@@ -229,6 +265,65 @@ class Simulation:
         self.network.note("the store begins to fail")
         self._outages.times.append((now, now + 1 + self.chance.delay(6), self.chance.pick([0.1, 0.4, 1.0])))
 
+    # --- changes of the cluster ---
+
+    def _plan_wishes(self) -> None:
+        for _ in range(self._scenario.moves):
+            if self.chance.happens(0.2):
+                self._later(50, self._wish)
+            else:
+                self._wishes += 1
+
+    def _wish(self) -> None:
+        driver, scenario = self._driver, self._scenario
+        if driver is None or not driver.alive:
+            return
+        kinds, strategies = scenario.wishes, scenario.strategies
+        wish = make_wish(self.chance, driver.coordinator, kinds, strategies, durable=scenario.durable)
+        driver.wishes.ask(wish, driver.tell, driver.coordinator)
+
+    def _on_stage(self, driver: SimulatedDriver, stage: Stage) -> None:
+        """A move has come to a stage: somebody who has a part in it may be lost in it."""
+        self._stages[stage.name] += 1
+        transfer = driver.coordinator.operator(NAME).transfer
+        if transfer is None or stage in (Stage.WAITING, Stage.DONE):
+            return
+        faults, lots = self.faults, transfer._lots
+        if stage is Stage.FLIPPED and faults.strikes("failed flip", 3):
+            for query in self.queries.values():
+                self._later(3, query.fail)
+        victims = []
+        if faults.strikes("lost source"):
+            victims.append(self.chance.pick([lot.source for lot in lots]))
+        if faults.strikes("lost target"):
+            victims.append(self.chance.pick([lot.target for lot in lots]))
+        newcomers = [lot.target for lot in lots if not transfer._before.groups_of(lot.target)]
+        if newcomers and faults.strikes("lost newcomer", 2):
+            victims.append(self.chance.pick(newcomers))
+        for victim in victims:
+            self._later(2, driver.workers[victim].kill)
+        if faults.strikes("driver lost in a move"):
+            self._later(2, self._lose_driver)
+
+    def _check_moves(self) -> None:
+        """Every change has come to its end, and nothing is left of it."""
+        driver = self._driver
+        if driver is None or not driver.alive or driver.coordinator.error is not None:
+            return
+        coordinator = driver.coordinator
+        epochs = coordinator.operator(NAME) if NAME in coordinator.operators else None
+        if epochs is not None:
+            lineage = epochs.lineage
+            if epochs.phase is not ControlPhase.IDLE or not (lineage is None or lineage.all_hold_head(epochs.routing)):
+                return  # a move may wait for an epoch that does not come
+        assert not driver.wishes.open, f"{driver.wishes.open} did not come to an end"
+        assert coordinator.changes.current is None, f"{coordinator.changes.current} did not come to an end"
+        here = {worker.name for worker in driver.places.values() if worker.alive}
+        members = {coordinator.workers[worker] for worker in coordinator.changes.members}
+        assert here == members, f"{sorted(here)} run, but {sorted(members)} are the cluster"
+        for address in sorted(here):
+            driver.places[address].check_at_rest()
+
     # --- programs ---
 
     @property
@@ -249,7 +344,10 @@ class Simulation:
     def _check_memory(self) -> None:
         driver = self._driver
         assert driver is not None
-        lost = self.faults.happened["lost worker"] > 0 and driver.coordinator.error is not None
+        error = driver.coordinator.error
+        lost = error is not None
+        if error is not None:
+            self.faults.explain(error)
         if not lost:
             self._settle(driver)
         epochs = driver.coordinator.operator(NAME)
@@ -258,10 +356,12 @@ class Simulation:
                 continue
             self.watcher.check_worker(worker)
             if lost:
-                busy = worker.machine._hosted[NAME].phase in (Phase.OPEN, Phase.SEALED)
+                hosted = worker.machine._hosted.get(NAME)
+                busy = hosted is not None and hosted.phase in (Phase.OPEN, Phase.SEALED)
                 assert not busy, f"{worker.name} did not roll back when another worker was lost"
             else:
-                assert worker.history == self.watcher.history, f"{worker.name} missed a commit"
+                up_to_date = not worker.holdings.keys or worker.history == self.watcher.history
+                assert up_to_date, f"{worker.name} missed a commit"
         if lost:
             assert epochs.phase in (ControlPhase.IDLE, ControlPhase.ABORTED)
         for query in self.queries.values():
@@ -277,15 +377,15 @@ class Simulation:
         if not self.faults.happened["set back"]:
             wanted = min(keep + 1, len(history.chain()), len(self.watcher.history_at(history.head)))
             assert len(retained) >= wanted, f"{len(retained)} states are retained, not {wanted}"
-        for turn in retained:
+        for turn in retained[:1] if self._scenario.moves else retained:
             self.watcher.check_restored(turn, self._read_back(checkpoint, turn))
         for query in self.queries.values():
             self._check_query(query, self.watcher.history_at(history.head))
 
     def _read_back(self, checkpoint: Checkpoint, turn: Turn) -> Plain:
-        restore, _ = restore_at(checkpoint, NAME, turn, threads=1)
+        found, _ = restore_at(checkpoint, NAME, turn, threads=1)
         runtime = self._world.deployment.start(WorkerId(99))
-        for groups, state in restore.chunks():
+        for groups, state in found.chunks():
             runtime.install([KeyGroup(group) for group in groups], state)
         return dict(runtime.snapshot())
 
@@ -344,9 +444,46 @@ class Simulation:
             aborted=self.watcher.aborted,
             turns=len(self.watcher.base),
             faults=self.faults.happened,
+            changes=sum((it.driver.wishes.over for it in self._applications if it.driver is not None), Counter()),
+            stages=self._stages,
             endings={
                 str(query.query): "finished" if query.gave_up is None else type(query.gave_up).__name__
                 for query in self.queries.values()
             },
             story=self.network.story,
         )
+
+
+class _Inline(Executor):
+    """Reads state back in the one thread of a simulation: others would cost time, and have an order of their own."""
+
+    def __init__(self, *_: object) -> None:
+        pass
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Do it now."""
+        future: Future[Any] = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except BaseException as error:
+            future.set_exception(error)
+        return future
+
+
+@contextmanager
+def _in_small_steps(keys: int) -> Iterator[None]:
+    """Let state move few keys at a time, so that a little of it takes many messages; and have one thread."""
+    from bedload.checkpoint import restore  # compiled code: only who needs it waits
+
+    most, threads = sender._MOST_KEYS, vars(restore)["ThreadPoolExecutor"]
+    sender._MOST_KEYS = keys
+    vars(restore)["ThreadPoolExecutor"] = _Inline
+    collecting = gc.isenabled()
+    gc.disable()  # a run is short, and a tenth of its time would go there
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
+        sender._MOST_KEYS = most
+        vars(restore)["ThreadPoolExecutor"] = threads

@@ -3,6 +3,7 @@
 Invariants that the watcher keeps, at every moment:
 
 - a worker's committed state is the oracle's after the epochs that it should have, as far as it is there;
+- in a turn every key group and every pinned key has one owner;
 - in memory only, the backup at the seal (all changes so far, applied to nothing) is the oracle's state;
 - a turn builds upon all epochs that Spark committed, each once, and on no other; so nothing that Spark was told is
   lost or applied twice, whoever dies;
@@ -18,10 +19,12 @@ from typing import Any, Protocol
 
 from bedload.checkpoint import paths
 from bedload.control.instructions import EpochEnded
-from bedload.core.ids import NO_TURN, Epoch, Generation, QueryId, Turn, WorkerId, generation_of
+from bedload.core.ids import NO_TURN, Epoch, Generation, KeyGroup, QueryId, Turn, WorkerId, generation_of
+from bedload.keys import RoutingTable
+from bedload.protocol import messages as m
 from bedload.testing.oracle import History, Oracle
 from bedload.testing.simulated_storage import MemoryStorage
-from bedload.testing.workload import GROUP_OF, NAME
+from bedload.testing.workload import GROUP_OF, KEY_GROUPS, NAME
 
 Plain = dict[str, dict[str, Any]]
 
@@ -44,8 +47,11 @@ class Watched(Protocol):
 
     name: str
     worker: WorkerId
-    history: History
-    """The epochs whose state it should have."""
+
+    @property
+    def history(self) -> History:
+        """The epochs whose state it should have."""
+        ...
 
     def state(self) -> tuple[Plain, set[str]]:
         """The committed state that is here, and the keys that should be."""
@@ -65,6 +71,8 @@ class Watcher:
         """What each turn began on."""
         self.histories: dict[Turn, History] = {NO_TURN: ()}
         """The epochs in the state at each turn."""
+        self.routings: dict[Turn, RoutingTable] = {}
+        """Who owned what in each turn."""
         self.aborted = 0
         self.committed = 0
         self._forgiven: set[tuple[QueryId, Epoch]] = set()
@@ -103,6 +111,19 @@ class Watcher:
             assert all(e < other.high for e in there), f"{where}: Spark never committed all of {name}"
         self._latest = self.histories[turn]
 
+    def owned(self, turn: Turn, begins: dict[WorkerId, m.Begin], pins: Iterable[int]) -> None:
+        """A turn begins at these workers."""
+        owners = {group: worker for worker, begin in begins.items() for group in begin.groups}
+        groups = sorted(group for begin in begins.values() for group in begin.groups)
+        assert groups == list(range(KEY_GROUPS)), f"turn {turn} begins with the owned key groups {groups}"
+        guests = {guest: worker for worker, begin in begins.items() for guest in begin.guests}
+        assert len(guests) == sum(len(begin.guests) for begin in begins.values()), (
+            f"turn {turn}: a guest of two workers"
+        )
+        assert guests.keys() <= set(pins), f"turn {turn}: guests that are not pinned"
+        table = RoutingTable.initial(KEY_GROUPS, begins)
+        self.routings[turn] = table.next(owners=[owners[KeyGroup(group)] for group in groups], pins=guests)
+
     def ended(self, event: EpochEnded) -> None:
         """A coordinator ended an epoch."""
         if not event.committed:
@@ -124,9 +145,9 @@ class Watcher:
         actual, keys = worker.state()
         self._oracle.check_state(worker.history, actual, keys, worker.name)
 
-    def check_seal(self, worker: Watched, epoch: tuple[QueryId, Epoch], backup: Plain, keys: set[str]) -> None:
+    def check_seal(self, where: str, history: History, backup: Plain, keys: set[str]) -> None:
         """What a worker in memory only seals is right."""
-        self._oracle.check_state((*worker.history, epoch), backup, keys, f"{worker.name} at the seal")
+        self._oracle.check_state(history, backup, keys, where)
 
     def acknowledged(self, worker: Watched, turn: Turn) -> None:
         """A worker says that it has sealed a turn; what is said cannot be taken back."""

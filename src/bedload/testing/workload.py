@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from bedload import state as bl
 from bedload.core.ids import Epoch, OperatorName, QueryId
+from bedload.keys import hash_columns
 from bedload.testing.chance import Chance
 from bedload.testing.input import InputFormat
 from bedload.worker.operator import Context, Operator
@@ -27,6 +28,8 @@ from bedload.worker.runtime import Deployment, Startable
 
 NAME = OperatorName("Simulated")
 KEYS = tuple("abcdefgh")
+MORE_KEYS = (*KEYS, *"ijko")
+"""With these, what moves has several keys in most key groups."""
 KEY_GROUPS = 8
 RECENT = 3
 FORGET_AT = 7
@@ -35,7 +38,8 @@ FORGET_AT = 7
 OUTPUT = pa.schema([("key", pa.string()), ("source", pa.int64()), ("seq", pa.int64()), ("count", pa.int64())])
 INPUT = pa.schema([("key", pa.string()), ("source", pa.int64()), ("seq", pa.int64()), ("noise", pa.int64())])
 FORM = InputFormat(INPUT, "key", KEY_GROUPS)
-GROUP_OF = {key: FORM.group(key) for key in KEYS}
+GROUP_OF = {key: FORM.group(key) for key in MORE_KEYS}
+HASH_OF = {key: int(value) for key, value in zip(MORE_KEYS, hash_columns([pa.array(MORE_KEYS)]), strict=True)}
 
 
 class Kind(enum.Enum):
@@ -177,12 +181,19 @@ class QueryPlan:
         return known
 
 
-def plan_query(chance: Chance, query: QueryId, number: int, epochs: int) -> QueryPlan:
+def plan_query(
+    chance: Chance,
+    query: QueryId,
+    number: int,
+    epochs: int,
+    keys: tuple[str, ...] = KEYS,
+    most_sources: int = 4,
+) -> QueryPlan:
     """Make up the input of a query."""
-    sources = chance.number(1, 4)
+    sources = chance.number(1, most_sources)
     names = [number * 10 + source for source in range(sources)]
     next_seq = dict.fromkeys(names, 0)
-    hot = chance.pick(KEYS)
+    hot = chance.pick(keys)
     plans = []
     for index in range(epochs):
         # An epoch without partitions: Spark runs it, but no task of the operator does.
@@ -193,7 +204,7 @@ def plan_query(chance: Chance, query: QueryId, number: int, epochs: int) -> Quer
             for _ in range(chance.number(0, 3)):
                 rows = []
                 for _ in range(chance.number(1, 3)):
-                    key = hot if chance.happens(0.4) else chance.pick(KEYS)
+                    key = hot if chance.happens(0.4) else chance.pick(keys)
                     rows.append(Row(key, source, next_seq[source]))
                     next_seq[source] += 1
                 batches.append(rows)

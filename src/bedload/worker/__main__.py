@@ -1,16 +1,15 @@
-"""A worker as a process of its own: ``python -m bedload.worker``, started by the driver.
+"""A worker as a process of its own: ``python -m bedload.worker``, or forked from the nursery.
 
 What it needs to know comes on standard input, so that the secret is in no argument list and no
-environment. Standard input then stays open: when it ends, the driver is gone, however it went, and so
-is the worker.
+environment. That stays open: when it ends, the driver is gone, however it went, and so is the worker.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-import sys
 import threading
+from io import FileIO
 
 import msgspec
 
@@ -28,8 +27,18 @@ class Start(msgspec.Struct):
     place: Place | None = None
 
 
-def _end_with_the_driver() -> None:
-    while sys.stdin.buffer.read(4096):
+def _lifeline() -> FileIO:
+    """What was standard input. A process that operator code starts gets an empty one, and cannot hold this open."""
+    # SUBTLE: without a buffer. Its lock would be the watching thread's, and the interpreter's end would wait for it.
+    lifeline = FileIO(os.dup(0), "rb")
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    return lifeline
+
+
+def _end_with_the_driver(lifeline: FileIO) -> None:
+    while lifeline.read(4096):
         pass
     os._exit(0)
 
@@ -38,9 +47,13 @@ def main() -> None:
     """Read the start line, then serve."""
     # Ctrl-C in a terminal reaches the driver's children too; the driver decides when they end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    start = msgspec.json.decode(sys.stdin.buffer.readline(), type=Start)
+    lifeline = _lifeline()
+    line = lifeline.readline()
+    if not line:
+        return  # nobody wants it any more
+    start = msgspec.json.decode(line, type=Start)
     # A thread of its own: operator code may keep the main thread busy for long.
-    threading.Thread(target=_end_with_the_driver, name="driver-watch", daemon=True).start()
+    threading.Thread(target=_end_with_the_driver, args=(lifeline,), name="driver-watch", daemon=True).start()
     serve(WorkerId(start.worker), start.coordinator, start.secret, lambda _: "127.0.0.1", start.place)
 
 

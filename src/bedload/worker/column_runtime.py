@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from bedload.core.errors import BedloadError, ProtocolError
@@ -18,7 +19,9 @@ from bedload.core.ids import NO_EPOCH, Epoch, KeyGroup, OperatorName, WorkerId
 from bedload.store import Changes
 from bedload.store.columns import ColumnStore, ColumnTable, warm_up
 from bedload.store.columns.index import Slots
-from bedload.store.deltas import StateVariable, installable
+from bedload.store.columns.shelf import ColumnShelf
+from bedload.store.deltas import StateVariable, incoming, installable
+from bedload.store.shelf import Selection, Shelf, key_hashes
 from bedload.worker.failures import operator_failed
 from bedload.worker.operator import Context
 from bedload.worker.runtime import Layout
@@ -93,20 +96,32 @@ class ColumnRuntime:
         self._context.epoch = epoch
         self.rows = 0
 
+    def hashes(self, batch: pa.RecordBatch) -> npt.NDArray[np.int64]:
+        """The hash of the key of each row of a sub-batch."""
+        return key_hashes(self._key_columns(batch, self._is_partial(batch)))
+
     def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch | None:
         """Take a sub-batch; the outputs that leave at once, if there are any."""
         self.rows += batch.num_rows
         last = batch.num_columns - 1
         groups = batch.column(last).to_numpy(zero_copy_only=False)
         rows = batch.select(range(last))
-        partial = getattr(self._logic, "partial_schema", None)
-        if partial is not None and rows.schema.names == partial.names:
-            # The feeder has combined the rows by key: the key's columns come first.
-            slots = self._table.locate([batch.column(i) for i in range(len(self.deployment.key))], groups)
+        partial = self._is_partial(batch)
+        slots = self._table.locate(self._key_columns(batch, partial), groups)
+        if partial:
             self._call("process", lambda: self._merge(slots, rows))
             return None
-        slots = self._table.locate([batch.column(i) for i in self.deployment.key], groups)
         return self._call("process", lambda: self._logic.update(self._table, slots, rows, self._context))
+
+    def _is_partial(self, batch: pa.RecordBatch) -> bool:
+        """Whether the feeder has combined the rows by key."""
+        partial = getattr(self._logic, "partial_schema", None)
+        return partial is not None and batch.schema.names[:-1] == partial.names
+
+    def _key_columns(self, batch: pa.RecordBatch, partial: bool) -> list[pa.Array]:
+        # Of rows that were combined, the key's columns come first.
+        key = range(len(self.deployment.key)) if partial else self.deployment.key
+        return [batch.column(i) for i in key]
 
     def _merge(self, slots: Slots, rows: pa.RecordBatch) -> None:
         assert isinstance(self._logic, PartialLogic)
@@ -143,9 +158,21 @@ class ColumnRuntime:
             self._table.install(found.keys, found.groups, found.state)
 
     def drop(self, groups: Iterable[KeyGroup]) -> None:
-        """Forget the state of these key groups; between epochs."""
-        for group in groups:
-            self._table.drop_group(group)
+        """Forget the state of these key groups; no epoch may have touched them."""
+        self._table.drop_groups(list(groups))
+
+    def shelve(
+        self,
+        groups: Collection[KeyGroup],
+        only: npt.NDArray[np.int64] | None = None,
+        without: npt.NDArray[np.int64] | None = None,
+    ) -> Shelf:
+        """The keys with state in these key groups, to go elsewhere."""
+        return ColumnShelf(self._table, Selection(groups, only, without))
+
+    def take_in(self, state: pa.RecordBatch) -> None:
+        """Put in what a shelf gave."""
+        self._table.take_in(incoming(state, len(self.deployment.key_types)))
 
     def commit(self) -> None:
         """The epoch counts."""
@@ -179,7 +206,20 @@ class ColumnRuntime:
     @property
     def groups(self) -> int:
         """The number of key groups with state."""
-        return len(np.unique(self._table.index.group_of(self._table.index.all_slots())))
+        return len(self._table.index.used_groups())
+
+    @property
+    def touched_keys(self) -> int:
+        """The number of keys that the current epoch has touched."""
+        return len(self._table.index.touched)
+
+    def keys_in(self, groups: Collection[KeyGroup]) -> int:
+        """The number of keys with state in these key groups."""
+        return sum(map(self._table.index.count, groups))
+
+    def state_bytes(self) -> int:
+        """Roughly the size of all state when it is encoded."""
+        return self._table.encoded_bytes()
 
     @property
     def nbytes(self) -> int:

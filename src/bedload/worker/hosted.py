@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from bedload.core.errors import BedloadError, NotDeterministic, ProtocolError
@@ -25,13 +26,20 @@ from bedload.core.ids import (
     OperatorName,
     QueryId,
     Turn,
+    WorkerId,
 )
-from bedload.keys import freeze_keys
+from bedload.keys import freeze_keys, hash_columns
+from bedload.migration.parking import Parking
+from bedload.migration.receiver import Receiver
+from bedload.migration.sender import Sender
 from bedload.protocol import messages as m
 from bedload.protocol.messages import Body
+from bedload.store.deltas import GROUP
 from bedload.worker.durability import Load
-from bedload.worker.parking import Parking
 from bedload.worker.runtime import Runtime, Startable
+
+Counts = npt.NDArray[np.float64]
+KEY = "bedload_key_"
 
 Peer = Hashable
 """Whoever sent a message: a connection, or the simulator's name for one."""
@@ -43,7 +51,7 @@ LOADER: Peer = "loader"
 """The peer for orders to read state back."""
 
 Out = tuple[Peer, m.Message | Load, Body]
-TurnMessage = m.Join | m.Apply | m.Done
+TurnMessage = m.Join | m.Apply | m.Done | m.Backlog
 
 
 class Phase(enum.Enum):
@@ -105,6 +113,8 @@ class Hosted:
     busy: float = 0.0
     owned: frozenset[KeyGroup] = frozenset()
     """The key groups of the last turn."""
+    lodging: frozenset[KeyGroup] = frozenset()
+    """Key groups of others of which single keys live here."""
     parking: Parking = field(default_factory=Parking)
     base: Turn = NO_TURN
     """The state that was last read back."""
@@ -116,6 +126,49 @@ class Hosted:
     """Why the state that should be here is not."""
     reads: list[tuple[Peer, m.Read, Body]] = field(default_factory=list)
     """Reads of key groups that are on their way."""
+    key_groups: int = 0
+    """How many there are."""
+    filter: m.Restore | None = None
+    """The last word on single keys that live with other workers than their key groups do."""
+    # --- a move ---
+    sender: Sender | None = None
+    receiver: Receiver | None = None
+    leaving: frozenset[KeyGroup] = frozenset()
+    """Key groups that the sender has not let go of."""
+    lots: tuple[m.Lot, ...] = ()
+    """What the sender sends."""
+    terms: m.Terms | None = None
+    """How the receiver's move is carried out."""
+    neighbours: dict[WorkerId, str] = field(default_factory=dict)
+    moves_over: int = -1
+    """The last move that came to its end here."""
+    # --- what it weighs ---
+    counts: Counts = field(default_factory=lambda: np.zeros(0))
+    """Rows of each key group in this epoch, estimated."""
+    load: Counts = field(default_factory=lambda: np.zeros(0))
+    """The same over the last epochs, older ones counting less."""
+    touched: float = 0.0
+    took: float = 0.0
+
+    def count(self, groups: npt.NDArray[np.int16]) -> None:
+        """Take a sample of the rows that came."""
+        if len(self.counts) < self.key_groups:
+            self.counts, self.load = np.zeros(self.key_groups), np.zeros(self.key_groups)
+        self.counts += np.bincount(groups[::_SAMPLE], minlength=len(self.counts))
+
+    def counted(self, touched: int) -> None:
+        """An epoch is over."""
+        if len(self.counts):
+            self.load = _OLD * self.load + self.counts * _SAMPLE
+            self.counts = np.zeros(len(self.counts))
+        self.touched = _OLD * self.touched + (1 - _OLD) * touched
+        self.took = _OLD * self.took + (1 - _OLD) * self.busy
+
+
+_SAMPLE = 16
+"""Of so many rows one is counted: counting all would cost a twentieth of the fastest operators."""
+_OLD = 0.8
+"""What the epochs before the last one count."""
 
 
 def different(hosted: Hosted, what: str) -> NotDeterministic:
@@ -172,3 +225,27 @@ def one_key(body: Any) -> Any:
     with pa.ipc.open_stream(pa.py_buffer(body)) as reader:
         batch = reader.read_next_batch()
     return freeze_keys(batch.columns)[0]
+
+
+def hash_of_key(body: Body) -> npt.NDArray[np.int64]:
+    """The hash of the key that a read names."""
+    with pa.ipc.open_stream(pa.py_buffer(body)) as reader:
+        return hash_columns(reader.read_next_batch().columns)
+
+
+def state_hashes(state: pa.RecordBatch) -> npt.NDArray[np.int64]:
+    """The hashes of the keys of a batch in state or delta form."""
+    names = [name for name in state.schema.names if name.startswith(KEY)]
+    return hash_columns([state.column(name) for name in names])
+
+
+def own_keys(state: pa.RecordBatch | None, told: m.Restore | None) -> pa.RecordBatch | None:
+    """What is left of state that was read back without the single keys that live with another worker."""
+    if state is None or told is None or not (told.guests or told.away or told.hosts):
+        return state
+    hashes = state_hashes(state)
+    groups = state.column(GROUP).to_numpy(zero_copy_only=False)
+    keep = ~np.isin(hashes, np.array(told.away, np.int64))
+    hosts = np.isin(groups, np.array(told.hosts, np.int64))
+    keep &= ~hosts | np.isin(hashes, np.array(told.guests, np.int64))
+    return state.filter(pa.array(keep))

@@ -36,9 +36,12 @@ from bedload.core.ids import (
     NO_QUERY,
     NO_TURN,
     DeploymentId,
+    KeyGroup,
     OperatorName,
     WorkerId,
 )
+from bedload.migration.hash_set import Hashes
+from bedload.migration.parking import Parking
 from bedload.protocol import messages as m
 from bedload.protocol.messages import Body
 from bedload.protocol.split import unpack
@@ -55,16 +58,16 @@ from bedload.worker.hosted import (
     TurnMessage,
     bug,
     different,
+    hash_of_key,
     one_key,
     share_out,
     waiting_for,
 )
-from bedload.worker.parking import Parking
-from bedload.worker.restoring import Restoring
+from bedload.worker.moving import Moving, Neighbour
 from bedload.worker.runtime import Runtime, Startable
 
 
-class WorkerMachine(Restoring):
+class WorkerMachine(Moving):
     """All operators of one worker. ``load`` unpickles a shipped deployment."""
 
     def __init__(
@@ -86,8 +89,10 @@ class WorkerMachine(Restoring):
     def handle(self, peer: Peer, message: m.Message, body: Body = None) -> list[Out]:
         """Take a message; what to send, in order."""
         match message:
-            case m.Join() | m.Apply() | m.Done():
+            case m.Join() | m.Apply() | m.Done() | m.Backlog():
                 return self._from_feeder(peer, message, body)
+            case m.Ship() | m.HandOver() | m.Shipped() | m.Fetch() | m.Copy() | m.Flip() | m.Release() | m.Weigh():
+                return self._from_mover(peer, message, body)
             case m.Begin():
                 return self._begin(message)
             case m.Expect():
@@ -116,6 +121,8 @@ class WorkerMachine(Restoring):
 
     def gone(self, peer: Peer) -> list[Out]:
         """A connection closed: nobody waits there for an answer, and a retry may need a Spark task slot."""
+        if isinstance(peer, Neighbour):
+            return self.neighbour_gone(peer)
         out: list[Out] = []
         for hosted in self._hosted.values():
             hosted.early = [item for item in hosted.early if item[0] != peer]
@@ -149,6 +156,7 @@ class WorkerMachine(Restoring):
 
     def _deploy(self, message: m.Deploy, body: Body) -> list[Out]:
         hosted = self._hosted.setdefault(message.operator, Hosted(message.operator))
+        hosted.key_groups = message.key_groups
         error = None
         try:
             if message.deployment not in hosted.deployments:
@@ -174,10 +182,12 @@ class WorkerMachine(Restoring):
             if hosted.unrestored is not None:
                 raise hosted.unrestored
             groups = frozenset(message.groups)
-            if gone := hosted.owned - groups:
+            if gone := hosted.owned - groups - hosted.leaving:
                 hosted.runtime.drop(sorted(gone))
             hosted.owned = groups
-            hosted.runtime.begin(message.epoch, message.groups)
+            guests = {KeyGroup(guest % hosted.key_groups) for guest in message.guests}
+            hosted.lodging = frozenset(guests - groups)
+            hosted.runtime.begin(message.epoch, (*message.groups, *sorted(hosted.lodging)))
         except Exception as error:
             out = self._fail(hosted, error if isinstance(error, BedloadError) else bug(error))
         else:
@@ -213,6 +223,8 @@ class WorkerMachine(Restoring):
             assert hosted.runtime is not None
             hosted.runtime.commit()
             hosted.phase = Phase.IDLE
+            if hosted.sender is not None:
+                hosted.sender.committed()
             hosted.committed, hosted.committed_query = hosted.epoch, hosted.query
             hosted.feeders = {}
         return []
@@ -239,11 +251,14 @@ class WorkerMachine(Restoring):
             hosted.committed, hosted.committed_query = NO_EPOCH, NO_QUERY
             hosted.parking, hosted.owned, hosted.base, hosted.unrestored = Parking(), frozenset(), NO_TURN, None
             hosted.orders = {}
+            hosted.sender, hosted.receiver, hosted.leaving, hosted.lots = None, None, frozenset(), ()
         return []
 
     def _roll_back(self, hosted: Hosted, error: BedloadError) -> list[Out]:
         if hosted.phase in (Phase.OPEN, Phase.SEALED) and hosted.runtime is not None:
             hosted.runtime.abort()
+            if hosted.sender is not None:
+                hosted.sender.aborted()
         hosted.phase, hosted.error = Phase.ABORTED, error
         refusal = m.Refused(m.WireError.of(error))
         waiting = {peer: None for feeder in hosted.feeders.values() for peer in waiting_for(feeder)}
@@ -261,6 +276,8 @@ class WorkerMachine(Restoring):
 
     def _from_feeder(self, peer: Peer, message: TurnMessage, body: Body) -> list[Out]:
         hosted = self._hosted.setdefault(message.operator, Hosted(message.operator))
+        if isinstance(message, m.Backlog) and message.turn <= hosted.turn:
+            return self._backlog(hosted, message) if message.turn == hosted.turn else []
         if message.turn > hosted.turn:
             hosted.early.append((peer, message, body))
             return []
@@ -282,6 +299,8 @@ class WorkerMachine(Restoring):
                     return self._apply(hosted, peer, message, body)
                 case m.Done():
                     return self._done(hosted, peer, message)
+                case _:
+                    return []
         except Exception as raised:
             problem = raised if isinstance(raised, BedloadError) else bug(raised)
             refusal: list[Out] = [(peer, m.Refused(m.WireError.of(problem)), None)]
@@ -313,31 +332,40 @@ class WorkerMachine(Restoring):
     def _apply(self, hosted: Hosted, peer: Peer, message: m.Apply, body: Body) -> list[Out]:
         feeder = self._joined(hosted, message.feeder)
         known = feeder.applied.get(message.number)
+        out: list[Out] = []
         if known is None:
-            known = self._apply_first(hosted, feeder, message, body)
+            known, wanted = self._apply_first(hosted, feeder, message, body)
+            if wanted is not None and hosted.terms is not None and hosted.terms.order == "demand":
+                out = self._fetch(hosted, wanted)
         elif known.checksum != message.checksum:
             raise different(hosted, f"batch {message.number} of feeder {message.feeder} has other rows")
         if known.waiting is not None:
             known.waiting.append(peer)
-            return []
+            return out
         return [(peer, m.Applied(message.turn, message.number), known.output)]
 
-    def _apply_first(self, hosted: Hosted, feeder: Feeder, message: m.Apply, body: Body) -> Applied:
+    def _apply_first(
+        self, hosted: Hosted, feeder: Feeder, message: m.Apply, body: Body
+    ) -> tuple[Applied, Hashes | None]:
         if hosted.phase is Phase.SEALED or feeder.batches is not None or message.number <= feeder.last:
             raise different(hosted, f"batch {message.number} of feeder {message.feeder} was not there")
         assert hosted.runtime is not None
         assert body is not None
-        rows, parked = hosted.parking.cut((message.feeder, message.number), unpack(body, feeder.schema))
-        applied = Applied(message.checksum, None, waiting=[] if parked else None)
+        batch = unpack(body, feeder.schema)
+        hosted.count(batch.column(batch.num_columns - 1).to_numpy(zero_copy_only=False))
+        rows, parked = hosted.parking.cut(
+            (message.feeder, message.number), batch, hosted.runtime.hashes, self._clock.monotonic()
+        )
+        applied = Applied(message.checksum, None, waiting=None if parked is None else [])
         output = None if rows is None else hosted.runtime.apply(rows)
         if output is not None:
-            if parked:
+            if parked is not None:
                 applied.outputs.append(output)
             else:
                 applied.output = output.serialize()
         feeder.last = message.number
         feeder.applied[message.number] = applied
-        return applied
+        return applied, parked
 
     def _done(self, hosted: Hosted, peer: Peer, message: m.Done) -> list[Out]:
         feeder = self._joined(hosted, message.feeder)
@@ -392,6 +420,9 @@ class WorkerMachine(Restoring):
             self.worker, hosted.name, hosted.query, hosted.epoch, hosted.turn, runtime.delta
         )
         hosted.phase = Phase.SEALED
+        if hosted.sender is not None:
+            hosted.sender.sealed(hosted.turn)
+        hosted.counted(runtime.touched_keys)
         sharing = [hosted.feeders[name] for name in sorted(hosted.feeders) if not hosted.feeders[name].released]
         if output is not None:
             share_out(output, sharing)
@@ -415,10 +446,10 @@ class WorkerMachine(Restoring):
             keys, groups = (runtime.keys, runtime.groups) if runtime is not None else (0, 0)
             return [(peer, m.Inspected(keys, groups), None)]
         # SUBTLE: a replacement that was not told yet what it owns has no state to look for a key in.
-        unknown = self._durable and message.group not in hosted.owned
-        if unknown or hosted.parking.absent(message.group):
+        unknown = self._durable and message.group not in hosted.owned | hosted.lodging
+        if unknown or hosted.parking.absent(message.group, lambda: hash_of_key(body)):
             hosted.reads.append((peer, message, None if body is None else bytes(body)))
-            return []
+            return [] if unknown or body is None else self._fetch(hosted, hash_of_key(body))
         if hosted.unrestored is not None:
             return [(peer, m.Refused(m.WireError.of(hosted.unrestored)), None)]
         state = None

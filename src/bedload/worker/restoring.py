@@ -11,18 +11,20 @@ from typing import Any
 
 import pyarrow as pa
 
+from bedload.core.clock import Clock
 from bedload.core.errors import BedloadError, ProtocolError
-from bedload.core.ids import NO_TURN, DeploymentId, OperatorName, WorkerId
+from bedload.core.ids import NO_TURN, DeploymentId, KeyGroup, OperatorName, WorkerId
 from bedload.protocol import messages as m
 from bedload.protocol.messages import Body
 from bedload.worker.durability import Load, Loaded, LoadFailed
-from bedload.worker.hosted import COORDINATOR, LOADER, Hosted, Out, Peer, Phase, bug, of_groups, one_output
+from bedload.worker.hosted import COORDINATOR, LOADER, Hosted, Out, Peer, Phase, bug, of_groups, one_output, own_keys
 
 
 class Restoring:
     """A base of :class:`~bedload.worker.machine.WorkerMachine`."""
 
     worker: WorkerId
+    _clock: Clock
     _hosted: dict[OperatorName, Hosted]
 
     @abstractmethod
@@ -40,6 +42,9 @@ class Restoring:
     @abstractmethod
     def _look(self, peer: Peer, message: m.Read | m.Inspect, body: Body) -> list[Out]: ...
 
+    @abstractmethod
+    def _restored_instead(self, hosted: Hosted, groups: tuple[KeyGroup, ...]) -> list[Out]: ...
+
     def _restore(self, message: m.Restore, plan: Body) -> list[Out]:
         hosted = self._hosted.setdefault(message.operator, Hosted(message.operator))
         if hosted.phase in (Phase.OPEN, Phase.SEALED):
@@ -53,21 +58,24 @@ class Restoring:
             return self._not_restored(hosted, error if isinstance(error, BedloadError) else bug(error))
         hosted.base = message.base
         hosted.committed, hosted.committed_query = message.epoch, message.query
-        hosted.owned |= frozenset(message.groups)
+        hosted.owned = (hosted.owned | frozenset(message.groups)) - frozenset(message.hosts)
+        hosted.lodging |= frozenset(message.hosts)
+        hosted.filter = message
         for wanted in hosted.orders.values():
             wanted.difference_update(message.groups)
         hosted.orders = {ticket: wanted for ticket, wanted in hosted.orders.items() if wanted}
         if not hosted.orders:
             hosted.restored = 0
+        hosted.parking.expect(message.groups)
+        instead = self._restored_instead(hosted, message.groups)
         if plan is None or not message.groups:
             hosted.parking.arrive(message.groups)
-            return [*self._progress(hosted, 0), *self._answer_reads(hosted)]
-        hosted.parking.expect(message.groups)
+            return [*instead, *self._progress(hosted, 0), *self._answer_reads(hosted)]
         hosted.tickets += 1
         hosted.orders[hosted.tickets] = set(message.groups)
         variables = hosted.deployments[message.deployment].variables
         order = Load(hosted.name, hosted.tickets, message.base, message.groups, bytes(plan), variables)
-        return [(LOADER, order, None)]
+        return [*instead, (LOADER, order, None)]
 
     def loaded(self, news: Loaded | LoadFailed) -> list[Out]:
         """Some of the state that was to be read is here, or cannot be read."""
@@ -80,12 +88,13 @@ class Restoring:
         assert hosted.runtime is not None
         groups = [group for group in news.groups if group in wanted]
         try:
-            hosted.runtime.install(groups, of_groups(news.state, groups, len(news.groups)))
+            state = of_groups(news.state, groups, len(news.groups))
+            hosted.runtime.install(groups, own_keys(state, hosted.filter))
             hosted.restored += len(groups)
             wanted.difference_update(groups)
             if not wanted:
                 del hosted.orders[news.ticket]
-            out = self._go_on(hosted, hosted.parking.arrive(groups))
+            out = self._go_on(hosted, hosted.parking.arrive(groups, self._clock.monotonic()))
         except Exception as error:
             return self._not_restored(hosted, error if isinstance(error, BedloadError) else bug(error))
         out += self._progress(hosted, news.bytes)

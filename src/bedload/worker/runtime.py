@@ -13,22 +13,17 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from bedload.core.errors import BedloadError, OperatorFailed, ProtocolError
 from bedload.core.ids import NO_EPOCH, Epoch, KeyGroup, OperatorName, WorkerId
-from bedload.keys import freeze_keys
 from bedload.state import RecordLayout, codec
 from bedload.store import Changes, RowStore
-from bedload.store.deltas import (
-    SmallDelta,
-    StateVariable,
-    describe,
-    installable,
-    plain_columns,
-    rows_delta,
-    spans,
-)
+from bedload.store.deltas import SmallDelta, StateVariable, describe, rows_delta
+from bedload.store.row_table import RowTable
+from bedload.store.shelf import Selection, Shelf, key_hashes
 from bedload.worker.failures import operator_failed
 from bedload.worker.grouping import group_rows
 from bedload.worker.operator import Context, Operator, make_shared, share, state_of
@@ -90,6 +85,10 @@ class Runtime(Protocol):
         """An epoch begins, in which the worker owns these key groups."""
         ...
 
+    def hashes(self, batch: pa.RecordBatch) -> npt.NDArray[np.int64]:
+        """The hash of the key of each row of a sub-batch."""
+        ...
+
     def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch | None:
         """Take a sub-batch; the outputs that leave at once."""
         ...
@@ -115,7 +114,26 @@ class Runtime(Protocol):
         ...
 
     def drop(self, groups: Iterable[KeyGroup]) -> None:
-        """Forget the state of these key groups: they live elsewhere now. Between epochs."""
+        """Forget the state of these key groups: they live elsewhere now. No epoch may have touched them."""
+        ...
+
+    def shelve(
+        self,
+        groups: Collection[KeyGroup],
+        only: npt.NDArray[np.int64] | None = None,
+        without: npt.NDArray[np.int64] | None = None,
+    ) -> Shelf:
+        """The keys with state in these key groups, to go elsewhere; just those, or all but those, with these hashes.
+
+        At any time, whether an epoch is under way or not.
+        """
+        ...
+
+    def take_in(self, state: pa.RecordBatch) -> None:
+        """Put in what a shelf gave, as committed state, over what the keys have; a REMOVE row takes its key out.
+
+        At any time, but an epoch under way must not have touched any of the keys.
+        """
         ...
 
     def commit(self) -> None:
@@ -146,6 +164,19 @@ class Runtime(Protocol):
     @property
     def groups(self) -> int:
         """The number of key groups with state."""
+        ...
+
+    @property
+    def touched_keys(self) -> int:
+        """The number of keys that the current epoch has touched."""
+        ...
+
+    def keys_in(self, groups: Collection[KeyGroup]) -> int:
+        """The number of keys with state in these key groups."""
+        ...
+
+    def state_bytes(self) -> int:
+        """Roughly the size of all state when it is encoded, from a sample."""
         ...
 
 
@@ -186,7 +217,7 @@ class OperatorRuntime:
 
     def __init__(self, deployment: Deployment, worker: WorkerId) -> None:
         self._worker = worker
-        self._stores: dict[KeyGroup, RowStore] = {}
+        self._stores = RowTable(deployment.name)
         self._context = Context(deployment.name, worker, NO_EPOCH)
         self._waiting: list[pa.RecordBatch] = []
         self._delta: SmallDelta | None = None
@@ -202,6 +233,7 @@ class OperatorRuntime:
         self._holder, self._row = make_shared(operator)
         self._call("setup", self._holder.setup, self._context)
         share(self._holder, self._row)
+        self._stores.bind(self._layout, self._row)
         self._grouped = operator.grouped
         self._has_result = operator.result is not Operator.result
 
@@ -209,8 +241,6 @@ class OperatorRuntime:
         """New code for the same state, between epochs."""
         self.close()
         self._bind(deployment)
-        for store in self._stores.values():
-            store.rebind(self._row)
 
     def close(self) -> None:
         """Let the operator release what it made in ``setup``."""
@@ -224,10 +254,13 @@ class OperatorRuntime:
         self._waiting = []
         self.rows = 0
         for group in groups:
-            if group not in self._stores:
-                self._stores[group] = RowStore(group, self._layout, self._row)
+            self._stores.store(group)
         for store in self._stores.values():
             store.begin()
+
+    def hashes(self, batch: pa.RecordBatch) -> npt.NDArray[np.int64]:
+        """The hash of the key of each row of a sub-batch."""
+        return key_hashes([batch.column(i) for i in self.deployment.key])
 
     def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch | None:
         """Take a sub-batch; the outputs that leave at once, if there are any."""
@@ -265,12 +298,7 @@ class OperatorRuntime:
 
     def delta(self) -> pa.RecordBatch | None:
         """What the epoch changed, in delta form; call it after :meth:`seal`."""
-        name, types, key = self.deployment.name, self.deployment.key_types, self.deployment.key
-        if len(types) != len(key):
-            raise ProtocolError(
-                f"operator {name}: no delta can be written, because the deployment has {len(types)} key_types for "
-                f"{len(key)} key columns; give it one for each"
-            )
+        types = self._key_types("delta can be written")
         touched = [group for group, store in self._stores.items() if store.sizes().touched]
         if self._layout.gather is not None:
             made, self._delta = self._delta or SmallDelta(self._layout), None
@@ -282,28 +310,50 @@ class OperatorRuntime:
 
     def install(self, groups: Collection[KeyGroup], state: pa.RecordBatch | None) -> None:
         """Put these key groups in with this committed state."""
-        for group in groups:
-            store = self._stores.get(group)
-            if store is not None and any(store.sizes()):
-                raise ProtocolError(
-                    f"operator {self.deployment.name}: key group {group} has state already; drop it before the install"
-                )
-        stores = {group: RowStore(group, self._layout, self._row) for group in groups}
-        if state is not None and state.num_rows:
-            found = installable(state, len(self.deployment.key), groups)
-            keys, values = freeze_keys(found.keys), plain_columns(self._layout.specs, found.state)
-            for group, first, end in spans(found.groups):
-                stores[group].load(keys[first:end], {name: column[first:end] for name, column in values.items()})
-        self._stores.update(stores)
+        self._stores.install(groups, state, len(self.deployment.key))
 
     def drop(self, groups: Iterable[KeyGroup]) -> None:
-        """Forget the state of these key groups; between epochs."""
-        if self._waiting or any(store.sizes().touched for store in self._stores.values()):
+        """Forget the state of these key groups; no epoch may have touched them."""
+        groups = list(groups)
+        if len(self._waiting_hashes(groups)):
             raise ProtocolError(
-                f"operator {self.deployment.name}: key groups were dropped within an epoch; end it first"
+                f"operator {self.deployment.name}: key groups were dropped while rows of theirs wait for the end of "
+                "the epoch; end it first"
             )
-        for group in groups:
-            self._stores.pop(group, None)
+        self._stores.drop(groups)
+
+    def shelve(
+        self,
+        groups: Collection[KeyGroup],
+        only: npt.NDArray[np.int64] | None = None,
+        without: npt.NDArray[np.int64] | None = None,
+    ) -> Shelf:
+        """The keys with state in these key groups, to go elsewhere."""
+        types = self._key_types("key can be moved")
+        return self._stores.shelve(Selection(groups, only, without), types, self._waiting_hashes)
+
+    def take_in(self, state: pa.RecordBatch) -> None:
+        """Put in what a shelf gave."""
+        self._stores.take_in(state, len(self.deployment.key))
+
+    def _key_types(self, what: str) -> tuple[pa.DataType, ...]:
+        types, key = self.deployment.key_types, self.deployment.key
+        if len(types) != len(key):
+            raise ProtocolError(
+                f"operator {self.deployment.name}: no {what}, because the deployment has {len(types)} key_types "
+                f"for {len(key)} key columns; give it one for each"
+            )
+        return types
+
+    def _waiting_hashes(self, groups: Collection[KeyGroup]) -> npt.NDArray[np.int64]:
+        """Key hashes of the rows of these key groups that wait for the seal."""
+        found = [np.empty(0, np.int64)]
+        for batch in self._waiting:
+            column = batch.column(batch.num_columns - 1).to_numpy(zero_copy_only=False)
+            mine = np.isin(column, np.fromiter(groups, np.int64, len(groups)))
+            if mine.any():
+                found.append(self.hashes(batch)[mine])
+        return np.concatenate(found)
 
     def commit(self) -> None:
         """The epoch counts."""
@@ -342,6 +392,19 @@ class OperatorRuntime:
     def groups(self) -> int:
         """The number of key groups with a store."""
         return len(self._stores)
+
+    @property
+    def touched_keys(self) -> int:
+        """The number of keys that the current epoch has touched."""
+        return self._stores.touched
+
+    def keys_in(self, groups: Collection[KeyGroup]) -> int:
+        """The number of keys with state in these key groups."""
+        return self._stores.keys_in(groups)
+
+    def state_bytes(self) -> int:
+        """Roughly the size of all state when it is encoded."""
+        return self._stores.nbytes(self.deployment.key_types)
 
     # --- calling user code ---
 

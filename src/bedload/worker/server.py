@@ -23,9 +23,11 @@ from bedload.core.ids import WorkerId
 from bedload.protocol import messages as m
 from bedload.protocol.messages import Body
 from bedload.transport import Endpoint, Handler, Peer
+from bedload.transport.endpoint import Timer
 from bedload.worker.durability import Load, Loaded, LoadFailed
 from bedload.worker.durable import CheckpointDurability, Compactor, Loader, Place
 from bedload.worker.machine import COORDINATOR, LOADER, Out, WorkerMachine
+from bedload.worker.moving import Neighbour
 from bedload.worker.runtime import Startable
 
 
@@ -82,6 +84,10 @@ class WorkerServer(Handler):
         register = m.Register(worker, self._endpoint.address, os.getpid())
         self._coordinator.send(m.encode(register))
         self._preloading = _preload(place)
+        self._neighbours: dict[Neighbour, Peer] = {}
+        self._called: dict[Peer, Neighbour] = {}
+        self._pumping = False
+        self._later: Timer | None = None
 
     def run(self) -> None:
         """Serve until the coordinator says stop or is gone."""
@@ -110,15 +116,20 @@ class WorkerServer(Handler):
             assert self._compactor is not None
             self._compactor.start(message, self._compacted)
             return
-        source = COORDINATOR if peer is self._coordinator else peer
+        source = COORDINATOR if peer is self._coordinator else self._called.get(peer, peer)
         self._send(self._machine.handle(source, message, body))
+        self._pump_soon()
 
     def on_close(self, peer: Peer) -> None:
         """A feeder went away; or the coordinator did, and the worker has no purpose left."""
         if peer is self._coordinator:
             self._endpoint.stop()
-        else:
-            self._send(self._machine.gone(peer))
+            return
+        neighbour = self._called.pop(peer, None)
+        if neighbour is not None:
+            self._neighbours.pop(neighbour, None)
+        self._send(self._machine.gone(peer if neighbour is None else neighbour))
+        self._pump_soon()
 
     def on_error(self, peer: Peer | None, error: BaseException) -> None:
         """A caller without the secret, or a bug: either is for the log."""
@@ -139,13 +150,56 @@ class WorkerServer(Handler):
                 self._loader.start(message, self._loaded)
                 continue
             target = self._coordinator if to == COORDINATOR else to
+            if isinstance(target, Neighbour):
+                target = self._call(target)
+                if target is None:
+                    continue
             assert isinstance(target, Peer)
             target.send(m.encode(message), _buffers(body))
+
+    # --- moving state ---
+
+    def _call(self, neighbour: Neighbour) -> Peer | None:
+        """The connection to another worker, made if need be; what is sent before it stands is held back."""
+        peer = self._neighbours.get(neighbour)
+        if peer is None:
+            try:
+                peer = self._endpoint.connect_soon(neighbour.address)
+            except (OSError, BedloadError) as error:
+                self.on_error(None, error)
+                self._endpoint.call_soon(lambda: self._send(self._machine.gone(neighbour)))
+                return None
+            self._neighbours[neighbour] = peer
+            self._called[peer] = neighbour
+        return peer
+
+    def _pump_soon(self) -> None:
+        if self._machine.moving and not self._pumping:
+            self._pumping = True
+            self._endpoint.call_soon(self._pump)
+
+    def _pump(self) -> None:
+        """Send a little of what has to move. Between two times, the loop serves every peer that is ready."""
+        self._pumping = False
+        out, delay = self._machine.pump()
+        self._send(out)
+        if delay is None:
+            return
+        if delay <= 0:
+            self._pump_soon()
+        else:
+            if self._later is not None:
+                self._later.cancel()
+            self._later = self._endpoint.call_later(delay, self._pump_soon)
 
     # --- from other threads ---
 
     def _loaded(self, news: Loaded | LoadFailed) -> None:
-        self._endpoint.call_soon(lambda: self._send(self._machine.loaded(news)))
+        def take() -> None:
+            self._send(self._machine.loaded(news))
+            self._pump_soon()
+
+        self._endpoint.call_soon(take)
 
     def _compacted(self, message: m.Compacted, parts: bytes | None) -> None:
         self._endpoint.call_soon(lambda: self._send([(COORDINATOR, message, parts)]))

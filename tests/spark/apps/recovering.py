@@ -23,6 +23,7 @@ from pyspark.sql import DataFrame
 import bedload as bl
 from tests.spark import tally
 from tests.spark.apps import eventually, say
+from tests.spark.apps.restless import Restless
 from tests.spark.apps.session import session
 from tests.spark.tally import KINDS, applied, file_sink, states, stream
 
@@ -47,6 +48,10 @@ class Settings:
     spark: dict[str, str] = dataclasses.field(default_factory=dict)
     storage_at: str = ""
     """A folder to import the filesystem of the checkpoint from."""
+    moves: int | None = None
+    """A seed: state is moved about all the time, as it has it."""
+    most: int = 4
+    """With moves: there are never more workers than that."""
 
 
 def gated(df: DataFrame, epoch: int, folder: Path) -> DataFrame:
@@ -97,6 +102,8 @@ def main(folder: Path, settings: Settings) -> None:
         place = writer.option("path", str(kept / f"sink-{kind}"))
         runs[kind] = cluster.run(place.option("checkpointLocation", str(kept / f"spark-{kind}")), first_pause=0.2)
     say("running", workers=cluster.workers, jvm=jvm)
+    restart = settings.host == "process"
+    restless = None if settings.moves is None else Restless(cluster, settings.moves, settings.most, restart)
     told: Any = None
     while True:
         for kind, run in runs.items():
@@ -112,10 +119,13 @@ def main(folder: Path, settings: Settings) -> None:
         if all(epoch + 1 >= settings.epochs for epoch in done.values()):
             break
         time.sleep(0.05)
+    if restless is not None:
+        restless.stop()
     for run in runs.values():
         run.stop()
     found = {kind: settled(cluster, kind, kept / f"sink-{kind}") for kind in KINDS}
-    say("done", states=found, restarts=[run.restarts for run in runs.values()])
+    moved = [] if restless is None else restless.done
+    say("done", states=found, restarts=[run.restarts for run in runs.values()], moved=moved)
     cluster.stop()
     spark.stop()
 

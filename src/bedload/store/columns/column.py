@@ -158,6 +158,10 @@ class Objects:
             self.resize(length + length // 2)
 
 
+Prepared = tuple[npt.NDArray[Any], Flags | None]
+"""Values in their layout, and which of them are no nulls (None: all)."""
+
+
 class Column:
     """The values of one column, and their mask if there is one."""
 
@@ -183,6 +187,10 @@ class Column:
 
     def write(self, slots: Slots, values: pa.Array) -> None:
         """Overwrite slots with an Arrow array."""
+        self.put(slots, self.prepared(values))
+
+    def prepared(self, values: pa.Array) -> Prepared:
+        """An Arrow array as :meth:`put` takes it; raises :class:`StateTypeError` if it does not fit."""
         spec = self.spec
         if isinstance(values, pa.ChunkedArray):
             values = values.combine_chunks()
@@ -194,18 +202,23 @@ class Column:
                     f"state column {spec.name!r} has type {spec.type}, but {values.type} was given: {error}"
                 ) from error
         if not spec.fixed:
-            self.values.live[slots] = np.fromiter(values.to_pylist(), object, len(values))
-            return
+            return np.fromiter(values.to_pylist(), object, len(values)), None
         numbers = array_of(values, spec.dtype)
-        valid = values.is_valid().to_numpy(zero_copy_only=False) if values.null_count else None
+        if not values.null_count:
+            return numbers, None
+        if self.mask is None:
+            raise StateTypeError(f"state column {spec.name!r} is not nullable, but a null was given")
+        valid: Flags = values.is_valid().to_numpy(zero_copy_only=False)
+        numbers = numbers.copy()
+        numbers[~valid] = np.zeros((), spec.dtype)
+        return numbers, valid
+
+    def put(self, slots: Slots, prepared: Prepared) -> None:
+        """Overwrite slots with what was prepared."""
+        numbers, valid = prepared
+        self.values.live[slots] = numbers
         if self.mask is not None:
             self.mask.live[slots] = True if valid is None else valid
-        if valid is not None:
-            if self.mask is None:
-                raise StateTypeError(f"state column {spec.name!r} is not nullable, but a null was given")
-            numbers = numbers.copy()
-            numbers[~valid] = np.zeros((), spec.dtype)
-        self.values.live[slots] = numbers
 
     def read(self, slots: Slots, places: npt.NDArray[np.integer[Any]] | None) -> pa.Array:
         """The current values as Arrow, or the old ones of slots with a place."""

@@ -11,6 +11,7 @@ the block is on the group's free list or was not given out yet; a block of nobod
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -58,6 +59,11 @@ class KeyIndex:
     # --- what is there ---
 
     @property
+    def key_groups(self) -> int:
+        """Key groups that there can be."""
+        return len(self._groups)
+
+    @property
     def capacity(self) -> int:
         """Slots that there is room for."""
         return len(self._mark)
@@ -103,14 +109,33 @@ class KeyIndex:
         """Keys of a key group."""
         return int(self._tables.list[group, k.USED])
 
+    def used_groups(self) -> npt.NDArray[np.int64]:
+        """The key groups that have keys."""
+        return np.flatnonzero(self._tables.list[:, k.USED])
+
     def slots_of(self, group: KeyGroup) -> Slots:
         """The slots of a key group, in ascending order."""
         return np.sort(self._tables.numbers(group))
 
     def all_slots(self) -> Slots:
         """Every slot that holds a key, by key group."""
-        parts = [self.slots_of(KeyGroup(group)) for group in np.flatnonzero(self._tables.list[:, k.USED]).tolist()]
-        return np.concatenate(parts) if parts else np.empty(0, np.int64)
+        return self.slots_in(self.used_groups().tolist())
+
+    def slots_in(self, groups: Sequence[int]) -> Slots:
+        """The slots of different key groups, group by group, each in ascending order."""
+        parts = [self._tables.numbers(group) for group in groups]
+        if len(parts) < 2:
+            return np.sort(parts[0]) if parts else np.empty(0, np.int64)
+        # Blocks are put in order instead of slots: they are few, and a sort of many slots costs more than all else.
+        held = np.zeros((len(self._owner), self._block), np.bool_)
+        for part in parts:
+            held.reshape(-1)[part] = True
+        rank = np.full(len(self._groups) + 1, len(parts), np.int64)  # one more, for the blocks of nobody
+        rank[groups] = np.arange(len(parts))
+        order = rank[self._owner.array]
+        blocks = np.argsort(order, kind="stable")[: np.count_nonzero(order < len(parts))]
+        places = np.flatnonzero(held[blocks])
+        return blocks[places // self._block] * self._block + places % self._block
 
     def group_of(self, slots: Slots) -> npt.NDArray[np.int32]:
         """The key group of each slot."""
@@ -164,26 +189,32 @@ class KeyIndex:
         return slots
 
     def remove(self, slots: Slots) -> None:
-        """Take keys out, each once, between epochs; their slots are free for other keys of their group."""
+        """Take keys out, each once, that no epoch has touched; their slots are free for other keys of their group."""
         tables = self._tables
         slots = read_only(slots, np.int64)
         done = k.remove(slots, tables.entries, tables.list, self._groups, self._counters, self.keys, self._owner.array)
         if done < len(slots):
             raise ProtocolError(f"slot {int(slots[done])} was freed, but it holds no key")
+        empty = []
         for group in tables.sparse():
             if tables.list[group, k.USED]:
                 tables.fit(group)
             else:
-                self.drop(KeyGroup(group))
+                empty.append(KeyGroup(group))
+        if empty:
+            self.drop(*empty)
 
-    def drop(self, group: KeyGroup) -> None:
-        """Take out all keys of a group, and give its blocks back for other groups."""
-        self._counters[k.LIVE] -= self.count(group)
-        self._tables.drop(group)
-        self._groups[group] = 0, 0, -1
+    def drop(self, *groups: KeyGroup) -> None:
+        """Take out all keys of groups, and give their blocks back for other groups."""
+        gone = np.zeros(len(self._groups) + 1, np.bool_)  # one more, for the blocks of nobody: they are of group -1
+        gone[list(groups)] = True
+        for group in groups:
+            self._counters[k.LIVE] -= self.count(group)
+            self._tables.drop(group)
+            self._groups[group] = 0, 0, -1
         top = int(self._counters[k.NEXT_BLOCK])
         owner = self._owner.array[:top]
-        owner[owner == group] = -1
+        owner[gone[owner]] = -1
         self._list_free_blocks(owner)
 
     def untouch(self, since: int = 0) -> None:

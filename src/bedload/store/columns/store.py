@@ -83,7 +83,6 @@ class ColumnStore:
         if keys is None:
             self.table.drop_group(self.group)
             return
-        self.begin()
         slots = self._find(list(keys))
         self.table.discard(slots[slots >= 0])
 

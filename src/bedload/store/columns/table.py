@@ -12,8 +12,9 @@ nothing, except that they hold no Python objects; a deleted key keeps its slot, 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
-from typing import Any
+import weakref
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -25,11 +26,22 @@ from bedload.store.columns.column import Column, ColumnSpec, Values
 from bedload.store.columns.index import BLOCK, MAX_SLOTS, Flags, KeyIndex, Slots
 from bedload.store.columns.key_words import KeyWords
 from bedload.store.columns.memory import GrowingArray
-from bedload.store.deltas import PUT, REMOVE, delta_batch
+from bedload.store.deltas import PUT, REMOVE, Incoming, delta_batch
 
 Groups = npt.NDArray[np.integer[Any]]
 
-__all__ = ["ColumnSpec", "ColumnTable", "Groups", "Slots", "Update"]
+_SAMPLED_GROUPS, _SAMPLED_KEYS = 4, 64
+"""How many keys are looked at to say how large all are."""
+
+__all__ = ["ColumnSpec", "ColumnTable", "Groups", "Slots", "Update", "Watcher"]
+
+
+class Watcher(Protocol):
+    """Who remembers slots, and so must know when they are free for other keys."""
+
+    def freed(self, slots: Slots) -> None:
+        """The keys in these slots go; they are still there."""
+        ...
 
 
 class ColumnTable:
@@ -54,6 +66,9 @@ class ColumnTable:
         self._remade = GrowingArray(np.bool_)
         """By place: deleted in this epoch, and made again."""
         self._any_deleted = False
+        self.sealed = False
+        """Whether the epoch under way is sealed: current values are fit to be seen."""
+        self.watchers: weakref.WeakSet[Watcher] = weakref.WeakSet()
         self._make_room()
 
     # --- the current epoch ---
@@ -61,6 +76,7 @@ class ColumnTable:
     def locate(self, keys: Sequence[pa.Array], groups: Groups) -> Slots:
         """The slots of these keys, new ones included, with before-images taken: they may be written now."""
         known = len(self.index.touched)
+        self.sealed = False
         words = self.words.encode(keys)
         try:
             slots = self.index.locate(words, groups)
@@ -126,6 +142,15 @@ class ColumnTable:
         touched, fresh = self.index.touched, self.index.fresh
         return touched[self._deleted.array[: len(touched)] & ~fresh]
 
+    def deleted(self, slots: Slots) -> Flags:
+        """For each slot, whether the epoch has deleted its key."""
+        if not self._any_deleted:
+            return np.zeros(len(slots), np.bool_)
+        places = self.index.mark[slots]
+        gone: Flags = places > 0
+        gone[gone] = self._deleted.array[places[gone] - 1]
+        return gone
+
     def delta(self) -> pa.RecordBatch | None:
         """What the epoch changed, in delta form (:mod:`bedload.store.deltas`); None if nothing."""
         changed, removed = self.changed(), self.removed()
@@ -149,6 +174,7 @@ class ColumnTable:
             for column in self._columns.values():
                 if not column.spec.fixed:
                     column.read(changed, None)
+        self.sealed = True
 
     def commit(self) -> None:
         """The current state is the committed one."""
@@ -173,11 +199,16 @@ class ColumnTable:
 
     def find(self, keys: Sequence[pa.Array], groups: Groups) -> Slots:
         """Slots of keys with committed state, -1 for the others."""
+        slots = self.find_any(keys, groups)
+        return np.where(self._is_committed(slots), slots, -1)
+
+    def find_any(self, keys: Sequence[pa.Array], groups: Groups) -> Slots:
+        """Slots of keys with committed or current state, -1 for the others."""
         slots = self.index.find(self.words.encode(keys, intern=False), groups)
         none = self.words.no_keys(keys)
         if none is not None:
             slots[none] = -1
-        return np.where(self._is_committed(slots), slots, -1)
+        return slots
 
     def committed_slots(self, group: KeyGroup | None = None) -> Slots:
         """Slots of all keys with committed state, of one key group or of all."""
@@ -217,26 +248,20 @@ class ColumnTable:
         Between epochs, keys that are there are overwritten. While an epoch is under way none of them may be there: they
         come in beside it, as if they had been there when it began. Live arrays may be replaced, as by :meth:`locate`.
         """
-        index, known, saved = self.index, len(self.index.touched), False
-        words = self.words.encode(keys)
-        try:
-            slots = index.locate(words, groups)
-            self._make_room()
-            if not index.fresh[known:].all() or (index.mark[slots] <= known).any():
-                if known:
-                    raise ProtocolError("keys were installed within an epoch, but some of them are there already")
-                self._take_images(0)
-                saved = True
-            for name, column in self._columns.items():
-                if name in state.schema.names:
-                    column.write(slots, state.column(name))
-                else:
-                    for array in column.arrays:
-                        array.start(slots)
-        except BaseException:
-            self.abort() if saved else self._take_out(known)
-            raise
-        self._end(np.empty(0, np.int64)) if saved else index.untouch(known)
+        known = len(self.index.touched)
+        self._put(keys, groups, state, over=not known)
+
+    def take_in(self, news: Incoming) -> None:
+        """Put whole keys in as committed state, over what they have, and take those out that have none any more.
+
+        An epoch may be under way: it must not have touched any of them. Live arrays may be replaced.
+        """
+        gone = self.find_any(news.gone_keys, news.gone_groups)
+        gone = gone[gone >= 0]
+        self.check_untouched(gone)
+        if len(news.groups):
+            self._put(news.keys, news.groups, news.state, over=True)
+        self.discard(gone)
 
     def install_batch(self, batch: pa.RecordBatch, groups: Groups) -> None:
         """Put in what :meth:`extract` of another table gave."""
@@ -250,17 +275,35 @@ class ColumnTable:
         self.install(keys[:count], groups, state)
 
     def discard(self, slots: Slots) -> None:
-        """Drop keys without a before-image; between epochs."""
-        self.check_idle()
+        """Drop keys without a before-image; an epoch under way must not have touched them."""
+        self.check_untouched(slots)
         self._free(np.unique(slots))
 
     def drop_group(self, group: KeyGroup) -> None:
-        """Drop all keys of a key group without before-images, and give its blocks back; between epochs."""
-        self.check_idle()
-        self._clear(self.index.slots_of(group))
-        self.words.gone(self.index.count(group))
-        self.index.drop(group)
+        """Drop all keys of a key group without before-images, and give its blocks back."""
+        self.drop_groups([group])
+
+    def drop_groups(self, groups: Collection[KeyGroup]) -> None:
+        """Drop all keys of key groups; an epoch under way must not have touched any."""
+        met = np.intersect1d(self.index.group_of(self.index.touched), np.fromiter(groups, np.int64, len(groups)))
+        if len(met):
+            raise ProtocolError(
+                f"key group {int(met[0])} was to be dropped, but the epoch under way has touched it; end it first"
+            )
+        if len(self.watchers) or any(not spec.fixed for spec in self.columns):
+            for group in groups:
+                self._leave(self.index.slots_of(group))
+        self.words.gone(sum(map(self.index.count, groups)))
+        self.index.drop(*groups)
         self._tidy()
+
+    def check_untouched(self, slots: Slots) -> None:
+        """Raise if an epoch under way has touched one of these slots."""
+        if self.index.mark[slots].any():
+            raise ProtocolError(
+                f"{np.count_nonzero(self.index.mark[slots])} keys were to be replaced or dropped that the epoch under "
+                "way has touched; end it first"
+            )
 
     # --- seeing it ---
 
@@ -272,6 +315,14 @@ class ColumnTable:
         """
         arrays = sum(array.nbytes for array in self._values) + self._deleted.nbytes + self._remade.nbytes
         return self.index.nbytes + self.words.nbytes + arrays + self._binary_bytes()
+
+    def encoded_bytes(self) -> int:
+        """Roughly the size of all state in Arrow, from the committed state of some keys."""
+        held = self.index.used_groups()
+        chosen = held[np.unique(np.linspace(0, len(held) - 1, _SAMPLED_GROUPS).astype(int))] if len(held) else held
+        parts = [self.committed_slots(KeyGroup(group))[:_SAMPLED_KEYS] for group in chosen.tolist()]
+        slots = np.concatenate(parts) if parts else np.empty(0, np.int64)
+        return self.extract(slots).nbytes * self.index.live // len(slots) if len(slots) else 0
 
     @property
     def bytes_per_key(self) -> float:
@@ -305,6 +356,33 @@ class ColumnTable:
                 total += sum(sys.getsizeof(value) for value in live if value is not None)
                 total += sum(sys.getsizeof(then) for then, now in pairs if then is not None and then is not now)
         return total
+
+    def _put(self, keys: Sequence[pa.Array], groups: Groups, state: pa.RecordBatch, *, over: bool) -> None:
+        """Put keys in as committed state; keys that are there are refused, or if ``over``, those that are touched."""
+        index, known = self.index, len(self.index.touched)
+        # All that can fail comes before the first value is written.
+        given = {name: state.column(name) for name in self._columns if name in state.schema.names}
+        prepared = {name: self._columns[name].prepared(values) for name, values in given.items()}
+        words = self.words.encode(keys)
+        try:
+            slots = index.locate(words, groups)
+            self._make_room()
+            if (index.mark[slots] <= known).any() or not (over or index.fresh[known:].all()):
+                raise ProtocolError(
+                    "keys were taken in within an epoch that has touched some of them already"
+                    if over
+                    else "keys were installed within an epoch, but some of them are there already"
+                )
+        except BaseException:
+            self._take_out(known)
+            raise
+        for name, column in self._columns.items():
+            if name in prepared:
+                column.put(slots, prepared[name])
+            else:
+                for array in column.arrays:
+                    array.start(slots)
+        index.untouch(known)
 
     def _take_images(self, known: int) -> None:
         index = self.index
@@ -365,12 +443,15 @@ class ColumnTable:
 
     def _free(self, slots: Slots) -> None:
         if len(slots):
-            self._clear(slots)
+            self._leave(slots)
             self.words.gone(len(slots))
             self.index.remove(slots)
             self._tidy()
 
-    def _clear(self, slots: Slots) -> None:
+    def _leave(self, slots: Slots) -> None:
+        """The keys of these slots are about to go."""
+        for watcher in self.watchers:
+            watcher.freed(slots)
         for array in self._values:
             if array.live.dtype.kind == "O":
                 array.live[slots] = None
@@ -383,6 +464,7 @@ class ColumnTable:
 
     def _end(self, gone: Slots) -> None:
         count = len(self.index.touched)
+        self.sealed = False
         if self._any_deleted:
             self._deleted.array[:count] = False
             self._remade.array[:count] = False

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from bedload.core.ids import KeyGroup
+from bedload.store.columns import compiled_entries
 from bedload.store.columns.interner import Interner
 from bedload.store.columns.table import ColumnSpec, ColumnTable
 
@@ -26,3 +27,4 @@ def warm_up() -> None:
     interner = Interner(pa.string())
     interner.encode(keys[0], add=True)
     interner.sweep(np.zeros(1, np.int64))
+    compiled_entries.warm_up()

@@ -1,0 +1,477 @@
+"""Changes of the cluster, one at a time: what users ask for, from the first new worker to the last one that left.
+
+Stages of a change::
+
+    STARTING new workers ──▶ WEIGHING what there is ──▶ MOVING every operator ──▶ workers LEAVING ──▶ over
+                                  (restart: HOLDING epochs ──▶ RESTARTING all workers)
+
+Others wait in a queue. A change that fails before anything flipped leaves the cluster as it was; one that lost a worker
+later goes on with what the checkpoint has.
+"""
+
+from __future__ import annotations
+
+import enum
+import itertools
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+
+from bedload.control.epochs import OperatorEpochs
+from bedload.control.instructions import ChangeResult, Instruction, StartWorkers, Token, ToWorker, WorkersLeft
+from bedload.control.transfer import Transfer
+from bedload.core.clock import Clock
+from bedload.core.errors import BedloadError, MoveCancelled, MoveRefused
+from bedload.core.ids import DeploymentId, KeyGroup, OperatorName, WorkerId
+from bedload.keys import RoutingTable
+from bedload.migration import plan
+from bedload.migration.chooser import Facts, choose
+from bedload.migration.record import MoveRecord, stoppages
+from bedload.migration.strategies import Strategy, strategy_named
+from bedload.protocol import messages as m
+
+Kind = Literal["rescale", "move", "drain", "rebalance", "pin", "unpin"]
+
+MAX_QUEUED = 16
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What a user asks for."""
+
+    kind: Kind
+    strategy: Strategy | None = None
+    """None: one that fits is chosen."""
+    workers: int | None = None
+    """How many there shall be."""
+    worker: WorkerId | None = None
+    """Who takes it, or who leaves."""
+    operator: OperatorName | None = None
+    """None: all of them."""
+    groups: tuple[KeyGroup, ...] = ()
+    keys: tuple[int, ...] = ()
+    """By their hash."""
+
+
+class Stage(enum.Enum):
+    """Where a change is."""
+
+    QUEUED = "waits for the change before it"
+    STARTING = "new workers start"
+    WEIGHING = "workers say what their key groups weigh"
+    MOVING = "state moves"
+    HOLDING = "waits for the epochs under way"
+    RESTARTING = "all workers start anew"
+    OVER = "over"
+
+
+@dataclass
+class Change:
+    """One change."""
+
+    number: int
+    to: Token
+    wish: Wish
+    stage: Stage = Stage.QUEUED
+    requested: float = 0.0
+    began: float = 0.0
+    members: tuple[WorkerId, ...] = ()
+    """Who shall own key groups in the end."""
+    before: tuple[WorkerId, ...] = ()
+    waiting: set[Any] = field(default_factory=set)
+    """Whose word is awaited."""
+    weights: dict[OperatorName, dict[WorkerId, m.Weighed]] = field(default_factory=dict)
+    transfers: dict[OperatorName, Transfer] = field(default_factory=dict)
+    whys: dict[OperatorName, str] = field(default_factory=dict)
+    strategies: dict[OperatorName, Strategy] = field(default_factory=dict)
+    failure: BedloadError | None = None
+    held_at: float | None = None
+
+    @property
+    def flipped(self) -> bool:
+        """Whether ownership of anything has changed."""
+        return self.stage is Stage.RESTARTING or any(it.flipped for it in self.transfers.values())
+
+
+class Changes:
+    """All changes of a cluster. A part of the :class:`~bedload.control.coordinator.Coordinator`."""
+
+    def __init__(
+        self,
+        operators: dict[OperatorName, OperatorEpochs],
+        addresses: dict[WorkerId, str],
+        deployment_of: Callable[[OperatorName], DeploymentId],
+        clock: Clock,
+        *,
+        durable: bool,
+    ) -> None:
+        self._operators = operators
+        self._addresses = addresses
+        self._deployment_of = deployment_of
+        self._clock = clock
+        self._durable = durable
+        self.members: tuple[WorkerId, ...] = tuple(sorted(addresses))
+        """Workers that own key groups, or will when one is lost and replaced."""
+        self.starting: set[WorkerId] = set()
+        """Workers that were asked for and have not joined with all code."""
+        self.current: Change | None = None
+        self._queue: deque[Change] = deque()
+        self._numbers = itertools.count()
+        self._moves = itertools.count()
+
+    # --- what the user asks for ---
+
+    def ask(self, to: Token, wish: Wish) -> tuple[int, list[Instruction]]:
+        """Take a wish; answered by a :class:`ChangeResult`."""
+        change = Change(next(self._numbers), to, wish, requested=self._clock.monotonic())
+        if self.current is not None and len(self._queue) >= MAX_QUEUED:
+            error = MoveRefused(f"{len(self._queue)} changes are waiting already; wait for one of them to end")
+            return change.number, [ChangeResult(to, change.number, error)]
+        self._queue.append(change)
+        return change.number, self._next()
+
+    def cancel(self, number: int) -> tuple[bool, list[Instruction]]:
+        """Call a change off, if nothing has flipped yet; whether that could be done."""
+        for change in self._queue:
+            if change.number == number:
+                self._queue.remove(change)
+                return True, self._over(change, MoveCancelled(f"change {number} was called off before it began"))
+        change_ = self.current
+        if change_ is None or change_.number != number or change_.flipped or change_.failure is not None:
+            return False, []
+        return True, self._fail(change_, MoveCancelled(f"change {number} was called off; nothing had moved"))
+
+    def seen(self, number: int) -> tuple[Stage, float]:
+        """Where a change is, and how much of it is done."""
+        change = self.current
+        if change is not None and change.number == number:
+            parts = [it.progress for it in change.transfers.values()]
+            return change.stage, sum(parts) / len(parts) if parts else 0.0
+        return (Stage.QUEUED if any(it.number == number for it in self._queue) else Stage.OVER), 0.0
+
+    # --- events ---
+
+    @property
+    def holding(self) -> bool:
+        """Whether no epoch may begin, because all workers start anew."""
+        return self.current is not None and self.current.stage in (Stage.HOLDING, Stage.RESTARTING)
+
+    @property
+    def wanted(self) -> set[WorkerId]:
+        """Workers that own key groups, and those that shall when the current change is over."""
+        change = self.current
+        return {*self.members, *(change.members if change is not None and change.failure is None else ())}
+
+    @property
+    def restarting(self) -> int | None:
+        """The change for which all workers were told to end, and others start."""
+        change = self.current
+        return change.number if change is not None and change.stage is Stage.RESTARTING else None
+
+    def ready(self, worker: WorkerId) -> list[Instruction]:
+        """A worker that was asked for is there, with all code."""
+        self.starting.discard(worker)
+        change = self.current
+        if change is None or change.stage is not Stage.STARTING:
+            return []
+        change.waiting.discard(worker)
+        return self._weigh(change) if not change.waiting else []
+
+    def remove(self, worker: WorkerId) -> None:
+        """A worker was lost and will not be replaced."""
+        here = tuple(sorted(self._addresses))
+        self.members = tuple(it for it in self.members if it != worker) or here
+        change = self.current
+        if change is not None:
+            change.members = tuple(it for it in change.members if it != worker) or here
+            change.before = tuple(it for it in change.before if it != worker) or here
+            for transfer in change.transfers.values():
+                transfer.without(worker)
+
+    def not_started(self, worker: WorkerId, error: BedloadError) -> list[Instruction]:
+        """A worker that was asked for will not come."""
+        self.starting.discard(worker)
+        change = self.current
+        if change is None or change.stage is not Stage.STARTING:
+            return []
+        return self._fail(change, error)
+
+    def weighed(self, message: m.Weighed) -> list[Instruction]:
+        """A worker has said what its key groups weigh."""
+        change = self.current
+        if change is None or change.stage is not Stage.WEIGHING or message.ticket != change.number:
+            return []
+        change.weights.setdefault(message.operator, {})[message.worker] = message
+        change.waiting.discard((message.operator, message.worker))
+        return self._move(change) if not change.waiting else []
+
+    def lost(self, worker: WorkerId, error: BedloadError) -> list[Instruction]:
+        """A worker of a durable cluster is gone; the operators have been told."""
+        change = self.current
+        if change is None:
+            return []
+        if change.stage is Stage.WEIGHING:
+            change.waiting = {item for item in change.waiting if item[1] != worker}
+            return self._move(change) if not change.waiting else []
+        return self.go_on()
+
+    def newcomer_lost(self, worker: WorkerId, error: BedloadError) -> list[Instruction] | None:
+        """Without a checkpoint a worker is gone that owned nothing before this change; None: state is lost with it."""
+        change = self.current
+        if change is None:
+            return None if worker in self.members else []
+        out: list[Instruction] = []
+        for transfer in change.transfers.values():
+            back = transfer.reverts(worker)
+            if back is None:
+                return None
+            out += back
+        if any(it.routing.groups_of(worker) or it.routing.guests_of(worker) for it in self._operators.values()):
+            return None
+        leaving = worker not in change.members
+        if not leaving and change.flipped:
+            return None
+        for epochs in self._operators.values():
+            epochs.lost_nothing(worker)
+        self.remove(worker)
+        # One that was about to leave had handed everything over.
+        return [*out, *(self.go_on() if leaving else self._fail(change, error))]
+
+    def go_on(self) -> list[Instruction]:
+        """Something has happened that a change may have waited for."""
+        change = self.current
+        if change is None:
+            return []
+        out: list[Instruction] = []
+        if change.stage is Stage.HOLDING and not any(it.under_way for it in self._operators.values()):
+            return self._restart(change)
+        if change.stage is Stage.RESTARTING and not self.starting:
+            return self._finish(change)
+        if change.stage is not Stage.MOVING:
+            return []
+        for transfer in change.transfers.values():
+            out += transfer.go_on()
+        if all(transfer.done for transfer in change.transfers.values()):
+            for name in change.transfers:
+                self._operators[name].transfer = None
+            leaving = [worker for worker in self._addresses if worker not in self.members]
+            # SUBTLE: not in the middle of an epoch in which feeders talk to it. It has no part in the next one.
+            if not any(epochs.needs(worker) for epochs in self._operators.values() for worker in leaving):
+                out += self._finish(change)
+        return out
+
+    def ended(self, error: BedloadError) -> list[Instruction]:
+        """The cluster is over."""
+        changes = [*([] if self.current is None else [self.current]), *self._queue]
+        self.current, self._queue = None, deque()
+        out = [step for it in changes for transfer in it.transfers.values() for step in transfer.ended()]
+        return [*out, *(ChangeResult(it.to, it.number, error) for it in changes)]
+
+    # --- steps ---
+
+    def _next(self) -> list[Instruction]:
+        if self.current is not None or not self._queue:
+            return []
+        change = self.current = self._queue.popleft()
+        change.began, change.before = self._clock.monotonic(), self.members
+        try:
+            change.members = self._members_after(change.wish)
+            self._check(change.wish)
+        except BedloadError as error:
+            return self._over(change, error)
+        if change.wish.strategy is not None and change.wish.strategy.restart:
+            change.stage, change.held_at = Stage.HOLDING, self._clock.monotonic()
+            return self.go_on()
+        new = tuple(worker for worker in change.members if worker not in self.members)
+        change.stage, change.waiting = Stage.STARTING, set(new)
+        if not new:
+            return self._weigh(change)
+        self.starting |= set(new)
+        return [StartWorkers(new)]
+
+    def _members_after(self, wish: Wish) -> tuple[WorkerId, ...]:
+        members = self.members
+        if wish.kind == "drain":
+            if wish.worker not in members:
+                raise MoveRefused(f"there is no worker {wish.worker} to drain; there are {_listed(members)}")
+            if len(members) == 1:
+                raise MoveRefused(f"worker {wish.worker} is the last one: its state has nowhere to go")
+            return tuple(worker for worker in members if worker != wish.worker)
+        if wish.kind != "rescale":
+            return members
+        assert wish.workers is not None
+        if wish.workers <= len(members):
+            return members[: wish.workers]
+        free = (WorkerId(number) for number in itertools.count() if number not in members)
+        return tuple(sorted((*members, *itertools.islice(free, wish.workers - len(members)))))
+
+    def _check(self, wish: Wish) -> None:
+        if wish.kind in ("move", "pin") and wish.worker not in self.members:
+            raise MoveRefused(f"there is no worker {wish.worker}; there are {_listed(self.members)}")
+        if wish.operator is not None and wish.operator not in self._operators:
+            known = ", ".join(sorted(self._operators)) or "none"
+            raise MoveRefused(f"no operator {wish.operator!r} was applied on this cluster; there are: {known}")
+        for name in self._concerned(wish):
+            count = self._operators[name].routing.key_groups
+            if bad := [group for group in wish.groups if not 0 <= group < count]:
+                raise MoveRefused(f"operator {name} has no key group {bad[0]}: they are 0 to {count - 1}")
+        if wish.strategy is not None and wish.strategy.restart and not self._durable:
+            raise MoveRefused(
+                "stop_restart starts workers from the checkpoint, and this cluster keeps state in memory only: attach "
+                'with bedload.attach(spark, checkpoint="file:///..."), or use another strategy'
+            )
+
+    def _concerned(self, wish: Wish) -> list[OperatorName]:
+        return [name for name in self._operators if wish.operator in (None, name)]
+
+    def _weigh(self, change: Change) -> list[Instruction]:
+        change.stage = Stage.WEIGHING
+        asked = [(name, worker) for name in self._concerned(change.wish) for worker in self._addresses]
+        change.waiting = set(asked)
+        if not asked:
+            return self._move(change)
+        return [ToWorker(worker, m.Weigh(name, change.number)) for name, worker in asked]
+
+    def _move(self, change: Change) -> list[Instruction]:
+        change.stage, change.waiting = Stage.MOVING, set()
+        self.members = change.members
+        try:
+            for name in self._concerned(change.wish):
+                epochs = self._operators[name]
+                strategy, why = self._strategy(change, name)
+                target = self._target(change, epochs)
+                change.whys[name], change.strategies[name] = why, strategy
+                deployment = self._deployment_of(name)
+                transfer = Transfer(epochs, target, strategy, deployment, self._moves)
+                change.transfers[name] = transfer
+        except BedloadError as error:
+            return self._over(change, error)
+        for name, transfer in change.transfers.items():
+            self._operators[name].transfer = transfer
+        return self.go_on()
+
+    def _strategy(self, change: Change, name: OperatorName) -> tuple[Strategy, str]:
+        if change.wish.strategy is not None:
+            return change.wish.strategy, ""
+        weights = change.weights.get(name, {}).values()
+        rows = [count for it in weights for count in it.rows.values()]
+        return choose(
+            Facts(
+                sum(it.bytes for it in weights),
+                sum(it.keys for it in weights),
+                sum(it.touched for it in weights),
+                max(rows, default=0.0) / (sum(rows) or 1.0),
+                self._operators[name].routing.key_groups,
+            )
+        )
+
+    def _target(self, change: Change, epochs: OperatorEpochs) -> RoutingTable:
+        wish, routing = change.wish, epochs.routing
+        match wish.kind:
+            case "rescale" | "drain":
+                return routing.reassign(change.members)
+            case "move":
+                assert wish.worker is not None
+                return plan.place(routing, wish.groups, wish.worker)
+            case "pin":
+                assert wish.worker is not None
+                return plan.pin(routing, wish.keys, wish.worker)
+            case "unpin":
+                return plan.unpin(routing, wish.keys)
+            case "rebalance":
+                loads: dict[WorkerId, dict[int, float]] = {
+                    worker: it.rows for worker, it in change.weights.get(epochs.name, {}).items()
+                }
+                return plan.balance(routing, loads)
+
+    def _restart(self, change: Change) -> list[Instruction]:
+        """All epochs are at rest: every worker ends, and others begin with what the checkpoint has."""
+        change.stage = Stage.RESTARTING
+        leaving = tuple(self._addresses)
+        out: list[Instruction] = [ToWorker(worker, m.Stop()) for worker in leaving]
+        self._addresses.clear()
+        self.members = change.members
+        self.starting = set(change.members)
+        for epochs in self._operators.values():
+            epochs.restarted(change.members)
+        return [*out, WorkersLeft(leaving), StartWorkers(change.members)]
+
+    def _finish(self, change: Change) -> list[Instruction]:
+        gone = tuple(worker for worker in self._addresses if worker not in self.members)
+        out: list[Instruction] = []
+        for worker in gone:
+            del self._addresses[worker]
+            for epochs in self._operators.values():
+                epochs.left(worker)
+            out.append(ToWorker(worker, m.Stop()))
+        if gone:
+            out.append(WorkersLeft(gone))
+        return [*out, *self._over(change, change.failure)]
+
+    def _fail(self, change: Change, error: BedloadError) -> list[Instruction]:
+        """Before anything flipped, or with everything given back."""
+        change.failure = error
+        self.members, self.starting = change.before, set()
+        out: list[Instruction] = []
+        for transfer in change.transfers.values():
+            out += transfer.called_off()
+        if change.stage is not Stage.MOVING:
+            return [*out, *self._finish(change)]
+        return [*out, *self.go_on()]
+
+    def _over(self, change: Change, error: BedloadError | None) -> list[Instruction]:
+        change.stage = Stage.OVER
+        if self.current is change:
+            self.current = None
+        records = tuple(self._record(change, name, error) for name in self._concerned(change.wish))
+        return [ChangeResult(change.to, change.number, error, records), *self._next()]
+
+    def _record(self, change: Change, name: OperatorName, error: BedloadError | None) -> MoveRecord:
+        now = self._clock.monotonic()
+        transfer = change.transfers.get(name)
+        strategy = change.strategies.get(name) or change.wish.strategy or strategy_named(None)
+        outcome = "done" if error is None else "called off" if isinstance(error, MoveCancelled) else error.message
+        record = MoveRecord(
+            number=change.number,
+            kind=change.wish.kind,
+            operator=name,
+            strategy=strategy.name,
+            why=change.whys.get(name, ""),
+            outcome=outcome,
+            began=change.requested,
+            duration_s=now - change.requested,
+            workers_before=len(change.before),
+            workers_after=len(self.members),
+        )
+        if transfer is None:
+            if change.held_at is None or error is not None:
+                return record
+            # Every key was stopped, from the last epoch before to the last worker's start.
+            stopped = (now - change.held_at) * 1000
+            facts: dict[str, Any] = dict.fromkeys(("stoppage_ms_p50", "stoppage_ms_p99", "stoppage_ms_max"), stopped)
+            facts["moved_groups"] = self._operators[name].routing.key_groups
+            return msgspec.structs.replace(record, **facts, from_checkpoint=True)
+        waited = np.concatenate(transfer.waits) if transfer.waits else np.empty(0)
+        facts = stoppages(waited, transfer.asked)
+        facts |= {
+            "moved_groups": transfer.groups,
+            "moved_keys": transfer.keys,
+            "moved_bytes": transfer.bytes,
+            "single_keys": transfer.single_keys,
+            "flips": transfer.flips,
+            "copy_s": transfer.copy_s,
+            "handover_s": transfer.handover_s,
+            "from_checkpoint": transfer.from_checkpoint,
+            "asked_keys": max(transfer.asked, len(waited)),
+            "waited_keys": len(waited),
+            "rows_parked": transfer.rows,
+        }
+        return msgspec.structs.replace(record, **facts)
+
+
+def _listed(workers: tuple[WorkerId, ...]) -> str:
+    return ", ".join(map(str, workers))

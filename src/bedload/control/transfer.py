@@ -1,0 +1,366 @@
+"""One operator's state on its way to other owners, as the coordinator sees it: a state machine without I/O.
+
+Stages of a step (all that flips at one epoch boundary)::
+
+    WAITING ──▶ COPYING ──Copied by all──▶ DUE ──boundary──▶ FLIPPED ──Arrived at all──▶ ARRIVED ──commit──▶ ENDING ──▶
+       ▲           │ loss, or state is read back │              │ loss: the rest is read from the checkpoint  ▲
+       └───────────┴─────────────────────────────┘              └─────────────────────────────────────────────┘
+
+Without copying ahead a step is DUE at once. Ownership is what the operator's routing table says, and that changes in
+:meth:`Transfer.flip` alone, between two epochs: so every key has one owner at any time.
+
+The old owner keeps what it handed over until the epoch that used it is committed (ENDING). Nothing needs that when
+there is a checkpoint; without one, a new owner that is lost before the commit costs no state.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from bedload.control.instructions import Instruction, ToWorker
+from bedload.core.ids import DeploymentId, KeyGroup, WorkerId
+from bedload.keys import Move, RoutingTable
+from bedload.migration.plan import steps_of
+from bedload.migration.strategies import Strategy
+from bedload.protocol import messages as m
+
+if TYPE_CHECKING:
+    from bedload.control.epochs import OperatorEpochs
+
+
+class Stage(enum.Enum):
+    """Where a step is."""
+
+    WAITING = "for all workers to be there with their state"
+    COPYING = "state is copied ahead"
+    DUE = "ownership flips at the next epoch boundary"
+    FLIPPED = "state is on its way to its new owners"
+    ARRIVED = "all is there, and the epoch that uses it is under way"
+    ENDING = "the workers forget about it"
+    DONE = "over"
+
+
+class Transfer:
+    """All that one operator moves for one change of the cluster."""
+
+    def __init__(
+        self,
+        epochs: OperatorEpochs,
+        target: RoutingTable,
+        strategy: Strategy,
+        deployment: DeploymentId,
+        numbers: Iterator[int],
+    ) -> None:
+        self.epochs = epochs
+        self.strategy = strategy
+        self.stage = Stage.WAITING
+        self.flips = 0
+        self.keys = 0
+        self.bytes = 0
+        self.copied_bytes = 0
+        self.groups = 0
+        self.single_keys = 0
+        self.waits: list[np.ndarray] = []
+        self.asked = 0
+        self.rows = 0
+        self.copy_s = 0.0
+        """Time in which state was copied ahead."""
+        self.handover_s = 0.0
+        """Time from flips until all was with its new owners."""
+        self._since = 0.0
+        self.from_checkpoint = False
+        """Something was read from the checkpoint because a worker was lost."""
+        self._deployment = deployment
+        self._numbers = numbers
+        self._steps: deque[RoutingTable] = deque(steps_of(epochs.routing, target, strategy.groups_per_flip))
+        self._total = len(self._steps)
+        self._before = epochs.routing
+        """The routing before the flip."""
+        self._move = -1
+        self._lots: tuple[m.Lot, ...] = ()
+        self._open: set[WorkerId] = set()
+        """Whose word is awaited."""
+        self._again = False
+        """The step was called off and starts anew."""
+        self._uncommitted = False
+        """Nothing was committed since the flip."""
+
+    # --- seeing it ---
+
+    @property
+    def done(self) -> bool:
+        """Whether it is over."""
+        return self.stage is Stage.DONE
+
+    @property
+    def flipped(self) -> bool:
+        """Whether ownership of any of it has changed."""
+        return self.flips > 0
+
+    @property
+    def progress(self) -> float:
+        """How much of it is done, from 0 to 1."""
+        if self.done:
+            return 1.0
+        of_step = {Stage.COPYING: 0.2, Stage.DUE: 0.4, Stage.FLIPPED: 0.6, Stage.ARRIVED: 0.8, Stage.ENDING: 0.9}
+        return (self._total - len(self._steps) + of_step.get(self.stage, 0.0)) / max(1, self._total)
+
+    @property
+    def needed(self) -> set[WorkerId]:
+        """Workers that have a part in the turns that begin now, whether they own something or not."""
+        return set(self._participants()) if self.stage in (Stage.FLIPPED, Stage.ARRIVED) else set()
+
+    def backlog(self) -> dict[WorkerId, m.Backlogged]:
+        """What feeders should tell the old owners about."""
+        if self.stage is not Stage.FLIPPED or self.strategy.order != "backlog":
+            return {}
+        found: dict[WorkerId, m.Backlogged] = {}
+        for lot in self._lots:
+            if lot.target in self._open:
+                had = found.get(lot.source, m.Backlogged(()))
+                found[lot.source] = m.Backlogged((*had.groups, *lot.groups), (*had.keys, *lot.keys))
+        return found
+
+    # --- events ---
+
+    def go_on(self) -> list[Instruction]:
+        """Something may be possible now that was not before."""
+        if self.stage is Stage.WAITING and not self._open and self.epochs.at_rest:
+            return self._start()
+        if self.due and self.epochs.between_epochs:
+            return [*self.flip(), *self.go_on()]
+        if self.stage is Stage.ARRIVED and self.epochs.between_epochs:
+            return self._release()  # a worker was missing when all had arrived
+        return []
+
+    @property
+    def due(self) -> bool:
+        """Whether ownership flips at the next epoch boundary: state is ready, and all that have a part are there."""
+        return self.stage is Stage.DUE and self._all_here
+
+    def copied(self, message: m.Copied) -> list[Instruction]:
+        """An old owner has copied all but what changes all the time."""
+        if self.stage is not Stage.COPYING or message.move != self._move:
+            return []
+        self.copied_bytes += message.bytes
+        self._open.discard(message.worker)
+        if self._open:
+            return []
+        self.stage = Stage.DUE
+        self.copy_s += self.epochs.now - self._since
+        return self.go_on()
+
+    def flip(self) -> list[Instruction]:
+        """An epoch boundary: ownership changes here."""
+        assert self.stage is Stage.DUE
+        epochs = self.epochs
+        self._before, epochs.routing = epochs.routing, self._steps[0]
+        for lot in self._lots if epochs.lineage is not None else ():
+            assert epochs.lineage is not None
+            if not self._before.groups_of(lot.target) and not self._before.guests_of(lot.target):
+                epochs.lineage.owned_nothing(lot.target)
+        self.stage, self._uncommitted = Stage.FLIPPED, True
+        self._since = epochs.now
+        self.flips += 1
+        self._open = {lot.target for lot in self._lots}
+        self.groups += sum(len(lot.groups) for lot in self._lots)
+        self.single_keys += sum(len(lot.keys) for lot in self._lots)
+        out: list[Instruction] = []
+        for worker in self._participants():
+            leaving = tuple(lot for lot in self._lots if lot.source == worker)
+            arriving = tuple(lot for lot in self._lots if lot.target == worker)
+            message = m.Flip(
+                epochs.name,
+                self._move,
+                epochs.base,
+                self._deployment,
+                leaving,
+                arriving,
+                self._addresses(),
+                self.strategy.terms,
+                *epochs.base_epoch,
+            )
+            out.append(ToWorker(worker, message))
+        return out
+
+    def arrived(self, message: m.Arrived) -> list[Instruction]:
+        """A new owner has all of its own."""
+        if self.stage is not Stage.FLIPPED or message.move != self._move or message.worker not in self._open:
+            return []
+        self.keys += message.keys
+        self.bytes += message.bytes
+        self.asked += message.asked
+        self.rows += message.rows
+        self.waits.append(np.frombuffer(message.waits, "<f8"))
+        self._open.discard(message.worker)
+        if self._open:
+            return []
+        self.stage = Stage.ARRIVED
+        self.handover_s += self.epochs.now - self._since
+        return self._release() if self.epochs.between_epochs or self.epochs.rolled_back else []
+
+    def committed(self) -> list[Instruction]:
+        """An epoch of the operator is committed."""
+        self._uncommitted = False
+        return self._release() if self.stage is Stage.ARRIVED else []
+
+    def released(self, message: m.Released) -> list[Instruction]:
+        """A worker has forgotten about the move."""
+        if message.move != self._move or message.worker not in self._open:
+            return []
+        self._open.discard(message.worker)
+        return self._forgotten()
+
+    def superseded(self) -> list[Instruction]:
+        """The operator's state is read back from the checkpoint: what was copied of it is worth nothing."""
+        return self._call_off() if self.stage in (Stage.COPYING, Stage.DUE) else []
+
+    def lost(self, worker: WorkerId) -> list[Instruction]:
+        """A worker of a durable cluster is gone."""
+        if self.stage in (Stage.COPYING, Stage.DUE):
+            return self._call_off()
+        if self.stage in (Stage.FLIPPED, Stage.ARRIVED):
+            return self._from_checkpoint(worker)
+        self._open.discard(worker)
+        return self._forgotten()
+
+    def without(self, worker: WorkerId) -> None:
+        """A worker was lost and will not be replaced: nothing goes there."""
+        here = self.epochs.addresses
+        self._steps = deque(without(table, worker, here) if worker in table.workers else table for table in self._steps)
+
+    def called_off(self) -> list[Instruction]:
+        """Nobody wants it any more; before the flip."""
+        self._steps.clear()
+        if self.stage in (Stage.COPYING, Stage.DUE):
+            return self._call_off()
+        if self.stage is Stage.WAITING and not self._open:
+            self.stage = Stage.DONE
+        return []
+
+    def ended(self) -> list[Instruction]:
+        """The cluster is over: nobody sends anything any more."""
+        return [] if self.stage in (Stage.WAITING, Stage.DONE) else self._end(called_off=True)
+
+    def reset(self) -> None:
+        """The operator's state was given up, and the workers have forgotten all about it."""
+        self._steps.clear()
+        self.stage = Stage.DONE
+
+    def reverts(self, lost: WorkerId) -> list[Instruction] | None:
+        """Without a checkpoint a worker is lost: give everything back, if the old owners have it all.
+
+        None: they do not.
+        """
+        if self.stage is Stage.ENDING:
+            self._open.discard(lost)
+            return self._forgotten()
+        if self.stage in (Stage.FLIPPED, Stage.ARRIVED):
+            if not self._uncommitted or self.flips > 1 or self.epochs.is_sealed:
+                return None
+            self.epochs.routing = self._before
+            self.flips = 0
+        self._steps.clear()
+        if self.stage in (Stage.WAITING, Stage.DONE):
+            return []
+        return self._call_off()
+
+    # --- steps ---
+
+    def _start(self) -> list[Instruction]:
+        if not self._steps:
+            self.stage = Stage.DONE
+            return []
+        self._again = False
+        self._move = next(self._numbers)
+        groups = self.epochs.routing.key_groups
+        self._lots = tuple(_lot(move, groups) for move in self.epochs.routing.diff(self._steps[0]))
+        if not self._lots or self.epochs.nobody_has_state:
+            self.epochs.routing = self._steps.popleft()
+            return self._start()
+        if not self._all_here:
+            return []  # its replacement comes, or it is left out
+        if not self.strategy.copy_ahead:
+            self.stage = Stage.DUE
+            return self.go_on()
+        self.stage, self._since = Stage.COPYING, self.epochs.now
+        self._open = {lot.source for lot in self._lots}
+        name, terms = self.epochs.name, self.strategy.terms
+        out: list[Instruction] = []
+        for source in sorted(self._open):
+            lots = tuple(lot for lot in self._lots if lot.source == source)
+            copy = m.Copy(name, self._move, self._deployment, lots, self._addresses(), terms)
+            out.append(ToWorker(source, copy))
+        return out
+
+    def _call_off(self) -> list[Instruction]:
+        """Before the flip: drop the copies; the old owners go on as if nothing had been."""
+        self._again = True
+        return self._end(called_off=True)
+
+    def _release(self) -> list[Instruction]:
+        return self._end(called_off=False)
+
+    def _from_checkpoint(self, lost: WorkerId) -> list[Instruction]:
+        """After the flip: what has not arrived is read back, since the state at the flip is in the checkpoint."""
+        lineage = self.epochs.lineage
+        assert lineage is not None
+        self.from_checkpoint = True
+        for lot in self._lots:
+            if lot.target in self._open and lot.target != lost:
+                lineage.take_over(lot.target, (*lot.groups, *lot.key_groups))
+        return self._end(called_off=False)
+
+    def _end(self, *, called_off: bool) -> list[Instruction]:
+        self.stage = Stage.ENDING
+        self._open = set(self._participants())
+        out: list[Instruction] = []
+        for worker in sorted(self._open):
+            arriving = tuple(lot for lot in self._lots if lot.target == worker)
+            out.append(ToWorker(worker, m.Release(self.epochs.name, self._move, called_off, arriving)))
+        return [*out, *self._forgotten()]
+
+    def _forgotten(self) -> list[Instruction]:
+        if self._open or self.stage is not Stage.ENDING:
+            return []
+        if not self._again and self._steps:
+            self._steps.popleft()
+        self.stage = Stage.WAITING
+        return self.go_on()
+
+    @property
+    def _all_here(self) -> bool:
+        here = self.epochs.is_here
+        return all(here(lot.source) and here(lot.target) for lot in self._lots)
+
+    def _participants(self) -> list[WorkerId]:
+        here = self.epochs.addresses
+        return sorted({worker for lot in self._lots for worker in (lot.source, lot.target)} & here.keys())
+
+    def _addresses(self) -> dict[WorkerId, str]:
+        here = self.epochs.addresses
+        return {worker: here[worker] for worker in self._participants()}
+
+
+def _lot(move: Move, key_groups: int) -> m.Lot:
+    of_keys = tuple(KeyGroup(key % key_groups) for key in move.keys)
+    return m.Lot(move.source, move.target, move.key_groups, move.keys, move.stay, of_keys)
+
+
+def without(routing: RoutingTable, worker: WorkerId, here: Iterable[WorkerId]) -> RoutingTable:
+    """The key groups of a worker go to those that have the fewest, and no other key group moves.
+
+    If it was the last one, those that are ``here`` take them: they were about to leave.
+    """
+    share = {other: len(routing.groups_of(other)) for other in routing.workers if other != worker}
+    share = share or dict.fromkeys(sorted(here), 0)
+    owners = list(routing.owners)
+    for group in routing.groups_of(worker):
+        owners[group] = min(share, key=lambda other: (share[other], other))
+        share[owners[group]] += 1
+    return routing.next(owners=owners, workers=share)

@@ -1,0 +1,14 @@
+"""Moving state while the query runs: strategies, plans, and the two ends of a transfer. Pure: no I/O, no own clock.
+
+::
+
+    RoutingTable ──plan──▶ lots ──Sender──▶ Ship… ──Receiver──▶ rows go on
+                                  old owner            new owner
+
+What a strategy is, is said in :mod:`bedload.migration.strategies`; who decides when ownership flips, in
+:mod:`bedload.control.transfer`.
+"""
+
+from bedload.migration.strategies import STRATEGIES, Strategy, strategy_named
+
+__all__ = ["STRATEGIES", "Strategy", "strategy_named"]

@@ -1,0 +1,232 @@
+"""The new owner's end of a move: which keys have arrived, and whether that is all.
+
+State may come before the word that ownership has passed on (it travels on another connection), and ahead of it when it
+is copied. Either way it goes into the store at once; :class:`~bedload.migration.parking.Parking` knows from the flip
+on for which keys rows have to wait.
+
+Invariants:
+
+- what came with a number that was passed already is not taken in: it is a repeat, or from a connection that broke;
+- after the flip a key that is here is never overwritten;
+- copied state counts only if a ``HandOver`` says that it is that of the turn which the flip builds upon.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from bedload.core.ids import KeyGroup, Turn, WorkerId
+from bedload.migration.hash_set import NONE, Flags, Hashes, HashSet
+from bedload.migration.parking import ARRIVING, AWAITED, PATCHY, Freed, Parking
+from bedload.protocol.messages import Lot, Terms
+
+
+@dataclass
+class _Incoming:
+    """What comes from one worker."""
+
+    number: int = 0
+    handed: Turn | None = None
+    """The turn whose state was copied, if that was said."""
+    stale: Hashes = field(default_factory=lambda: NONE)
+    """But for these keys."""
+    early: HashSet = field(default_factory=HashSet)
+    """Keys that came since it was said, or for good before the flip."""
+    lot: Lot | None = None
+    """Set at the flip."""
+    whole: bool = False
+    """All of it is here."""
+    last: bool = False
+    """The old owner has sent all of it."""
+    done: set[KeyGroup] = field(default_factory=set)
+
+
+class Receiver:
+    """One move at one new owner."""
+
+    def __init__(self, move: int, parking: Parking) -> None:
+        self.move = move
+        self.base: Turn | None = None
+        """Set at the flip."""
+        self.bytes = 0
+        self._parking = parking
+        self._terms: Terms | None = None
+        self._incoming: dict[WorkerId, _Incoming] = {}
+
+    def is_repeat(self, source: WorkerId, number: int) -> bool:
+        """Whether this was taken in already."""
+        return number <= self._from(source).number
+
+    def flip(self, base: Turn, lots: Iterable[Lot], terms: Terms, now: float) -> list[Freed]:
+        """Ownership has passed on: rows may come for all of it."""
+        self.base, self._terms = base, terms
+        lots, parking = tuple(lots), self._parking
+        arriving = {key for lot in lots for key in lot.keys}
+        freed: list[Freed] = []
+        # SUBTLE: single keys first. Their key group may come, too, and from another worker.
+        for lot in lots:
+            parking.hand_over(lot.key_groups, PATCHY)
+            parking.miss(np.array(lot.keys, np.int64))
+        for lot in lots:
+            incoming = self._from(lot.source)
+            incoming.lot = lot
+            stay = np.array([key for key in lot.stay if key not in arriving], np.int64)
+            parking.arrive_keys(stay, now)
+            if terms.waits_for != "key" or terms.copy_ahead:
+                parking.hand_over(lot.groups, AWAITED)
+            else:
+                parking.hand_over(lot.groups, ARRIVING)
+                freed += parking.arrive_keys(incoming.early.all(), now)
+            freed += self._copied(incoming, now)
+            if incoming.last:
+                freed += self._complete(incoming, now)
+        return [*freed, *self._finish(now)]
+
+    def handed_over(self, source: WorkerId, number: int, base: Turn, stale: Hashes, now: float) -> list[Freed]:
+        """What was copied from a worker is the state at a turn, but for these keys."""
+        incoming = self._from(source)
+        incoming.number = number
+        if incoming.lot is not None and incoming.handed == self.base:
+            return []  # said again after a connection broke: rows may have gone on since it was said first
+        incoming.handed, incoming.stale, incoming.early = base, np.sort(stale), HashSet()
+        return self._copied(incoming, now) if incoming.lot is not None else []
+
+    def wanted(self, source: WorkerId, hashes: Hashes) -> Flags:
+        """Which keys of a shipment are to be taken in: after the flip, those that are not here."""
+        incoming = self._from(source)
+        if self.base is None:
+            return np.ones(len(hashes), np.bool_)
+        if incoming.whole:
+            return np.zeros(len(hashes), np.bool_)
+        wanted = ~incoming.early.has(hashes)
+        if incoming.handed is not None and incoming.handed == self.base:
+            wanted &= np.isin(hashes, incoming.stale)
+        return wanted
+
+    def arrived(
+        self,
+        source: WorkerId,
+        number: int,
+        hashes: Hashes,
+        state: pa.RecordBatch | None,
+        groups: tuple[KeyGroup, ...],
+        last: bool,
+        now: float,
+    ) -> list[Freed]:
+        """A shipment was taken in; these keys are settled with it."""
+        incoming = self._from(source)
+        incoming.number = number
+        incoming.last |= last
+        incoming.done |= set(groups)
+        if state is not None:
+            self.bytes += state.nbytes
+        incoming.early.add(hashes)
+        if incoming.lot is None:
+            return []
+        assert self._terms is not None
+        freed: list[Freed] = []
+        if self._terms.waits_for == "key":
+            freed += self._parking.arrive_keys(hashes, now)
+        elif self._terms.waits_for == "key group":
+            freed += self._parking.hand_over(groups, PATCHY, now)
+        if incoming.last and not incoming.whole:
+            freed += self._complete(incoming, now)
+        return [*freed, *self._finish(now)]
+
+    def superseded(self, groups: Iterable[KeyGroup], now: float) -> list[Freed]:
+        """These key groups are read back: what comes of them from another worker is not wanted any more."""
+        gone = set(groups)
+        for incoming in self._incoming.values():
+            lot = incoming.lot
+            if lot is not None and not incoming.whole and gone.issuperset((*lot.groups, *lot.key_groups)):
+                incoming.whole = True
+        return self._finish(now)
+
+    @property
+    def complete(self) -> bool:
+        """Whether ownership has passed on and all is here."""
+        return self.base is not None and all(
+            incoming.whole for incoming in self._incoming.values() if incoming.lot is not None
+        )
+
+    @property
+    def handed(self) -> tuple[list[KeyGroup], int]:
+        """The key groups that come with the move, and how many single keys."""
+        lots = [it.lot for it in self._incoming.values() if it.lot is not None]
+        return [group for lot in lots for group in lot.groups], sum(len(lot.keys) for lot in lots)
+
+    @property
+    def awaited(self) -> set[KeyGroup]:
+        """Key groups of which something is on its way."""
+        lots = [it.lot for it in self._incoming.values() if it.lot is not None and not it.whole]
+        return {group for lot in lots for group in (*lot.groups, *lot.key_groups)}
+
+    @property
+    def sources(self) -> list[WorkerId]:
+        """Whom it comes from."""
+        return [source for source, incoming in self._incoming.items() if not incoming.whole]
+
+    def split(self, hashes: Hashes, groups: Callable[[Hashes], npt.NDArray[np.integer[Any]]]) -> dict[WorkerId, Hashes]:
+        """Whom to ask for each of these keys."""
+        of = groups(hashes)
+        found: dict[WorkerId, Hashes] = {}
+        for source, incoming in self._incoming.items():
+            lot = incoming.lot
+            if lot is None or incoming.whole:
+                continue
+            mine = np.isin(hashes, np.array(lot.keys, np.int64))
+            mine |= np.isin(of, np.array(lot.groups, np.int64)) & ~np.isin(hashes, np.array(lot.stay, np.int64))
+            if mine.any():
+                found[source] = hashes[mine]
+        return found
+
+    # --- steps ---
+
+    def _from(self, source: WorkerId) -> _Incoming:
+        return self._incoming.setdefault(source, _Incoming())
+
+    def _copied(self, incoming: _Incoming, now: float) -> list[Freed]:
+        """If what was copied is what the flip builds upon, it counts."""
+        lot = incoming.lot
+        assert self._terms is not None
+        assert lot is not None
+        if incoming.handed is None or incoming.handed != self.base or incoming.whole:
+            return []
+        parking = self._parking
+        parking.miss(incoming.stale)
+        keys = np.array(lot.keys, np.int64)
+        freed = parking.arrive_keys(keys[~np.isin(keys, incoming.stale)], now)
+        freed += parking.arrive_keys(incoming.early.all(), now)
+        if self._terms.waits_for == "key":
+            freed += parking.hand_over(lot.groups, PATCHY, now)
+        return freed
+
+    def _complete(self, incoming: _Incoming, now: float) -> list[Freed]:
+        incoming.whole = True
+        assert incoming.lot is not None
+        assert self._terms is not None
+        if self._terms.waits_for == "everything":
+            return []
+        # SUBTLE: not HERE, since a single key of such a key group may be on its way from a third worker.
+        freed = self._parking.hand_over(incoming.lot.groups, PATCHY, now)
+        return [*freed, *self._parking.arrive_keys(np.array(incoming.lot.keys, np.int64), now)]
+
+    def _finish(self, now: float) -> list[Freed]:
+        return self._parking.settle(now) if self.complete else []
+
+
+def waits(found: list[tuple[Hashes, float]]) -> npt.NDArray[np.float64]:
+    """How long each key waited, in seconds: from its first row that had to."""
+    if not found:
+        return np.empty(0, np.float64)
+    hashes = np.concatenate([keys for keys, _ in found])
+    seconds = np.concatenate([np.full(len(keys), wait) for keys, wait in found])
+    order = np.lexsort((-seconds, hashes))
+    _, first = np.unique(hashes[order], return_index=True)
+    return seconds[order][first]

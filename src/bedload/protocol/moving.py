@@ -1,0 +1,158 @@
+"""The messages of a move: between the coordinator, the old owners, the new owners and the feeders."""
+
+from __future__ import annotations
+
+from bedload.core.ids import DeploymentId, Epoch, KeyGroup, OperatorName, QueryId, Turn, WorkerId
+from bedload.protocol.base import Lot, Message, Packed, Terms
+
+
+class Weigh(Message, frozen=True):
+    """Asks a worker what its key groups weigh."""
+
+    operator: OperatorName
+    ticket: int
+
+
+class Weighed(Message, frozen=True):
+    """Answers :class:`Weigh`."""
+
+    worker: WorkerId
+    operator: OperatorName
+    ticket: int
+    rows: dict[int, float]
+    """Rows per key group of late, older ones counting less."""
+    keys: int
+    bytes: int
+    touched: float
+    """Keys that an epoch touches of late."""
+    busy: float
+    """Seconds that an epoch takes of late."""
+
+
+class Copy(Message, frozen=True):
+    """Begin to copy state ahead: it stays yours for now."""
+
+    operator: OperatorName
+    move: int
+    deployment: DeploymentId
+    lots: tuple[Lot, ...]
+    addresses: dict[WorkerId, str]
+    terms: Terms
+
+
+class Copied(Message, frozen=True):
+    """Answers :class:`Copy`: all is copied but for what changes all the time."""
+
+    worker: WorkerId
+    operator: OperatorName
+    move: int
+    keys: int
+    bytes: int
+
+
+class Flip(Message, frozen=True):
+    """Ownership changes now, between two epochs; state follows."""
+
+    operator: OperatorName
+    move: int
+    base: Turn
+    """The turn whose state is handed over."""
+    deployment: DeploymentId
+    leaving: tuple[Lot, ...]
+    arriving: tuple[Lot, ...]
+    addresses: dict[WorkerId, str]
+    terms: Terms
+    epoch: Epoch
+    """The epoch of that state, and its query: for reads before the new owner has taken part in one."""
+    query: QueryId
+
+
+class Ship(Message, frozen=True):
+    """State on its way to its new owner, many keys at once; the body holds it in delta form."""
+
+    operator: OperatorName
+    move: int
+    source: WorkerId
+    number: int
+    """Ascending; what comes with a lower one than was seen is a repeat."""
+    deployment: DeploymentId
+    hashes: Packed
+    """Of the keys that this settles, with or without state (64-bit integers); none while copying ahead."""
+    groups: tuple[KeyGroup, ...] = ()
+    """Key groups that are whole with this."""
+    last: bool = False
+    """All is whole with this."""
+
+
+class HandOver(Message, frozen=True):
+    """What was copied ahead is the state at a turn, but for the keys named."""
+
+    operator: OperatorName
+    move: int
+    source: WorkerId
+    number: int
+    base: Turn
+    hashes: Packed
+
+
+class Shipped(Message, frozen=True):
+    """Answers :class:`Ship` and :class:`HandOver`."""
+
+    operator: OperatorName
+    move: int
+    target: WorkerId
+    number: int
+
+
+class Fetch(Message, frozen=True):
+    """A new owner has rows for these keys: send them next."""
+
+    operator: OperatorName
+    move: int
+    target: WorkerId
+    hashes: Packed
+
+
+class Backlog(Message, frozen=True):
+    """A feeder tells an old owner which of the keys that leave it are in a batch that it just sent."""
+
+    operator: OperatorName
+    turn: Turn
+    number: int
+    """Of the batch."""
+    hashes: Packed
+    """Of the keys, the most frequent first."""
+
+
+class Arrived(Message, frozen=True):
+    """The worker has all that was on its way to it."""
+
+    worker: WorkerId
+    operator: OperatorName
+    move: int
+    keys: int
+    bytes: int
+    waits: Packed
+    """Seconds that each key waited that had to (64-bit floats)."""
+    asked: int
+    """Keys on their way that had rows."""
+    rows: int
+    """Rows that waited."""
+
+
+class Release(Message, frozen=True):
+    """The move is over: drop what was handed over; if it was called off, drop what was copied."""
+
+    operator: OperatorName
+    move: int
+    called_off: bool = False
+    arriving: tuple[Lot, ...] = ()
+    """What was on its way to the receiving worker."""
+
+
+class Released(Message, frozen=True):
+    """Answers :class:`Release`."""
+
+    worker: WorkerId
+    operator: OperatorName
+    move: int

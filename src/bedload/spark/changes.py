@@ -1,0 +1,359 @@
+"""Changes of a running cluster as users see them: what they ask for, a handle on it, and what came of it.
+
+Invariants: a wish that is wrong whatever the cluster looks like is refused by the call itself
+(:class:`DefinitionError`), and so is one that the coordinator refuses at once; one that had to wait is refused when
+its turn comes, by :meth:`Change.wait`. A handle asks the coordinator and keeps no state of its own.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+from bedload.control.changes import Kind, Stage, Wish
+from bedload.core.errors import BedloadError, ClusterStopped, DefinitionError, UnknownOperator
+from bedload.core.ids import KeyGroup, OperatorName, WorkerId
+from bedload.migration import Strategy, strategy_named
+from bedload.migration.record import MoveRecord
+
+_SHOWN_EVERY_SECONDS = 0.1
+AUTO = "auto"
+
+
+class Carrier(Protocol):
+    """Who carries changes out: the driver."""
+
+    def change(self, wish: Wish) -> tuple[int, Future[tuple[MoveRecord, ...]]]:
+        """Take a wish: its number, and what became of it."""
+        ...
+
+    def cancel(self, number: int) -> bool:
+        """Call a change off; whether that could still be done."""
+        ...
+
+    def seen(self, number: int) -> tuple[Stage, float]:
+        """Where a change is, and how much of it is done."""
+        ...
+
+
+class Keyed(Protocol):
+    """An operator's state, as far as keys go."""
+
+    def hash_of(self, key: Any) -> int:
+        """The hash of a key."""
+        ...
+
+
+@dataclass(frozen=True)
+class MoveResult:
+    """What a change of the cluster did."""
+
+    what: str
+    """What was asked for, in words."""
+    records: tuple[MoveRecord, ...] = ()
+    """One for each operator that it concerned."""
+
+    @property
+    def duration_s(self) -> float:
+        """From the request until the last worker was done with it."""
+        return max((it.duration_s for it in self.records), default=0.0)
+
+    @property
+    def moved_keys(self) -> int:
+        """Keys that came to another owner."""
+        return sum(it.moved_keys for it in self.records)
+
+    @property
+    def moved_bytes(self) -> int:
+        """The size of their state as it was sent."""
+        return sum(it.moved_bytes for it in self.records)
+
+    @property
+    def stoppage_ms_p50(self) -> float:
+        """How long rows of a key on its way were held up, of the operator that was held up most."""
+        return max((it.stoppage_ms_p50 for it in self.records), default=0.0)
+
+    @property
+    def stoppage_ms_p99(self) -> float:
+        """The same for one key in a hundred."""
+        return max((it.stoppage_ms_p99 for it in self.records), default=0.0)
+
+    @property
+    def stoppage_ms_max(self) -> float:
+        """The same for the key that waited longest."""
+        return max((it.stoppage_ms_max for it in self.records), default=0.0)
+
+    @property
+    def strategy(self) -> str:
+        """How state moved; several if operators differ."""
+        return ", ".join(dict.fromkeys(it.strategy for it in self.records))
+
+    @property
+    def why(self) -> str:
+        """Why like that, if it was chosen (``strategy="auto"``)."""
+        whys = [(it.operator, it.why) for it in self.records if it.why]
+        return whys[0][1] if len(whys) == 1 else "; ".join(f"{name}: {why}" for name, why in whys)
+
+    def __str__(self) -> str:
+        if not self.records:
+            return f"{self.what}: done, no state moved"
+        lines = [f"{self.what}: done in {_seconds(self.duration_s)}"]
+        for it in self.records:
+            line = f"  {it.operator}: {it.moved_keys:,} keys, {_size(it.moved_bytes)} by {it.strategy}"
+            if it.asked_keys:
+                line += f"; stoppage p50 {it.stoppage_ms_p50:.1f}, p99 {it.stoppage_ms_p99:.1f}, "
+                line += f"max {it.stoppage_ms_max:.1f} ms over {it.asked_keys:,} keys with rows"
+            if it.from_checkpoint:
+                line += "; the rest was read from the checkpoint"
+            lines.append(line if not it.why else f"{line} ({it.why})")
+        return "\n".join(lines)
+
+
+class Change:
+    """A change of a running cluster, under way or over. The query goes on meanwhile."""
+
+    def __init__(self, carrier: Carrier, number: int, what: str, future: Future[tuple[MoveRecord, ...]]) -> None:
+        self.number = number
+        self.what = what
+        self._carrier = carrier
+        self._future = future
+
+    def wait(self, timeout: float | None = None) -> MoveResult:
+        """Return what it did when it is over; raises what went wrong, or ``TimeoutError``."""
+        try:
+            return MoveResult(self.what, self._future.result(timeout))
+        except TimeoutError:
+            if self._future.done():
+                raise
+            raise TimeoutError(
+                f"{self.what} is not over after {timeout:g} seconds ({self.stage}); it goes on. Wait longer, or call "
+                f"cancel() while nothing has moved"
+            ) from None
+
+    @property
+    def done(self) -> bool:
+        """Whether it is over, well or not."""
+        return self._future.done()
+
+    @property
+    def result(self) -> MoveResult | None:
+        """What it did; None if it is not over. Raises what went wrong."""
+        return self.wait(0) if self.done else None
+
+    @property
+    def progress(self) -> float:
+        """How much of it is done, from 0 to 1."""
+        return 1.0 if self.done else self._seen()[1]
+
+    @property
+    def stage(self) -> str:
+        """Where it is, in words."""
+        return self._seen()[0].value
+
+    def cancel(self) -> bool:
+        """Call it off if nothing has moved yet; whether that could be done. Then :meth:`wait` raises MoveCancelled."""
+        return not self.done and self._carrier.cancel(self.number)
+
+    def show(self) -> MoveResult:
+        """Show its progress until it is over: a bar in a terminal, plain lines elsewhere."""
+        console = Console()
+        if console.is_terminal:
+            self._show_bar(console)
+        else:
+            self._show_lines()
+        result = self.wait()
+        print(result)
+        return result
+
+    def __repr__(self) -> str:
+        if not self.done:
+            stage, progress = self._seen()
+            return f"<{self.what}: {stage.value}, {progress:.0%}>"
+        error = self._future.exception()
+        return f"<{self.what}: {'done' if error is None else f'failed: {error}'}>"
+
+    def _seen(self) -> tuple[Stage, float]:
+        if self.done:
+            return Stage.OVER, 1.0
+        try:
+            return self._carrier.seen(self.number)
+        except ClusterStopped:
+            return Stage.OVER, 0.0
+
+    def _show_bar(self, console: Console) -> None:
+        parts = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+        with Progress(*parts, console=console, transient=True) as bar:
+            task = bar.add_task(self.what, total=1.0)
+            while not self.done:
+                stage, progress = self._seen()
+                bar.update(task, completed=progress, description=f"{self.what}: {stage.value}")
+                time.sleep(_SHOWN_EVERY_SECONDS)
+
+    def _show_lines(self) -> None:
+        said = None
+        while not self.done:
+            stage, progress = self._seen()
+            if stage is not said:
+                print(f"{self.what}: {stage.value} ({progress:.0%})", file=sys.stdout, flush=True)
+                said = stage
+            time.sleep(_SHOWN_EVERY_SECONDS)
+
+
+class Wishes:
+    """Makes wishes out of what users ask for, and handles of what becomes of them."""
+
+    def __init__(
+        self,
+        carrier: Carrier,
+        states: Mapping[OperatorName, Keyed],
+        members: Callable[[], tuple[int, bool]],
+        room: Callable[[int], None],
+    ) -> None:
+        """``members``: how many workers there are, and whether a change is under way; ``room``: raise if it lacks."""
+        self._carrier = carrier
+        self._states = states
+        self._members = members
+        self._room = room
+
+    def rescale(self, workers: int, strategy: str | Strategy | None) -> Change:
+        """So many workers."""
+        if not _is_count(workers) or workers < 1:
+            raise DefinitionError(f"rescale({workers!r}): give the number of workers that there shall be, at least 1")
+        how = _strategy(strategy)
+        what = f"rescale to {workers} worker{'s' if workers > 1 else ''}"
+        now, busy = self._members()
+        if now == workers and not busy and not (how is not None and how.restart):
+            nothing: Future[tuple[MoveRecord, ...]] = Future()
+            nothing.set_result(())
+            return Change(self._carrier, -1, what, nothing)
+        if workers > now:
+            self._room(workers)
+        return self._ask(what, "rescale", how, workers=workers)
+
+    def move(
+        self,
+        keys: Iterable[Any] | None,
+        key_groups: Iterable[int] | None,
+        to: int,
+        operator: str | type | None,
+        strategy: str | Strategy | None,
+    ) -> Change:
+        """Keys, or key groups, to a worker."""
+        if (keys is None) == (key_groups is None):
+            raise DefinitionError("move(): give either keys=[...] or key_groups=[...], and to=<worker>")
+        if keys is not None:
+            return self.pin(_several(keys, "keys"), to, operator, strategy)
+        assert key_groups is not None
+        groups = _several(key_groups, "key_groups")
+        if bad := [group for group in groups if not _is_count(group)]:
+            raise DefinitionError(f"move(key_groups=...): {bad[0]!r} is not the number of a key group")
+        name = self._operator(operator)
+        what = f"move of {len(groups)} key group{'s' if len(groups) > 1 else ''} of {name} to worker {to}"
+        wanted = tuple(KeyGroup(group) for group in dict.fromkeys(groups))
+        how = _in_place(_strategy(strategy), "move()")
+        return self._ask(what, "move", how, worker=_worker(to, "to"), operator=name, groups=wanted)
+
+    def drain(self, worker: int, strategy: str | Strategy | None) -> Change:
+        """A worker leaves."""
+        how = _strategy(strategy)
+        return self._ask(f"drain of worker {worker}", "drain", how, worker=_worker(worker, "worker"))
+
+    def rebalance(self, strategy: str | Strategy | None) -> Change:
+        """Even loads."""
+        return self._ask("rebalance", "rebalance", _in_place(_strategy(strategy), "rebalance()"))
+
+    def pin(self, keys: list[Any], worker: int, operator: str | type | None, strategy: str | Strategy | None) -> Change:
+        """Keys live with a worker."""
+        name = self._operator(operator)
+        hashes = self._hashes(name, keys)
+        how = _in_place(_strategy(strategy), "move(keys=...) and pin()")
+        what = f"pin of {_keys(keys)} of {name} to worker {worker}"
+        return self._ask(what, "pin", how, worker=_worker(worker, "worker"), operator=name, keys=hashes)
+
+    def unpin(self, keys: list[Any], operator: str | type | None, strategy: str | Strategy | None) -> Change:
+        """Keys live with their key groups again."""
+        name = self._operator(operator)
+        hashes = self._hashes(name, keys)
+        how = _in_place(_strategy(strategy), "unpin()")
+        return self._ask(f"unpin of {_keys(keys)} of {name}", "unpin", how, operator=name, keys=hashes)
+
+    def _ask(self, what: str, kind: Kind, strategy: Strategy | None, **more: Any) -> Change:
+        number, future = self._carrier.change(Wish(kind, strategy, **more))
+        if future.done():
+            error = future.exception()
+            if isinstance(error, BedloadError):
+                raise error
+        return Change(self._carrier, number, what, future)
+
+    def _operator(self, operator: str | type | None) -> OperatorName:
+        known = ", ".join(sorted(self._states)) or "none"
+        if operator is not None:
+            name = OperatorName(operator if isinstance(operator, str) else operator.__name__)
+            if name not in self._states:
+                raise UnknownOperator(f"no operator {name!r} was applied on this cluster; there are: {known}")
+            return name
+        if len(self._states) != 1:
+            raise DefinitionError(f"say whose keys are meant (operator=...): the operators of this cluster are {known}")
+        return next(iter(self._states))
+
+    def _hashes(self, name: OperatorName, keys: list[Any]) -> tuple[int, ...]:
+        state = self._states[name]
+        return tuple(dict.fromkeys(state.hash_of(key) for key in keys))
+
+
+def _strategy(strategy: str | Strategy | None) -> Strategy | None:
+    """The strategy meant; None: one is chosen."""
+    return None if strategy == AUTO else strategy_named(strategy)
+
+
+def _in_place(strategy: Strategy | None, what: str) -> Strategy | None:
+    if strategy is not None and strategy.restart:
+        raise DefinitionError(
+            f"{what} by {strategy.name}: starting all workers anew is for rescale() and drain(); use another strategy"
+        )
+    return strategy
+
+
+def _several(items: Iterable[Any], what: str) -> list[Any]:
+    if isinstance(items, str | bytes):
+        raise DefinitionError(f"move({what}={items!r}): give several in a list, {what}=[{items!r}]")
+    try:
+        found = list(items)
+    except TypeError:
+        raise DefinitionError(f"move({what}={items!r}): give several in a list, {what}=[{items!r}]") from None
+    if not found:
+        raise DefinitionError(f"move({what}=[]): name at least one")
+    return found
+
+
+def _worker(worker: int, name: str) -> WorkerId:
+    if not _is_count(worker):
+        raise DefinitionError(f"{name}={worker!r}: give the number of a worker, one of cluster.workers")
+    return WorkerId(worker)
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _keys(keys: list[Any]) -> str:
+    return f"key {keys[0]!r}" if len(keys) == 1 else f"{len(keys)} keys"
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"
+
+
+def _size(count: float) -> str:
+    for unit in ("bytes", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} GB"

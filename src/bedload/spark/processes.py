@@ -1,0 +1,280 @@
+"""The processes of workers, as the driver sees them: forked from a nursery, or a fresh interpreter each.
+
+Invariants:
+
+- That a forked worker is gone is seen on its lifeline, whatever became of the nursery. Only its exit code is the
+  nursery's to tell.
+- A process is killed by its number only while neither lifeline nor nursery says that it is gone: numbers come again.
+- Nothing here waits for the nursery to be up: it turns to its orders when it has loaded what it needs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from bedload.worker.nursery import COMMAND, SIZE, Born, Ended, Order
+
+_REPORT_SECONDS = 5.0
+"""How long the nursery may take to tell the exit code of a worker that is gone."""
+_POLL_SECONDS = 0.2
+
+
+class Child(Protocol):
+    """A worker's process, however it was made."""
+
+    @property
+    def log(self) -> Path:
+        """Where to read what went wrong."""
+        ...
+
+    @property
+    def stranded(self) -> bool:
+        """Whether it never ran because what was to start it was killed, so that it is worth another try."""
+        ...
+
+    def fate(self) -> str | None:
+        """What became of it, if it does not run any more."""
+        ...
+
+    def wait(self, seconds: float) -> bool:
+        """Whether it ends within that time."""
+        ...
+
+    def let_go(self) -> None:
+        """Tell it that it is not needed any more."""
+        ...
+
+    def kill(self, seconds: float) -> None:
+        """End it by force; returns when it is gone, or that time is over."""
+        ...
+
+    def close(self) -> None:
+        """Free what belongs to one that has ended."""
+        ...
+
+
+class Nursery:
+    """The driver's end: orders workers and hears what became of them. Thread-safe."""
+
+    def __init__(self, log: Path, environment: Mapping[str, str]) -> None:
+        self.log = log
+        self._environment = dict(environment)
+        self._children: dict[int, Forked] = {}
+        self._tickets = 0
+        self._heard = b""
+        self._lock = threading.Lock()
+        self._socket, theirs = socket.socketpair()
+        try:
+            with theirs, log.open("ab") as output:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-X", "faulthandler", "-m", "bedload.worker.nursery"],
+                    stdin=theirs.fileno(),
+                    stdout=output,
+                    stderr=output,
+                    env=self._environment,
+                )
+        except OSError:
+            self._socket.close()
+            raise
+
+    @property
+    def pid(self) -> int:
+        """The process."""
+        return self._process.pid
+
+    @property
+    def gone(self) -> bool:
+        """Whether it takes no orders any more."""
+        return self._process.poll() is not None or _hung_up(self._socket, 0.0)
+
+    def order(self, log: Path, environment: Mapping[str, str], hello: bytes) -> Forked:
+        """Have a worker started. Returns at once; if the nursery is gone, that is the worker's fate."""
+        names = environment.keys() | self._environment.keys()
+        changed = {n: environment.get(n) for n in names if environment.get(n) != self._environment.get(n)}
+        ours, theirs = socket.socketpair()
+        with theirs, log.open("ab") as output, self._lock:
+            self._tickets += 1
+            child = self._children[self._tickets] = Forked(self, ours, log)
+            payload = msgspec.json.encode(Order(self._tickets, changed))
+            frame = SIZE.pack(len(payload)) + payload
+            with contextlib.suppress(ConnectionError):
+                sent = socket.send_fds(self._socket, [frame], [theirs.fileno(), output.fileno()])
+                self._socket.sendall(frame[sent:])
+            ours.sendall(hello)
+        return child
+
+    def hear(self) -> None:
+        """Take in what it has said."""
+        with self._lock:
+            with contextlib.suppress(OSError):  # nothing more for now, or for ever
+                while news := self._socket.recv(65536, socket.MSG_DONTWAIT):
+                    self._heard += news
+            *lines, self._heard = self._heard.split(b"\n")
+            for line in lines:
+                event = msgspec.json.decode(line, type=Born | Ended)
+                if isinstance(event, Born):
+                    self._children[event.ticket].pid = event.pid
+                else:
+                    self._children.pop(event.ticket).code = event.code
+
+    def last_code(self, seconds: float) -> int | None:
+        """Its exit code, if it ends within that time."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self._process.wait(timeout=seconds)
+        return None
+
+    def stop(self, seconds: float) -> None:
+        """End it: by itself, when it has seen to all orders, or else by force. Its workers are not touched."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_WR)
+        if self.last_code(seconds) is None:
+            self._process.kill()
+            self._process.wait()
+        self.hear()
+        self._socket.close()
+
+
+class Forked:
+    """A worker that was ordered from a nursery."""
+
+    def __init__(self, nursery: Nursery, lifeline: socket.socket, log: Path) -> None:
+        self.pid: int | None = None
+        self.code: int | None = None
+        self._nursery = nursery
+        self._lifeline = lifeline
+        self._log = log
+        self._over = False
+
+    @property
+    def log(self) -> Path:
+        """Where to read what went wrong."""
+        return self._nursery.log if self._unborn() else self._log
+
+    @property
+    def stranded(self) -> bool:
+        """Whether it was ordered from a nursery that was being killed just then."""
+        return self._unborn() and (self._nursery.last_code(_REPORT_SECONDS) or 0) < 0
+
+    def fate(self) -> str | None:
+        """What became of it, if it does not run any more."""
+        if not self.wait(0.0):
+            return None
+        if self.code is not None:
+            return f"ended with code {self.code}"
+        if self._unborn():
+            code = self._nursery.last_code(_REPORT_SECONDS)
+            return f"was not started, as the process that it was to be forked from ended with code {code}"
+        return "ended"
+
+    def wait(self, seconds: float) -> bool:
+        """Whether it ends within that time."""
+        deadline = time.monotonic() + seconds
+        while not self._has_ended():
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+            _hung_up(self._lifeline, min(left, _POLL_SECONDS))
+        return True
+
+    def let_go(self) -> None:
+        """Tell it that it is not needed any more. Not by closing: the end of the other side is still to be seen."""
+        with contextlib.suppress(OSError):
+            self._lifeline.shutdown(socket.SHUT_WR)
+
+    def kill(self, seconds: float) -> None:
+        """End it by force. One that has not been forked yet ends as soon as it is: nobody waits for that."""
+        self.let_go()
+        if self._has_ended() or self.pid is None:
+            return
+        try:
+            os.kill(self.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            self._over = True
+        self.wait(seconds)
+
+    def close(self) -> None:
+        """Free the lifeline."""
+        self._over = True
+        self._lifeline.close()
+
+    def _has_ended(self) -> bool:
+        self._nursery.hear()
+        # SUBTLE: either may be missing. A process that operator code has forked holds the lifeline open, too, and a
+        # nursery that is gone reports nothing.
+        if not self._over and (self.code is not None or _hung_up(self._lifeline, 0.0)):
+            # A lifeline is closed by a process that is about to be gone, a report is of one that is.
+            deadline = time.monotonic() + _REPORT_SECONDS
+            while self.code is None and not self._nursery.gone and time.monotonic() < deadline:
+                time.sleep(0.002)
+                self._nursery.hear()
+            self._nursery.hear()  # what it said last
+            self._over = True
+        return self._over
+
+    def _unborn(self) -> bool:
+        return self._over and self.pid is None and self.code is None
+
+
+class Spawned:
+    """A worker that is a child process of the driver. Its standard input is its lifeline."""
+
+    stranded = False
+
+    def __init__(self, log: Path, environment: dict[str, str], hello: bytes) -> None:
+        self.log = log
+        with log.open("ab") as output:
+            self._process = subprocess.Popen(
+                [sys.executable, *COMMAND], stdin=subprocess.PIPE, stdout=output, stderr=output, env=environment
+            )
+        assert self._process.stdin is not None
+        self._lifeline = self._process.stdin
+        with contextlib.suppress(BrokenPipeError):  # it died at once: its fate says why
+            self._lifeline.write(hello)
+            self._lifeline.flush()
+
+    def fate(self) -> str | None:
+        """What became of it, if it does not run any more."""
+        code = self._process.poll()
+        return None if code is None else f"ended with code {code}"
+
+    def wait(self, seconds: float) -> bool:
+        """Whether it ends within that time."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=seconds)
+        return self._process.returncode is not None
+
+    def let_go(self) -> None:
+        """Close the lifeline."""
+        with contextlib.suppress(OSError):
+            self._lifeline.close()
+
+    def kill(self, seconds: float) -> None:
+        """End it by force."""
+        self._process.kill()
+        self.wait(seconds)
+
+    def close(self) -> None:
+        """Close the lifeline."""
+        self.let_go()
+
+
+def _hung_up(end: socket.socket, seconds: float) -> bool:
+    """Whether the other side is closed. What it said before is left unread."""
+    if end.fileno() < 0:
+        return True  # this side is
+    poll = select.poll()
+    poll.register(end, 0)  # a hang-up is always told
+    return bool(poll.poll(seconds * 1000))

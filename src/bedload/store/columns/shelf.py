@@ -1,0 +1,173 @@
+"""A shelf of keys of a :class:`~bedload.store.columns.table.ColumnTable`: entries are slots.
+
+Invariants: an entry is *here*, with the one slot that holds its key, or *gone*, with the key itself; no slot has two
+entries. The table says which slots are about to be free for other keys (:meth:`ColumnShelf.freed`), so an entry never
+leads to the state of another key. An entry that is gone is looked for by its key before anything is said about it, as
+an epoch may have made the key again, in any slot.
+
+Why not the key of each entry: it would double what a shelf costs, and the words of a key are no help, because those of
+strings are given to others once no key has them. Keys that go are few.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from bedload.core.ids import KeyGroup
+from bedload.store.columns.compiled_entries import CompiledEntries
+from bedload.store.columns.index import Slots
+from bedload.store.columns.table import ColumnTable
+from bedload.store.deltas import REMOVE, delta_batch
+from bedload.store.entries import Hashes, Numbers, with_room
+from bedload.store.shelf import AnyShelf, Flags, Selection, key_hashes
+
+
+class ColumnShelf(AnyShelf):
+    """Keys of an operator on columns."""
+
+    def __init__(self, table: ColumnTable, selection: Selection) -> None:
+        super().__init__(selection, CompiledEntries())
+        self._table = table
+        index = table.index
+        self._slots = np.empty(0, np.int64)
+        """By entry: its slot, or -1 - n if its key is the n-th of those that are gone."""
+        self._entry = np.empty(0, np.int32)
+        """By slot: its entry plus one, or 0."""
+        self._gone: list[list[pa.Array]] = [[] for _ in table.words.types]
+        """The keys that are gone, by key column, in pieces."""
+        self._gone_keys = 0
+        self._groups = np.zeros(index.key_groups, np.bool_)
+        self._groups[selection.groups] = True
+        self._add_meant(index.slots_in(selection.groups))
+        table.watchers.add(self)
+
+    def note(self) -> Hashes:
+        """The hashes of the touched keys; new ones join the shelf."""
+        index = self._table.index
+        touched = index.touched[self._groups[index.group_of(index.touched)]]
+        self._cover(touched)
+        unknown = touched[self._entry[touched] == 0]
+        if len(unknown):
+            hashes = key_hashes(self._table.keys(unknown))
+            self._look_again(self._entries.find(hashes))
+            self._add_meant(unknown, hashes)
+        entries = self._entry[touched]
+        hashes = self.hashes[entries[entries > 0] - 1]
+        return np.unique(hashes) if self._entries.any_shared else hashes
+
+    def drop(self) -> None:
+        """Forget the keys in the table."""
+        table, index = self._table, self._table.index
+        self._look_again(np.arange(len(self._entries)))
+        slots = self._slots[: len(self._entries)]
+        slots = slots[slots >= 0]
+        table.check_untouched(slots)
+        table.watchers.discard(self)
+        owners = index.group_of(slots)
+        mine = np.bincount(owners, minlength=index.key_groups)
+        # A key group that goes as a whole costs next to nothing.
+        whole = [group for group in np.flatnonzero(mine).tolist() if index.count(KeyGroup(group)) == mine[group]]
+        table.discard(slots[~np.isin(owners, whole)])
+        if whole:
+            table.drop_groups([KeyGroup(group) for group in whole])
+        self._entries = CompiledEntries()
+        self._slots, self._entry = np.empty(0, np.int64), np.empty(0, np.int32)
+        self._gone, self._gone_keys = [[] for _ in self._gone], 0
+
+    def freed(self, slots: Slots) -> None:
+        """The keys in these slots go: keep those that have an entry."""
+        slots = slots[slots < len(self._entry)]
+        slots = slots[self._entry[slots] > 0]
+        if not len(slots):
+            return
+        for pieces, column in zip(self._gone, self._table.keys(slots), strict=True):
+            pieces.append(column)
+        entries = self._entry[slots] - 1
+        self._entry[slots] = 0
+        self._slots[entries] = -1 - np.arange(self._gone_keys, self._gone_keys + len(slots))
+        self._gone_keys += len(slots)
+
+    # --- steps ---
+
+    def _held(self, entries: Numbers) -> Flags | None:
+        self._look_again(entries)
+        index = self._table.index
+        if self._table.sealed or not len(index.touched):
+            return None
+        slots = self._slots[entries]
+        held: Flags = (index.mark[np.maximum(slots, 0)] > 0) & (slots >= 0)
+        return held
+
+    def _batch(self, entries: Numbers) -> pa.RecordBatch:
+        table = self._table
+        slots, groups = self._slots[entries], self.groups[entries]
+        here = slots >= 0
+        if not here.all() or table.deleted(slots).any():
+            return self._batch_with_removed(slots, groups, here)
+        state = table.current(slots)
+        names = state.schema.names
+        ops = np.zeros(len(slots), np.int8)
+        return delta_batch(groups, ops, table.keys(slots), dict(zip(names, state.columns, strict=True)))
+
+    def _batch_with_removed(self, slots: Slots, groups: npt.NDArray[np.int16], here: Flags) -> pa.RecordBatch:
+        table = self._table
+        deleted = here.copy()
+        deleted[here] = table.deleted(slots[here])
+        put = here & ~deleted
+        parts = [put, deleted, ~here]
+        keys = zip(table.keys(slots[put]), table.keys(slots[deleted]), self._keys_gone(slots[~here]), strict=True)
+        state = table.current(slots[put])
+        removed = len(slots) - state.num_rows
+        ops = np.zeros(len(slots), np.int8)
+        ops[state.num_rows :] = REMOVE
+        variables = {
+            name: pa.concat_arrays([column, pa.nulls(removed, column.type)])
+            for name, column in zip(state.schema.names, state.columns, strict=True)
+        }
+        ordered = np.concatenate([groups[part] for part in parts])
+        return delta_batch(ordered, ops, [pa.concat_arrays(columns) for columns in keys], variables)
+
+    def _look_again(self, entries: Numbers) -> None:
+        """Find those of the entries that were gone and have a slot by now."""
+        if not self._gone_keys:
+            return
+        entries = entries[self._slots[entries] < 0]
+        if not len(entries):
+            return
+        slots = self._table.find_any(self._keys_gone(self._slots[entries]), self.groups[entries])
+        back = slots >= 0
+        self._set(entries[back], slots[back])
+
+    def _keys_gone(self, marks: npt.NDArray[np.int64]) -> list[pa.Array]:
+        """The keys of entries that are gone, by what stands for their slot."""
+        places = pa.array(-1 - marks)
+        found = []
+        for pieces, kind in zip(self._gone, self._table.words.types, strict=True):
+            if len(pieces) > 1:
+                pieces[:] = [pa.concat_arrays(pieces)]
+            found.append(pieces[0].take(places) if pieces else pa.nulls(0, kind))
+        return found
+
+    def _add_meant(self, slots: Slots, hashes: Hashes | None = None) -> None:
+        """Make entries of the slots that are meant and have none."""
+        if hashes is None:
+            hashes = key_hashes(self._table.keys(slots)) if len(slots) else np.empty(0, np.int64)
+        self._cover(slots)
+        new = self._selection.admits(hashes) & (self._entry[slots] == 0)
+        slots, hashes = slots[new], hashes[new]
+        self._set(self._entries.add(hashes, self._table.index.group_of(slots)), slots)
+
+    def _set(self, entries: Numbers, slots: Slots) -> None:
+        self._cover(slots)
+        self._slots = with_room(self._slots, len(self._entries))
+        self._slots[entries] = slots
+        self._entry[slots] = entries + 1
+
+    def _cover(self, slots: npt.NDArray[Any]) -> None:
+        if len(slots):
+            # It may be as long as the table; what was never written to costs no memory.
+            self._entry = with_room(self._entry, int(slots.max()) + 1)

@@ -1,0 +1,353 @@
+"""The part of a worker's machine that moves state: the old owner's end, the new owner's end, and what they weigh.
+
+Invariants: a move goes by the coordinator's word alone (``Copy``, ``Flip``, ``Release``); state that arrives is
+installed as committed, whatever epoch is under way; rows that waited for it are applied before later ones of their key.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from bedload.core.errors import BedloadError
+from bedload.core.ids import KeyGroup, OperatorName, WorkerId
+from bedload.keys import key_groups
+from bedload.migration.both_shelves import BothShelves
+from bedload.migration.hash_set import Hashes, distinct, pack, unpack
+from bedload.migration.receiver import Receiver, waits
+from bedload.migration.sender import Parcel, Sender
+from bedload.protocol import messages as m
+from bedload.protocol.messages import Body
+from bedload.store.shelf import Shelf
+from bedload.worker.hosted import COORDINATOR, Hosted, Out, Peer, Phase, bug, state_hashes
+from bedload.worker.restoring import Restoring
+
+
+class Neighbour(NamedTuple):
+    """Another worker, to be called."""
+
+    worker: WorkerId
+    address: str
+
+
+class Moving(Restoring):
+    """A base of :class:`~bedload.worker.machine.WorkerMachine`."""
+
+    # --- doors ---
+
+    def pump(self) -> tuple[list[Out], float | None]:
+        """Send a little of what has to move; and in how many seconds to call again, None: after the next event."""
+        out: list[Out] = []
+        delay: float | None = None
+        for hosted in self._hosted.values():
+            sender = hosted.sender
+            if sender is None or hosted.runtime is None or hosted.parking.left:
+                continue
+            started = self._clock.monotonic()
+            parcels, pause = sender.next()
+            out += [self._out(hosted, parcel) for parcel in parcels]
+            if sender.copied:
+                copied = m.Copied(self.worker, hosted.name, sender.move, sender.keys, sender.bytes)
+                out.append((COORDINATOR, copied, None))
+            if hosted.phase is Phase.OPEN:
+                hosted.busy += self._clock.monotonic() - started
+            if pause is not None:
+                delay = pause if delay is None else min(delay, pause)
+        return out, delay
+
+    @property
+    def moving(self) -> bool:
+        """Whether there is something to send."""
+        return any(hosted.sender is not None for hosted in self._hosted.values())
+
+    def neighbour_gone(self, neighbour: Neighbour) -> list[Out]:
+        """The connection to another worker broke: what was on it goes again."""
+        out: list[Out] = []
+        for hosted in self._hosted.values():
+            if hosted.sender is not None:
+                hosted.sender.broken(neighbour.worker)
+            if hosted.receiver is not None and neighbour.worker in hosted.receiver.sources:
+                out += self._fetch(hosted, hosted.parking.waiting_keys())
+        return out
+
+    def _from_mover(self, peer: Peer, message: m.Message, body: Body) -> list[Out]:
+        match message:
+            case m.Ship():
+                return self._ship(peer, message, body)
+            case m.HandOver():
+                return self._hand_over(peer, message)
+            case m.Shipped(operator=operator, move=move, target=target, number=number):
+                sender = self._sender(operator, move)
+                if sender is not None:
+                    sender.taken(target, number)
+            case m.Fetch(operator=operator, move=move, target=target, hashes=hashes):
+                sender = self._sender(operator, move)
+                if sender is not None:
+                    sender.want(target, unpack(hashes))
+            case m.Copy():
+                return self._copy(message)
+            case m.Flip():
+                return self._flip(message)
+            case m.Release():
+                return self._release(message)
+            case m.Weigh():
+                return [(COORDINATOR, self._weigh(message), None)]
+        return []
+
+    # --- the old owner's end ---
+
+    def _sender(self, operator: OperatorName, move: int) -> Sender | None:
+        hosted = self._hosted.get(operator)
+        sender = None if hosted is None else hosted.sender
+        return sender if sender is not None and sender.move == move else None
+
+    def _copy(self, message: m.Copy) -> list[Out]:
+        hosted = self._hosted.setdefault(message.operator, Hosted(message.operator))
+        if hosted.runtime is None:
+            self._activate(hosted, message.deployment)
+        hosted.neighbours.update(message.addresses)
+        hosted.sender = self._make_sender(hosted, message.move, message.terms, message.lots)
+        if hosted.phase is Phase.SEALED:
+            hosted.sender.sealed(hosted.turn)  # what is copied of it may be taken back
+        return []
+
+    def _make_sender(self, hosted: Hosted, move: int, terms: m.Terms, lots: tuple[m.Lot, ...]) -> Sender:
+        runtime = hosted.runtime
+        assert runtime is not None
+
+        def shelve(lot: m.Lot) -> Shelf:
+            stay = np.array(lot.stay, np.int64) if lot.stay else None
+            whole = runtime.shelve(lot.groups, without=stay)
+            if not lot.keys:
+                return whole
+            single = runtime.shelve(lot.key_groups, only=np.array(lot.keys, np.int64))
+            return BothShelves(whole, single) if lot.groups else single
+
+        hosted.leaving = frozenset(group for lot in lots for group in lot.groups)
+        hosted.lots = lots
+        return Sender(move, terms, lots, shelve, self._clock)
+
+    def _flip(self, message: m.Flip) -> list[Out]:
+        hosted = self._hosted.setdefault(message.operator, Hosted(message.operator))
+        if hosted.runtime is None:
+            self._activate(hosted, message.deployment)
+        hosted.neighbours.update(message.addresses)
+        out: list[Out] = []
+        if message.leaving:
+            if hosted.sender is None or hosted.sender.move != message.move:
+                hosted.sender = self._make_sender(hosted, message.move, message.terms, message.leaving)
+            hosted.sender.flip(message.base)
+        if message.arriving:
+            receiver = self._receiver(hosted, message.move)
+            hosted.terms = message.terms
+            hosted.committed, hosted.committed_query = message.epoch, message.query
+            now = self._clock.monotonic()
+            out += self._freed(hosted, lambda: receiver.flip(message.base, message.arriving, message.terms, now))
+        # SUBTLE: what left is not ours from here on. It may come back before the next turn begins, which drops what
+        # was owned in the last one and is not in this one.
+        hosted.owned = hosted.owned - {group for lot in message.leaving for group in lot.groups}
+        hosted.owned = hosted.owned | {group for lot in message.arriving for group in lot.groups}
+        hosted.lodging = hosted.lodging | {group for lot in message.arriving for group in lot.key_groups}
+        return out
+
+    def _backlog(self, hosted: Hosted, message: m.Backlog) -> list[Out]:
+        sender = hosted.sender
+        if sender is not None and sender.base is not None:
+            lots = hosted.lots
+            sender.want_by_owner(unpack(message.hashes), lambda hashes: _targets(lots, hashes, hosted.key_groups))
+        return []
+
+    def _out(self, hosted: Hosted, parcel: Parcel) -> Out:
+        assert hosted.sender is not None
+        assert hosted.active is not None
+        to = Neighbour(parcel.target, hosted.neighbours[parcel.target])
+        move, name = hosted.sender.move, hosted.name
+        if parcel.base is not None:
+            said = m.HandOver(name, move, self.worker, parcel.number, parcel.base, pack(parcel.hashes))
+            return to, said, None
+        # While copying ahead the new owner has no use for the hashes: it is told what is stale instead.
+        hashes = b"" if hosted.sender.base is None else pack(parcel.hashes)
+        ship = m.Ship(name, move, self.worker, parcel.number, hosted.active, hashes, parcel.groups, parcel.last)
+        return to, ship, None if parcel.state is None else _encode(parcel.state)
+
+    def _release(self, message: m.Release) -> list[Out]:
+        hosted = self._hosted.get(message.operator)
+        released = m.Released(self.worker, message.operator, message.move)
+        if hosted is None:
+            return [(COORDINATOR, released, None)]
+        sender, receiver, runtime = hosted.sender, hosted.receiver, hosted.runtime
+        if sender is not None and sender.move == message.move:
+            if message.called_off:
+                hosted.owned = hosted.owned | hosted.leaving
+            else:
+                for shelf in sender.shelves:
+                    shelf.drop()
+            hosted.sender, hosted.leaving, hosted.lots = None, frozenset(), ()
+        hosted.moves_over = max(hosted.moves_over, message.move)
+        if receiver is not None and receiver.move == message.move:
+            if message.called_off:
+                hosted.parking.settle(self._clock.monotonic())
+                hosted.owned -= {group for lot in message.arriving for group in lot.groups}
+                for lot in message.arriving if runtime is not None else ():
+                    assert runtime is not None
+                    stay = np.array(lot.stay, np.int64)
+                    runtime.shelve(lot.groups, without=stay).drop()
+                    runtime.shelve(lot.key_groups, only=np.array(lot.keys, np.int64)).drop()
+            elif not receiver.complete:
+                # The rest is read back before the next turn; until then nobody may look at it.
+                hosted.parking.settle(self._clock.monotonic())
+                hosted.parking.expect(sorted(receiver.awaited))
+            hosted.receiver = None
+        return [(COORDINATOR, released, None), *self._answer_reads(hosted)]
+
+    # --- the new owner's end ---
+
+    def _receiver(self, hosted: Hosted, move: int) -> Receiver:
+        if hosted.receiver is None or hosted.receiver.move < move:
+            hosted.receiver = Receiver(move, hosted.parking)
+            hosted.parking.waits, hosted.parking.asked, hosted.parking.rows = [], [], 0
+        return hosted.receiver
+
+    def _ship(self, peer: Peer, message: m.Ship, body: Body) -> list[Out]:
+        hosted = self._hosted.setdefault(message.operator, Hosted(message.operator))
+        receipt: Out = (peer, m.Shipped(message.operator, message.move, self.worker, message.number), None)
+        if message.move <= hosted.moves_over or (
+            hosted.receiver is not None
+            and (hosted.receiver.move > message.move or hosted.receiver.is_repeat(message.source, message.number))
+        ):
+            return [receipt]
+        receiver = self._receiver(hosted, message.move)
+        if hosted.runtime is None:
+            self._activate(hosted, message.deployment)
+        runtime = hosted.runtime
+        assert runtime is not None
+        hashes = unpack(message.hashes)
+        state = None if body is None else _decode(body)
+
+        def take() -> list[Any]:
+            wanted, settled = state, hashes
+            if receiver.base is not None:
+                keep = receiver.wanted(message.source, hashes)
+                settled = hashes if keep.all() else hashes[keep]
+                # What was copied ahead comes without hashes.
+                if wanted is not None and (len(settled) < len(hashes) or not len(hashes)):
+                    keep = receiver.wanted(message.source, state_hashes(wanted))
+                    wanted = wanted if keep.all() else wanted.filter(pa.array(keep))
+            if wanted is not None and wanted.num_rows:
+                runtime.take_in(wanted)
+            return receiver.arrived(
+                message.source,
+                message.number,
+                settled,
+                wanted,
+                message.groups,
+                message.last,
+                self._clock.monotonic(),
+            )
+
+        return [receipt, *self._freed(hosted, take)]
+
+    def _hand_over(self, peer: Peer, message: m.HandOver) -> list[Out]:
+        hosted = self._hosted.setdefault(message.operator, Hosted(message.operator))
+        receipt: Out = (peer, m.Shipped(message.operator, message.move, self.worker, message.number), None)
+        if message.move <= hosted.moves_over or (
+            hosted.receiver is not None
+            and (hosted.receiver.move > message.move or hosted.receiver.is_repeat(message.source, message.number))
+        ):
+            return [receipt]
+        receiver = self._receiver(hosted, message.move)
+        now = self._clock.monotonic()
+        stale = unpack(message.hashes)
+        return [
+            receipt,
+            *self._freed(
+                hosted, lambda: receiver.handed_over(message.source, message.number, message.base, stale, now)
+            ),
+        ]
+
+    def _freed(self, hosted: Hosted, step: Any) -> list[Out]:
+        """Take a step of the receiver's, and apply the rows that can go on with it."""
+        receiver = hosted.receiver
+        assert receiver is not None
+        was = receiver.complete
+        try:
+            out = self._go_on(hosted, step())
+        except Exception as error:
+            problem = error if isinstance(error, BedloadError) else bug(error)
+            if hosted.phase is not Phase.OPEN:
+                raise
+            out = self._fail(hosted, problem)  # the rows have failed, not the move: what arrived is here
+        if receiver.complete and not was:
+            out += self._arrived(hosted, receiver)
+        if hosted.phase is Phase.OPEN:
+            out += self._settle(hosted)
+        return [*out, *self._answer_reads(hosted)]
+
+    def _arrived(self, hosted: Hosted, receiver: Receiver) -> list[Out]:
+        parking = hosted.parking
+        asked = len(distinct(np.concatenate(parking.asked))) if parking.asked else 0
+        waited = waits(parking.waits).astype("<f8").tobytes()
+        assert hosted.runtime is not None
+        groups, single = receiver.handed
+        keys = hosted.runtime.keys_in(groups) + single
+        news = m.Arrived(self.worker, hosted.name, receiver.move, keys, receiver.bytes, waited, asked, parking.rows)
+        return [(COORDINATOR, news, None)]
+
+    def _fetch(self, hosted: Hosted, hashes: Hashes) -> list[Out]:
+        """Ask the old owners for keys that somebody waits for, if that is how it goes."""
+        receiver = hosted.receiver
+        if receiver is None or receiver.base is None or not len(hashes):
+            return []
+        split = receiver.split(hashes, lambda some: key_groups(some, hosted.key_groups))
+        return [
+            (
+                Neighbour(source, hosted.neighbours[source]),
+                m.Fetch(hosted.name, receiver.move, self.worker, pack(keys)),
+                None,
+            )
+            for source, keys in split.items()
+        ]
+
+    def _restored_instead(self, hosted: Hosted, groups: tuple[KeyGroup, ...]) -> list[Out]:
+        """Key groups are read back that were on their way."""
+        receiver = hosted.receiver
+        if receiver is None or receiver.base is None or receiver.complete:
+            return []
+        receiver.superseded(groups, self._clock.monotonic())
+        return self._arrived(hosted, receiver) if receiver.complete else []
+
+    # --- what it weighs ---
+
+    def _weigh(self, message: m.Weigh) -> m.Weighed:
+        hosted = self._hosted.setdefault(message.operator, Hosted(message.operator))
+        runtime = hosted.runtime
+        rows = {int(group): float(hosted.load[group]) for group in np.flatnonzero(hosted.load)}
+        keys, size = (0, 0) if runtime is None else (runtime.keys, runtime.state_bytes())
+        return m.Weighed(self.worker, message.operator, message.ticket, rows, keys, size, hosted.touched, hosted.took)
+
+
+def _targets(lots: tuple[m.Lot, ...], hashes: Hashes, count: int) -> Hashes:
+    """Which worker each key goes to."""
+    owners = np.full(count, -1, np.int64)
+    for lot in lots:
+        owners[list(lot.groups)] = lot.target
+    targets: Hashes = owners[key_groups(hashes, count)]
+    for lot in lots:
+        if lot.keys:
+            targets[np.isin(hashes, np.array(lot.keys, np.int64))] = lot.target
+    return targets
+
+
+def _encode(state: pa.RecordBatch) -> pa.Buffer:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, state.schema) as writer:
+        writer.write_batch(state)
+    return sink.getvalue()
+
+
+def _decode(body: Body) -> pa.RecordBatch:
+    with pa.ipc.open_stream(pa.py_buffer(body)) as reader:
+        batch: pa.RecordBatch = reader.read_next_batch()
+    return batch

@@ -1,0 +1,250 @@
+"""The simulator can fail over moving state: each of these broken protocols is caught by some seed.
+
+As in ``test_mutants``: a mutant changes one decision, and one that survives would mean that the simulator does not look
+at what the decision is for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from tests.simulation.mutants import Patch, first_failure
+
+from bedload.control.epochs import OperatorEpochs
+from bedload.control.lineage import Lineage
+from bedload.control.transfer import Transfer
+from bedload.migration.hash_set import NONE
+from bedload.migration.parking import Parking
+from bedload.migration.receiver import Receiver
+from bedload.migration.sender import Sender
+from bedload.protocol.feeder import FeederSession
+from bedload.testing import Scenario
+from bedload.testing.faults import ALWAYS
+from bedload.worker import restoring
+from bedload.worker.machine import WorkerMachine
+
+COPYING = ("hybrid", "seamless")
+
+
+def scenario(*faults: str, durable: bool = False, strategies: tuple[str, ...] = (), wishes: Any = ()) -> Scenario:
+    return Scenario(ALWAYS | {*faults}, 0.3, durable, 3, strategies, wishes)
+
+
+MEMORY = scenario()
+DURABLE = scenario(durable=True)
+LOSSES = scenario("lost source", "lost target", durable=True)
+PINS = scenario(wishes=("pin", "unpin"))
+
+
+# --- copying ahead ---
+
+
+def copies_count_whatever_turn_they_are_of(patch: Patch) -> None:
+    original = Receiver._copied
+
+    def copied(self: Any, incoming: Any, now: Any) -> Any:
+        if incoming.handed is None and incoming.number:
+            incoming.handed = self.base
+        return original(self, incoming, now)
+
+    patch.setattr(Receiver, "_copied", copied)
+
+
+def base_of_a_hand_over_is_ignored(patch: Patch) -> None:
+    original = Receiver._copied
+
+    def copied(self: Any, incoming: Any, now: Any) -> Any:
+        if incoming.handed is not None:
+            incoming.handed = self.base
+        return original(self, incoming, now)
+
+    patch.setattr(Receiver, "_copied", copied)
+
+
+def copies_of_a_rolled_back_epoch_count(patch: Patch) -> None:
+    def aborted(self: Any) -> None:
+        self._sealed = None
+        for lane in self._lanes.values():
+            lane.tentative = NONE
+
+    patch.setattr(Sender, "aborted", aborted)
+
+
+def copies_that_begin_after_the_seal_are_for_good(patch: Patch) -> None:
+    original = WorkerMachine._copy
+
+    def copy(self: Any, message: Any) -> Any:
+        out = original(self, message)
+        sender = self._hosted[message.operator].sender
+        sender._sealed = None
+        for lane in sender._lanes.values():
+            lane.tentative = NONE
+        return out
+
+    patch.setattr(WorkerMachine, "_copy", copy)
+
+
+def changes_under_a_copy_are_not_noted(patch: Patch) -> None:
+    def sealed(self: Any, turn: Any) -> None:
+        if self.base is None:
+            self._sealed = turn
+
+    patch.setattr(Sender, "sealed", sealed)
+
+
+def copies_are_kept_after_a_call_off(patch: Patch) -> None:
+    original = WorkerMachine._release
+
+    def release(self: Any, message: Any) -> Any:
+        return original(self, msgspec.structs.replace(message, arriving=()) if message.called_off else message)
+
+    patch.setattr(WorkerMachine, "_release", release)
+
+
+def copies_outlive_a_restore(patch: Patch) -> None:
+    patch.setattr(Transfer, "superseded", lambda self: [])
+
+
+# --- handing over ---
+
+
+def old_owner_drops_at_the_flip(patch: Patch) -> None:
+    original = Sender.flip
+
+    def flip(self: Any, base: Any) -> None:
+        original(self, base)
+        for lane in self._lanes.values():
+            lane.shelf.drop()
+
+    patch.setattr(Sender, "flip", flip)
+
+
+def old_owner_drops_before_the_commit(patch: Patch) -> None:
+    original = Sender.taken
+
+    def taken(self: Any, target: Any, number: Any) -> None:
+        original(self, target, number)
+        if self.done:
+            for shelf in self.shelves:
+                shelf.drop()
+
+    patch.setattr(Sender, "taken", taken)
+
+
+def old_owner_never_drops(patch: Patch) -> None:
+    patch.setattr(Sender, "shelves", property(lambda self: []))
+
+
+def what_is_here_is_overwritten(patch: Patch) -> None:
+    patch.setattr(Receiver, "wanted", lambda self, source, hashes: np.ones(len(hashes), np.bool_))
+
+
+def repeats_are_taken_in(patch: Patch) -> None:
+    patch.setattr(Receiver, "is_repeat", lambda self, source, number: False)
+
+
+def what_was_on_a_broken_connection_is_not_sent_again(patch: Patch) -> None:
+    def broken(self: Any, target: Any) -> None:
+        if target in self._lanes:
+            self._lanes[target].unacked = {}
+
+    patch.setattr(Sender, "broken", broken)
+
+
+def rows_do_not_wait_for_their_keys(patch: Patch) -> None:
+    patch.setattr(Parking, "_waits", lambda self, kinds, hashes: np.zeros(len(hashes), np.bool_))
+
+
+def parked_rows_come_after_later_ones(patch: Patch) -> None:
+    original = Parking._free
+    patch.setattr(Parking, "_free", lambda self, now, only=None: original(self, now, only)[::-1])
+
+
+def feeders_ignore_pins(patch: Patch) -> None:
+    original = FeederSession.submit
+
+    def submit(self: Any, batch: Any, key: Any = None) -> Any:
+        self._pins = None
+        return original(self, batch, key)
+
+    patch.setattr(FeederSession, "submit", submit)
+
+
+def pinned_keys_are_read_back_everywhere(patch: Patch) -> None:
+    patch.setattr(restoring, "own_keys", lambda state, told: state)
+
+
+# --- when, and what after a loss ---
+
+
+def ownership_flips_in_the_middle_of_an_epoch(patch: Patch) -> None:
+    patch.setattr(OperatorEpochs, "between_epochs", property(lambda self: self.at_rest))
+
+
+def workers_leave_in_the_middle_of_an_epoch(patch: Patch) -> None:
+    patch.setattr(OperatorEpochs, "needs", lambda self, worker: False)
+    patch.setattr(OperatorEpochs, "_taking_part", lambda self: list(self.addresses))
+
+
+def ownership_flips_before_all_is_read_back(patch: Patch) -> None:
+    patch.setattr(OperatorEpochs, "reads_back", property(lambda self: False))
+    patch.setattr(Lineage, "all_hold_head", lambda self, routing: True)
+
+
+def rest_of_a_lost_owner_is_not_read_back(patch: Patch) -> None:
+    patch.setattr(Transfer, "_from_checkpoint", lambda self, lost: self._end(called_off=False))
+
+
+def loss_of_a_newcomer_is_always_an_abort(patch: Patch) -> None:
+    original = OperatorEpochs.lost
+
+    def lost(self: Any, worker: Any, error: Any) -> Any:
+        if self.lineage is None and worker in self._current.workers:
+            return self.failed(self.turn, error)
+        return original(self, worker, error)
+
+    patch.setattr(OperatorEpochs, "lost", lost)
+
+
+def missing_workers_are_handed_state(patch: Patch) -> None:
+    patch.setattr(Transfer, "_all_here", property(lambda self: True))
+
+
+# The third is the seed to begin with: those before it notice nothing.
+MUTANTS: list[tuple[Callable[[Patch], None], Scenario, int]] = [
+    (copies_count_whatever_turn_they_are_of, scenario(strategies=COPYING), 0),
+    (base_of_a_hand_over_is_ignored, scenario(strategies=COPYING), 0),
+    (copies_of_a_rolled_back_epoch_count, scenario(strategies=COPYING), 0),
+    (copies_that_begin_after_the_seal_are_for_good, scenario(strategies=COPYING), 0),
+    (changes_under_a_copy_are_not_noted, scenario(strategies=COPYING), 0),
+    (copies_are_kept_after_a_call_off, scenario("cancel", strategies=COPYING), 0),
+    (copies_outlive_a_restore, scenario("set back", durable=True, strategies=COPYING), 14),
+    (old_owner_drops_at_the_flip, MEMORY, 0),
+    (old_owner_drops_before_the_commit, scenario("lost newcomer", wishes=("rescale",)), 17),
+    (old_owner_never_drops, MEMORY, 0),
+    (what_is_here_is_overwritten, scenario("broken neighbour", "repeated shipment"), 64),
+    (repeats_are_taken_in, scenario("broken neighbour", "repeated shipment", strategies=COPYING), 200),
+    (what_was_on_a_broken_connection_is_not_sent_again, scenario("broken neighbour"), 0),
+    (rows_do_not_wait_for_their_keys, MEMORY, 0),
+    (parked_rows_come_after_later_ones, scenario(strategies=("all_at_once", "progressive")), 123),
+    (feeders_ignore_pins, PINS, 0),
+    (pinned_keys_are_read_back_everywhere, scenario("lost worker", durable=True, wishes=("pin", "unpin")), 0),
+    (ownership_flips_in_the_middle_of_an_epoch, MEMORY, 0),
+    (workers_leave_in_the_middle_of_an_epoch, MEMORY, 0),
+    (ownership_flips_before_all_is_read_back, LOSSES, 0),
+    (rest_of_a_lost_owner_is_not_read_back, LOSSES, 16),
+    (loss_of_a_newcomer_is_always_an_abort, Scenario(frozenset({"lost newcomer"}), 0.3, moves=3), 95),
+    (missing_workers_are_handed_state, scenario("dead newcomer", "lost target", durable=True), 0),
+]
+
+
+@pytest.mark.parametrize(("mutate", "scenario", "start"), MUTANTS, ids=[mutant[0].__name__ for mutant in MUTANTS])
+def test_a_broken_move_is_caught(
+    mutate: Callable[[Patch], None], scenario: Scenario, start: int, monkeypatch: Patch
+) -> None:
+    mutate(monkeypatch)
+    assert first_failure(scenario, start) is not None, "no seed noticed"

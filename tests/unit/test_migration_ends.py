@@ -1,0 +1,295 @@
+"""The two ends of a move, over a channel that breaks: the new owner never takes a key for here whose state is not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bedload.core.ids import KeyGroup, Turn, WorkerId
+from bedload.migration import STRATEGIES
+from bedload.migration import sender as sending
+from bedload.migration.parking import Parking
+from bedload.migration.receiver import Receiver
+from bedload.migration.sender import Parcel, Sender
+from bedload.protocol.messages import Lot
+
+GROUPS = 4
+KEYS = 24
+OLD, NEW = WorkerId(0), WorkerId(1)
+MOVED = (KeyGroup(0), KeyGroup(2))
+LOT = Lot(OLD, NEW, MOVED)
+
+
+class Time:
+    """Goes on by itself, so that nothing waits for ever."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        self.now += 0.01
+        return self.now
+
+    def wall(self) -> float:
+        return self.now
+
+
+class Store:
+    """State of the old owner: a number per key, with an epoch that may be under way."""
+
+    def __init__(self) -> None:
+        self.committed: dict[int, int] = {}
+        self.current: dict[int, int] = {}
+        self.touched: set[int] = set()
+        self.sealed = False
+
+    def write(self, key: int, value: int) -> None:
+        self.touched.add(key)
+        if value:
+            self.current[key] = value
+        else:
+            self.current.pop(key, None)
+
+    def end(self, commit: bool) -> None:
+        if commit:
+            self.committed = dict(self.current)
+        else:
+            self.current = dict(self.committed)
+        self.touched, self.sealed = set(), False
+
+
+class FakeShelf:
+    """A shelf of that store."""
+
+    nbytes_hint = 8.0
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._keys = sorted((key for key in store.current if key % GROUPS in MOVED), key=lambda key: key % GROUPS)
+
+    @property
+    def hashes(self) -> Any:
+        return np.array(self._keys, np.int64)
+
+    @property
+    def groups(self) -> Any:
+        return np.array([key % GROUPS for key in self._keys], np.int16)
+
+    def note(self) -> Any:
+        noted = [key for key in sorted(self._store.touched) if key % GROUPS in MOVED]
+        self._keys += [key for key in noted if key not in self._keys]
+        return np.array(noted, np.int64)
+
+    def collect(self, hashes: Any) -> Any:
+        store = self._store
+        known = [key for key in hashes.tolist() if key in self._keys]
+        left = [key for key in known if key in store.touched and not store.sealed]
+        given = [key for key in known if key not in left]
+        if not given:
+            return None, np.array(left, np.int64)
+        values = [store.current.get(key, 0) for key in given]
+        return pa.RecordBatch.from_pydict({"key": given, "value": values}), np.array(left, np.int64)
+
+    def collect_range(self, first: int, count: int) -> Any:
+        return self.collect(self.hashes[first : first + count])
+
+    def drop(self) -> None:
+        raise AssertionError("not here")
+
+
+class Move:
+    """Both ends and what is between them."""
+
+    def __init__(self, strategy: str, store: Store) -> None:
+        self.terms = STRATEGIES[strategy].terms
+        self.clock = Time()
+        self.store = store
+        self.parking = Parking()
+        self.receiver = Receiver(1, self.parking)
+        self.there: dict[int, int] = {}
+        self.turn = 0
+        self.base = Turn(0)
+        self.flipped = False
+        self.lane: list[Parcel] = []
+        self.receipts: list[int] = []
+        self.sender = self._make() if self.terms.copy_ahead else None
+
+    def _make(self) -> Sender:
+        return Sender(1, self.terms, (LOT,), lambda lot: FakeShelf(self.store), self.clock)
+
+    def pump(self) -> None:
+        if self.sender is not None:
+            copying = self.sender.base is None
+            for parcel in self.sender.next()[0]:
+                # As on the wire: while copying ahead, hashes are not sent along.
+                self.lane.append(parcel._replace(hashes=parcel.hashes[:0]) if copying else parcel)
+            assert self.sender.copied in (True, False)
+
+    def deliver(self) -> None:
+        if not self.lane:
+            return
+        parcel = self.lane.pop(0)
+        receiver, now = self.receiver, self.clock.monotonic()
+        self.receipts.append(parcel.number)
+        if receiver.is_repeat(OLD, parcel.number):
+            return
+        if parcel.base is not None:
+            receiver.handed_over(OLD, parcel.number, parcel.base, parcel.hashes, now)
+        else:
+            state = [] if parcel.state is None else parcel.state.to_pylist()
+            keep = receiver.wanted(OLD, np.array([row["key"] for row in state], np.int64))
+            for row, wanted in zip(state, keep, strict=True):
+                if wanted:
+                    self.there.pop(row["key"], None)
+                    if row["value"]:
+                        self.there[row["key"]] = row["value"]
+            hashes = parcel.hashes
+            settled = hashes[receiver.wanted(OLD, hashes)] if receiver.base is not None else hashes
+            receiver.arrived(OLD, parcel.number, settled, parcel.state, parcel.groups, parcel.last, now)
+        self.check()
+
+    def acknowledge(self) -> None:
+        if self.receipts and self.sender is not None:
+            self.sender.taken(NEW, self.receipts.pop(0))
+
+    def tear(self, arrives: int) -> None:
+        """The connection breaks; some of what was on it arrives all the same."""
+        if self.sender is None:
+            return
+        self.lane = self.lane[:arrives]
+        while self.lane:
+            self.deliver()
+        self.receipts = []
+        self.sender.broken(NEW)
+
+    def epoch(self, writes: list[tuple[int, int]], *, commit: bool, between: list[str]) -> None:
+        self.turn += 1
+        for key, value in writes:
+            if not (self.flipped and key % GROUPS in MOVED):
+                self.store.write(key, value)
+        self.act(between)
+        self.store.sealed = True
+        if self.sender is not None:
+            self.sender.sealed(Turn(self.turn))
+        self.act(between)
+        self.store.end(commit)
+        if self.sender is not None:
+            self.sender.committed() if commit else self.sender.aborted()
+        if commit:
+            self.base = Turn(self.turn)
+
+    def flip(self, *, new_owner_first: bool) -> None:
+        self.flipped = True
+        steps = [self._flip_old, self._flip_new]
+        for step in reversed(steps) if new_owner_first else steps:
+            step()
+
+    def _flip_old(self) -> None:
+        if self.sender is None:
+            self.sender = self._make()
+        self.sender.flip(self.base)
+        self.pump()
+
+    def _flip_new(self) -> None:
+        self.wanted = {key: value for key, value in self.store.committed.items() if key % GROUPS in MOVED}
+        self.receiver.flip(self.base, [LOT], self.terms, self.clock.monotonic())
+        self.check()
+
+    def act(self, steps: list[str]) -> None:
+        for step in steps:
+            match step:
+                case "pump":
+                    self.pump()
+                case "deliver":
+                    self.deliver()
+                case "acknowledge":
+                    self.acknowledge()
+                case "want":
+                    if self.sender is not None and self.flipped:
+                        self.sender.want(NEW, np.array([2, 5, 8, 20], np.int64))
+                case _:
+                    self.tear(int(step))
+
+    def check(self) -> None:
+        """Whatever is here has the state at the flip."""
+        if self.receiver.base is None:
+            return
+        for key in range(KEYS):
+            if key % GROUPS in MOVED and not self.parking.absent(
+                KeyGroup(key % GROUPS), lambda key=key: np.array([key], np.int64)
+            ):
+                assert self.there.get(key) == self.wanted.get(key), f"key {key} is taken for here"
+
+    def drain(self) -> None:
+        assert self.sender is not None
+        for _ in range(2000):
+            if self.sender.done:
+                break
+            self.act(["pump", "deliver", "acknowledge"])
+        assert self.sender.done
+        assert self.receiver.complete
+        assert self.there == self.wanted
+
+
+steps = st.lists(st.sampled_from(["pump", "pump", "deliver", "deliver", "acknowledge", "want", "0", "1"]), max_size=8)
+writes = st.lists(st.tuples(st.integers(0, KEYS - 1), st.integers(0, 9)), max_size=8)
+epochs = st.lists(st.tuples(writes, st.booleans(), steps), max_size=4)
+
+
+@pytest.mark.parametrize("strategy", [name for name in STRATEGIES if name != "stop_restart"])
+@settings(max_examples=60, deadline=None)
+@given(before=epochs, after=epochs, between=steps, new_owner_first=st.booleans(), first=writes)
+def test_the_new_owner_has_the_state_at_the_flip_and_never_takes_a_key_for_here_too_early(
+    strategy: str,
+    before: list[tuple[list[tuple[int, int]], bool, list[str]]],
+    after: list[tuple[list[tuple[int, int]], bool, list[str]]],
+    between: list[str],
+    new_owner_first: bool,
+    first: list[tuple[int, int]],
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sending, "_FIRST_CHUNK", 3)
+        patch.setattr(sending, "_MOST_KEYS", 3)
+        store = Store()
+        for key, value in [*((key, key + 1) for key in range(0, KEYS, 2)), *first]:
+            store.write(key, value)
+        store.end(commit=True)
+        move = Move(strategy, store)
+        for changes, commit, acts in before:
+            move.epoch(changes, commit=commit, between=acts)
+        move.act(between)
+        move.flip(new_owner_first=new_owner_first)
+        for changes, commit, acts in after:
+            move.epoch(changes, commit=commit, between=acts)
+        move.drain()
+
+
+def test_what_somebody_waits_for_goes_first() -> None:
+    store = Store()
+    for key in range(0, 4000, 2):
+        store.write(key, 1)
+    store.end(commit=True)
+    move = Move("adaptive", store)
+    move.flip(new_owner_first=True)
+    assert move.sender is not None
+    move.lane.clear()
+    move.sender.want(NEW, np.array([3998, 3996], np.int64))
+    move.pump()
+    assert move.lane[0].hashes.tolist() == [3998, 3996]
+
+
+def test_no_more_than_a_few_messages_are_under_way() -> None:
+    store = Store()
+    for key in range(0, 4000, 2):
+        store.write(key, 1)
+    store.end(commit=True)
+    move = Move("all_at_once", store)
+    move.flip(new_owner_first=True)
+    for _ in range(50):
+        move.pump()
+    assert len(move.lane) == sending.WINDOW

@@ -1,0 +1,60 @@
+"""The entries of a shelf, found by hash, against a plain list."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bedload.store.columns.compiled_entries import CompiledEntries
+from bedload.store.entries import Entries
+
+few = st.integers(-3, 3) | st.integers(-(2**63), 2**63 - 1)
+many = st.lists(st.lists(few, max_size=40), max_size=5)
+
+
+def made(kind: type[Entries], parts: list[list[int]]) -> Entries:
+    entries = kind()
+    for part in parts:
+        first = len(entries)
+        numbers = entries.add(np.array(part, np.int64), np.zeros(len(part), np.int16))
+        assert numbers.tolist() == list(range(first, first + len(part)))
+    return entries
+
+
+@pytest.mark.parametrize("kind", [Entries, CompiledEntries])
+@given(many, st.lists(few, max_size=40))
+def test_entries_are_found_by_hash_each_once(kind: type[Entries], parts: list[list[int]], asked: list[int]) -> None:
+    entries, hashes = made(kind, parts), [h for part in parts for h in part]
+    known = [*asked, *hashes[:3], *hashes[:3]]
+    found = entries.find(np.array(known, np.int64)).tolist()
+    assert sorted(found) == [i for i, h in enumerate(hashes) if h in known]
+    assert sorted(entries.find(np.array(known, np.int64)).tolist()) == sorted(found), "the second search differs"
+    assert entries.hashes.tolist() == hashes
+    assert entries.any_shared == (len(set(hashes)) < len(hashes))
+
+
+@pytest.mark.parametrize("kind", [Entries, CompiledEntries])
+@given(many, st.integers(1, 5))
+def test_ranges_give_all_entries_of_a_hash_with_the_first(
+    kind: type[Entries], parts: list[list[int]], step: int
+) -> None:
+    entries, hashes = made(kind, parts), [h for part in parts for h in part]
+    for first in range(0, len(hashes) + step, step):
+        expected = [
+            i for i, h in enumerate(hashes) if first <= hashes.index(h) < first + step
+        ]  # an entry comes with the first one of its hash
+        assert sorted(entries.span(first, step).tolist()) == expected
+    assert entries.span(0, -1).tolist() == []
+
+
+@pytest.mark.parametrize("kind", [Entries, CompiledEntries])
+def test_many_entries_are_all_found(kind: type[Entries]) -> None:
+    hashes = np.random.default_rng(1).integers(-(2**63), 2**63 - 1, 20_000)
+    entries = kind()
+    for part in np.split(hashes, 7 * np.arange(1, 100)):
+        entries.add(part, np.zeros(len(part), np.int16))
+    order = np.random.default_rng(2).permutation(len(hashes))
+    assert sorted(entries.find(hashes[order]).tolist()) == sorted(order.tolist())
+    assert not entries.any_shared
