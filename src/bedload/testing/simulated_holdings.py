@@ -88,8 +88,10 @@ class Holdings:
         there = self._watcher.histories[message.base]
         read = keys_of({*message.groups} - {*message.hosts}, message.away, message.guests)
         others = {key for key in self.keys - read if GROUP_OF[key] not in message.groups}
-        # What it had at another turn is not looked at any more; it must not begin a turn with it.
-        self.keys = read | others if self.history == there else read
+        hosted = self._machine()._hosted.get(NAME)
+        failed = hosted is not None and hosted.unrestored is not None
+        # What it had at another turn, or could not read, is not looked at; it must not begin a turn with it.
+        self.keys = read | others if self.history == there and not failed else read
         self.history = there
 
     def _flip(self, message: m.Flip) -> None:
