@@ -332,6 +332,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.json is not None:
         options.json.parent.mkdir(parents=True, exist_ok=True)
         said = {**report.as_json(), "series": measured.series}
+        said["results"] = [{"strategy": result["system"], **result} for result in said["results"]]
         options.json.write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
         console.print(f"wrote {options.json}", highlight=False)
     if options.plots is not None:

@@ -147,7 +147,12 @@ def _stoppage(results: Sequence[Result], path: Path) -> Path | None:
                 for value, marker, size in ((p50, "o", 28), (p99, "D", 34), (most, "|", 90)):
                     axes.scatter([value], [at], marker=marker, s=size, color=colour, zorder=3)
                 axes.annotate(
-                    f"{short(p99)} ms", (p99, at), xytext=(0, 5), textcoords="offset points", ha="center", fontsize=7
+                    f"{short(p99)} ms" if p99 > LEAST_MS else "0",
+                    (p99, at),
+                    xytext=(0, 5),
+                    textcoords="offset points",
+                    ha="center",
+                    fontsize=7,
                 )
             axes.set_xscale("log")
             axes.set_yticks(range(len(names), 0, -1), names)
