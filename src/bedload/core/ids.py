@@ -10,7 +10,7 @@ KeyGroup = NewType("KeyGroup", int)
 """The unit of partitioning: ``pmod(xxhash64(key), G)``."""
 
 WorkerId = NewType("WorkerId", int)
-"""A worker, numbered from 0 in the order of joining; a number is never used twice in a cluster."""
+"""A worker, numbered from 0. The number of one that left, or was lost, goes to the next that comes."""
 
 OperatorName = NewType("OperatorName", str)
 """The identity of an operator's state."""
