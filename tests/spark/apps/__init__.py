@@ -22,9 +22,15 @@ import psutil
 ROOT = Path(__file__).parents[3]
 
 
+_saying = threading.Lock()
+
+
 def say(what: str, **details: Any) -> None:
-    """Tell the test something."""
-    print(json.dumps({"event": what, **details}), flush=True)
+    """Tell the test something; from any thread, a line each."""
+    line = json.dumps({"event": what, **details}) + "\n"
+    with _saying:
+        sys.stdout.write(line)
+        sys.stdout.flush()
 
 
 def alive(pid: int) -> bool:
