@@ -14,7 +14,7 @@ from tests.simulation.mutants import Patch, first_failure
 
 from bedload.control import refusals
 from bedload.control.epochs import OperatorEpochs
-from bedload.control.epochs import Phase as ControlPhase
+from bedload.control.standing import Phase as ControlPhase
 from bedload.protocol import messages as m
 from bedload.protocol.split import unpack
 from bedload.store.rows import RowStore

@@ -14,7 +14,7 @@ from bedload.checkpoint.history import CompactionSettings, History
 from bedload.checkpoint.orders import decode_order
 from bedload.checkpoint.records import SnapshotPart, TurnRecord
 from bedload.control.compaction import Retention
-from bedload.control.coordinator import Coordinator, Phase, QueryFacts
+from bedload.control.coordinator import Coordinator, QueryFacts
 from bedload.control.instructions import (
     CheckpointResult,
     CheckTurn,
@@ -30,6 +30,7 @@ from bedload.control.instructions import (
     WriteTurn,
 )
 from bedload.control.lineage import Lineage
+from bedload.control.standing import Phase
 from bedload.core.errors import BedloadError, Fenced, StoreError
 from bedload.core.ids import (
     NO_TURN,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bedload.control.coordinator import Coordinator, Phase, QueryFacts
+from bedload.control.coordinator import Coordinator, QueryFacts
 from bedload.control.instructions import (
     DeployResult,
     EpochEnded,
@@ -17,6 +17,7 @@ from bedload.control.instructions import (
     Reply,
     ToWorker,
 )
+from bedload.control.standing import Phase
 from bedload.core.errors import BedloadError, NullKey, ProtocolError
 from bedload.core.ids import DeploymentId, Epoch, OperatorName, QueryId, RunId, Turn, WorkerId
 from bedload.protocol import messages as m

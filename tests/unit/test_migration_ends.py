@@ -228,10 +228,9 @@ class Move:
     def drain(self) -> None:
         assert self.sender is not None
         for _ in range(2000):
-            if self.sender.done:
+            if self.receiver.complete:
                 break
             self.act(["pump", "deliver", "acknowledge"])
-        assert self.sender.done
         assert self.receiver.complete
         assert self.there == self.wanted
 

@@ -31,7 +31,7 @@ from bedload.keys import RoutingTable
 from bedload.migration import plan
 from bedload.migration.chooser import Facts, choose
 from bedload.migration.record import MoveRecord, stoppages
-from bedload.migration.strategies import Strategy, strategy_named
+from bedload.migration.strategies import DEFAULT, Strategy
 from bedload.protocol import messages as m
 
 Kind = Literal["rescale", "move", "drain", "rebalance", "pin", "unpin"]
@@ -78,7 +78,6 @@ class Change:
     wish: Wish
     stage: Stage = Stage.QUEUED
     requested: float = 0.0
-    began: float = 0.0
     members: tuple[WorkerId, ...] = ()
     """Who shall own key groups in the end."""
     before: tuple[WorkerId, ...] = ()
@@ -86,8 +85,6 @@ class Change:
     """Whose word is awaited."""
     weights: dict[OperatorName, dict[WorkerId, m.Weighed]] = field(default_factory=dict)
     transfers: dict[OperatorName, Transfer] = field(default_factory=dict)
-    whys: dict[OperatorName, str] = field(default_factory=dict)
-    strategies: dict[OperatorName, Strategy] = field(default_factory=dict)
     failure: BedloadError | None = None
     held_at: float | None = None
 
@@ -209,7 +206,7 @@ class Changes:
         change.waiting.discard((message.operator, message.worker))
         return self._move(change) if not change.waiting else []
 
-    def lost(self, worker: WorkerId, error: BedloadError) -> list[Instruction]:
+    def lost(self, worker: WorkerId) -> list[Instruction]:
         """A worker of a durable cluster is gone; the operators have been told."""
         change = self.current
         if change is None:
@@ -217,7 +214,8 @@ class Changes:
         if change.stage is Stage.WEIGHING:
             change.waiting = {item for item in change.waiting if item[1] != worker}
             return self._move(change) if not change.waiting else []
-        return self.go_on()
+        out = [step for transfer in change.transfers.values() for step in transfer.lost(worker)]
+        return [*out, *self.go_on()]
 
     def newcomer_lost(self, worker: WorkerId, error: BedloadError) -> list[Instruction] | None:
         """Without a checkpoint a worker is gone that owned nothing before this change; None: state is lost with it."""
@@ -277,7 +275,7 @@ class Changes:
         if self.current is not None or not self._queue:
             return []
         change = self.current = self._queue.popleft()
-        change.began, change.before = self._clock.monotonic(), self.members
+        change.before = self.members
         try:
             change.members = self._members_after(change.wish)
             self._check(change.wish)
@@ -343,11 +341,8 @@ class Changes:
             for name in self._concerned(change.wish):
                 epochs = self._operators[name]
                 strategy, why = self._strategy(change, name)
-                target = self._target(change, epochs)
-                change.whys[name], change.strategies[name] = why, strategy
-                deployment = self._deployment_of(name)
-                transfer = Transfer(epochs, target, strategy, deployment, self._moves)
-                change.transfers[name] = transfer
+                target, deployment = self._target(change, epochs), self._deployment_of(name)
+                change.transfers[name] = Transfer(epochs, target, strategy, deployment, self._moves, why)
         except BedloadError as error:
             return self._over(change, error)
         for name, transfer in change.transfers.items():
@@ -433,14 +428,14 @@ class Changes:
     def _record(self, change: Change, name: OperatorName, error: BedloadError | None) -> MoveRecord:
         now = self._clock.monotonic()
         transfer = change.transfers.get(name)
-        strategy = change.strategies.get(name) or change.wish.strategy or strategy_named(None)
+        strategy = transfer.strategy if transfer is not None else change.wish.strategy or DEFAULT
         outcome = "done" if error is None else "called off" if isinstance(error, MoveCancelled) else error.message
         record = MoveRecord(
             number=change.number,
             kind=change.wish.kind,
             operator=name,
             strategy=strategy.name,
-            why=change.whys.get(name, ""),
+            why="" if transfer is None else transfer.why,
             outcome=outcome,
             began=change.requested,
             duration_s=now - change.requested,

@@ -9,9 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from bedload.checkpoint.records import TurnRecord
+from bedload.control import refusals
 from bedload.control.changes import Changes, Wish
 from bedload.control.compaction import Compaction, Retention
-from bedload.control.epochs import OperatorEpochs, Phase, QueryFacts
+from bedload.control.epochs import OperatorEpochs, QueryFacts
 from bedload.control.instructions import (
     ChangeResult,
     CheckpointResult,
@@ -25,14 +26,11 @@ from bedload.control.instructions import (
     WorkersLeft,
 )
 from bedload.control.lineage import Lineage
-from bedload.control.transfer import Transfer
 from bedload.core.clock import Clock, SystemClock
 from bedload.core.errors import (
     BedloadError,
     ClusterStopped,
     Fenced,
-    KeyGroupsChanged,
-    OperatorBusy,
     OperatorNotShippable,
     ProtocolError,
     UnknownOperator,
@@ -125,9 +123,11 @@ class Coordinator:
         if self._down is not None:
             return deployment, [DeployResult(token, self._down)]
         if known is not None and known.query in running:
-            return deployment, [DeployResult(token, _in_use(known))]
+            return deployment, [DeployResult(token, refusals.in_use(operator, known.query))]
         if known is not None and known.routing.key_groups != key_groups and not fresh:
-            return deployment, [DeployResult(token, _groups_changed(known, key_groups))]
+            return deployment, [
+                DeployResult(token, refusals.groups_changed(operator, known.routing.key_groups, key_groups))
+            ]
         out: list[Instruction] = []
         if known is None or fresh:
             if known is not None:
@@ -202,7 +202,7 @@ class Coordinator:
         # before it, which the restart waits for.
         out = epochs.open(token, ask)
         if self.changes.holding and self._takes_slots and late:
-            out += epochs.refuse_parked(_RESTARTING)
+            out += epochs.refuse_parked(refusals.restarting())
         return self._then(out)
 
     def feeder_failed(self, message: m.FeederFailed) -> list[Instruction]:
@@ -227,7 +227,8 @@ class Coordinator:
             case m.Restored():
                 return self._then(self._restored(message))
             case m.Copied(operator=operator) | m.Arrived(operator=operator) | m.Released(operator=operator):
-                return self._then(self._moved(self._operators[operator].transfer, message))
+                transfer = self._operators[operator].transfer
+                return self._then([] if transfer is None else transfer.from_worker(message))
             case m.Weighed():
                 return self._then(self.changes.weighed(message))
             case m.Compacted(operator=operator):
@@ -247,21 +248,10 @@ class Coordinator:
         state = ", ".join(f"{count} key groups of {name}" for name, count in lost.items()) or "no state"
         if not self._durable:
             return self._lost_from_memory(worker, how, state)
-        error = WorkerLost(
-            f"worker {worker} was lost ({how}), and the epochs under way were rolled back. Its state ({state}) is in "
-            f"the checkpoint and is read back by its replacement: start the query again, or let cluster.run(...) do so",
-            worker=worker,
-        )
+        error = refusals.lost(worker, how, state)
         self._losses += 1
         if self._losses > _MAX_LOSSES:
-            return self._end(
-                WorkerLost(
-                    f"{self._losses} workers were lost with no epoch committed in between, the last one was {worker} "
-                    f"({how}). State is safe in the checkpoint. Find out what ends them (memory, an operator that "
-                    f"crashes the process, a version of a package), then attach again",
-                    worker=worker,
-                )
-            )
+            return self._end(refusals.too_many_lost(worker, how, self._losses))
         self._missing[worker] = error
         out: list[Instruction] = []
         for pending in self._deploying.values():
@@ -273,19 +263,13 @@ class Coordinator:
             out += epochs.lost(worker, error)
             if self._takes_slots:
                 out += epochs.refuse_parked(error)
-            if epochs.transfer is not None:
-                out += epochs.transfer.lost(worker)
-        out += self.changes.lost(worker, error)
+        out += self.changes.lost(worker)
         return self._then([*out, ReplaceWorker(worker)])
 
     def _lost_from_memory(self, worker: WorkerId, how: str, state: str) -> list[Instruction]:
         """Without a checkpoint state is lost with its worker, unless that had been handed nothing for good."""
-        error = WorkerLost(
-            f"worker {worker} was lost ({how}) before state that was moved to it was committed there: the old owners "
-            f"have it and go on. Start the query again, or let cluster.run(...) do so",
-            worker=worker,
-        )
-        over = _lost_for_good(worker, how, state)
+        error = refusals.lost_in_a_move(worker, how)
+        over = refusals.lost_for_good(worker, how, state)
         sealed = any(it.is_sealed and it.needs(worker) for it in self._operators.values())
         if self.changes.current is None or self._unsettled is not None or sealed:
             return self._end(over)
@@ -515,16 +499,6 @@ class Coordinator:
             lineage.has_read(message.worker, message.base)
         return []
 
-    def _moved(self, transfer: Transfer | None, message: m.Message) -> list[Instruction]:
-        match transfer, message:
-            case Transfer(), m.Copied():
-                return transfer.copied(message)
-            case Transfer(), m.Arrived():
-                return transfer.arrived(message)
-            case Transfer(), m.Released():
-                return transfer.released(message)
-        return []
-
     def _latest_deployment(self, operator: OperatorName) -> DeploymentId:
         return self._shipped[operator][-1].deployment
 
@@ -577,8 +551,6 @@ class Coordinator:
         return [*out, *self.changes.ended(error)]
 
 
-_RESTARTING = WorkerLost("all workers are being started anew (stop_restart): start the query again in a moment")
-
 _MAX_LOSSES = 20
 """After so many without progress, replacing them does not help."""
 
@@ -586,32 +558,4 @@ _KEPT_DEPLOYMENTS = 3
 """A replacement gets the latest versions of an operator's code: one that runs, and one that was just applied."""
 
 
-def _lost_for_good(worker: WorkerId, how: str, state: str) -> WorkerLost:
-    return WorkerLost(
-        f"worker {worker} was lost ({how}). The epochs under way were rolled back. Its state is lost "
-        f"({state}), because this cluster keeps state in memory only. Stop it, attach again, and start "
-        f"the queries from new checkpoint locations. State outlives its workers with a checkpoint: "
-        f'bedload.attach(spark, checkpoint="file:///...")',
-        worker=worker,
-    )
-
-
-def _in_use(epochs: OperatorEpochs) -> OperatorBusy:
-    return OperatorBusy(
-        f"operator {epochs.name} is in use by the running query {epochs.query}: applying it twice at once would "
-        f"mix two streams in one state. Stop that query, or give this application another name "
-        f"(cluster.apply(..., name=...))",
-        operator=epochs.name,
-    )
-
-
-def _groups_changed(epochs: OperatorEpochs, key_groups: int) -> KeyGroupsChanged:
-    return KeyGroupsChanged(
-        f"operator {epochs.name} has state in {epochs.routing.key_groups} key groups, but {key_groups} were asked "
-        f"for. The number is fixed when the state is created: use key_groups={epochs.routing.key_groups}, or give "
-        f"the state up with fresh=True",
-        operator=epochs.name,
-    )
-
-
-__all__ = ["Coordinator", "OperatorEpochs", "Phase", "QueryFacts"]
+__all__ = ["Coordinator", "OperatorEpochs", "QueryFacts"]

@@ -20,7 +20,6 @@ to be found out first) is parked and looked at again when the answer is there.
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
 
@@ -38,13 +37,11 @@ from bedload.control.instructions import (
     WriteTurn,
 )
 from bedload.control.lineage import Lineage
-from bedload.control.transfer import Transfer, without
-from bedload.core.clock import Clock, SystemClock
+from bedload.control.standing import Phase, Standing
+from bedload.core.clock import Clock
 from bedload.core.errors import BedloadError, CheckpointError, EpochAborted
 from bedload.core.ids import (
     NO_EPOCH,
-    NO_QUERY,
-    NO_TURN,
     DeploymentId,
     Epoch,
     KeyGroup,
@@ -55,17 +52,8 @@ from bedload.core.ids import (
     WorkerId,
 )
 from bedload.keys import RoutingTable
+from bedload.migration.plan import leave_out
 from bedload.protocol import messages as m
-
-
-class Phase(enum.Enum):
-    """Where an operator's current epoch is."""
-
-    IDLE = "no epoch, or the last one is committed"
-    OPEN = "feeders are sending"
-    SEALED = "durable on every worker; Spark may commit it"
-    ABORTED = "rolled back; Spark has to replay it"
-    SETTLING = "a worker was lost: is the epoch whole or not?"
 
 
 @dataclass(frozen=True)
@@ -93,7 +81,7 @@ Found = tuple[QueryId, QueryFacts]
 """What was found out, and about whom."""
 
 
-class OperatorEpochs:
+class OperatorEpochs(Standing):
     """The epochs of one operator, over all of its queries."""
 
     def __init__(
@@ -105,34 +93,15 @@ class OperatorEpochs:
         missing: Container[WorkerId] = (),
         clock: Clock | None = None,
     ) -> None:
-        self.name = name
-        self.routing = routing
-        self.lineage = lineage
-        """None: state is kept in memory only."""
+        super().__init__(name, routing, addresses, lineage, missing, clock)
+        self._first_ask: tuple[RunId | None, Epoch, float] = (None, NO_EPOCH, 0.0)
         self.fresh = False
         """The user allows a query with committed epochs to start on empty state."""
-        self.phase = Phase.IDLE
-        self.turn = Turn(-1)
-        self.epoch = Epoch(-1)
-        self.query: QueryId | None = None
-        self.run: RunId | None = None
-        self.committed: dict[QueryId, Epoch] = {}
-        self.addresses = addresses
-        self._clock = clock or SystemClock()
-        self.transfer: Transfer | None = None
-        """State that is on its way between workers."""
-        self._committed_turn = NO_TURN
-        self._first_ask: tuple[RunId | None, Epoch, float] = (None, NO_EPOCH, 0.0)
-        self._committed_epoch = (NO_EPOCH, NO_QUERY)
-        self._missing = missing
-        """Workers that were lost and whose replacement is not ready: no turn begins without them."""
         self.hold: Callable[[], bool] = lambda: False
         """Whether no turn may begin for now."""
         self._error: BedloadError | None = None
-        self._past_runs: set[RunId] = set()
         self._query_ended = False
         self._parked: list[tuple[Token, m.Open]] = []
-        self._current = Attempt()
         if lineage is not None and lineage.history.head is not None:
             self._take_up(lineage, lineage.history.head)
 
@@ -379,12 +348,33 @@ class OperatorEpochs:
 
     def without(self, worker: WorkerId, deployment: DeploymentId) -> list[Instruction]:
         """Nobody comes in place of a lost worker: the others share its key groups, and read them back."""
-        before, self.routing = self.routing, without(self.routing, worker, self.addresses)
+        before, self.routing = self.routing, leave_out(self.routing, worker, self.addresses)
         if self.lineage is not None:
             for move in before.diff(self.routing):
                 of_keys = {KeyGroup(key % self.routing.key_groups) for key in move.keys}
                 self.lineage.take_over(move.target, {*move.key_groups, *of_keys})
         return self.prefetch(deployment)
+
+    def lost_nothing(self, worker: WorkerId) -> None:
+        """A worker that owned nothing is gone for good."""
+        if worker in self.routing.workers:
+            self.routing = leave_out(self.routing, worker, self.addresses)
+
+    def left(self, worker: WorkerId) -> None:
+        """A worker has left the cluster; another one of its number may come."""
+        if self.lineage is not None:
+            self.lineage.lost(worker)
+
+    def restarted(self, workers: Iterable[WorkerId]) -> None:
+        """All workers begin anew, these ones: each reads its share back."""
+        assert self.lineage is not None
+        # As after a loss: the outputs that the old ones recorded cannot be repeated.
+        self._current.gone = EpochAborted(
+            f"operator {self.name}: all workers were started anew (stop_restart) while tasks of epoch {self.epoch} "
+            f"were reading its outputs: start the query again, or let cluster.run(...) do so"
+        )
+        self.lineage.restarted()
+        self.routing = self.routing.reassign(workers)
 
     def refuse_parked(self, error: BedloadError) -> list[Instruction]:
         """Let nobody wait any longer."""
@@ -630,112 +620,6 @@ class OperatorEpochs:
 
     def _tell(self, message: m.Message) -> list[Instruction]:
         return [ToWorker(worker, message) for worker in self._partakers()]
-
-    def _partakers(self) -> list[WorkerId]:
-        return [worker for worker in self.addresses if worker in self._current.workers]
-
-    # --- moving state ---
-
-    @property
-    def now(self) -> float:
-        """The time on the coordinator's clock."""
-        return self._clock.monotonic()
-
-    @property
-    def base(self) -> Turn:
-        """The turn of the committed state."""
-        if self.lineage is None:
-            return self._committed_turn
-        return NO_TURN if self.lineage.head is None else self.lineage.head
-
-    @property
-    def base_epoch(self) -> tuple[Epoch, QueryId]:
-        """The epoch of the committed state, and its query."""
-        if self.lineage is None:
-            return self._committed_epoch
-        return self.lineage.epoch_of_head
-
-    @property
-    def between_epochs(self) -> bool:
-        """Whether ownership may change right now: no turn has begun that builds upon the committed state."""
-        if self.phase is not Phase.IDLE or not self.at_rest:
-            return False
-        return self.lineage is None or self.lineage.all_hold_head(self.routing)
-
-    @property
-    def rolled_back(self) -> bool:
-        """Whether the last turn was rolled back."""
-        return self.phase is Phase.ABORTED
-
-    def is_here(self, worker: WorkerId) -> bool:
-        """Whether a worker is there, with all code."""
-        return worker in self.addresses and worker not in self._missing
-
-    def lost_nothing(self, worker: WorkerId) -> None:
-        """A worker that owned nothing is gone for good."""
-        if worker in self.routing.workers:
-            self.routing = without(self.routing, worker, self.addresses)
-
-    def left(self, worker: WorkerId) -> None:
-        """A worker has left the cluster; another one of its number may come."""
-        if self.lineage is not None:
-            self.lineage.lost(worker)
-
-    def needs(self, worker: WorkerId) -> bool:
-        """Whether a worker has a part in a turn that is not over."""
-        # SUBTLE: tasks of a turn that was rolled back shall hear why, and not that a worker is gone.
-        told = self.phase is Phase.ABORTED and self.run not in self._past_runs
-        under_way = told or self.phase in (Phase.OPEN, Phase.SEALED, Phase.SETTLING)
-        return under_way and worker in self._current.workers
-
-    def _taking_part(self) -> list[WorkerId]:
-        """Who has a part in the turn that begins: the owners, and old owners, which feeders tell what is needed."""
-        moving = () if self.transfer is None else self.transfer.needed
-        return [worker for worker in self.addresses if worker in self.routing.workers or worker in moving]
-
-    @property
-    def reads_back(self) -> bool:
-        """Whether a worker is reading state back, or will have to."""
-        return self.lineage is not None and (self.lineage.being_read or self.lineage.owes)
-
-    @property
-    def at_rest(self) -> bool:
-        """Whether a move may begin: all workers are there with their state."""
-        missing = any(worker in self._missing for worker in self.routing.workers)
-        taken_up = self._current.taken_up and self.phase is Phase.SEALED
-        return not missing and not self.reads_back and self.phase is not Phase.SETTLING and not taken_up
-
-    @property
-    def is_sealed(self) -> bool:
-        """Whether an epoch waits for Spark's commit."""
-        return self.phase is Phase.SEALED
-
-    @property
-    def under_way(self) -> bool:
-        """Whether an epoch is being worked on, or feeders of a run that goes on may still take its outputs."""
-        if self.phase is Phase.SEALED:
-            return self.run is not None and self.run not in self._past_runs
-        return self.phase in (Phase.OPEN, Phase.SETTLING)
-
-    def restarted(self, workers: Iterable[WorkerId]) -> None:
-        """All workers begin anew, these ones: each reads its share back."""
-        assert self.lineage is not None
-        # As after a loss: the outputs that the old ones recorded cannot be repeated.
-        self._current.gone = EpochAborted(
-            f"operator {self.name}: all workers were started anew (stop_restart) while tasks of epoch {self.epoch} "
-            f"were reading its outputs: start the query again, or let cluster.run(...) do so"
-        )
-        self.lineage.restarted()
-        self.routing = self.routing.reassign(workers)
-
-    @property
-    def nobody_has_state(self) -> bool:
-        """Whether no worker has state in memory: whoever owns it next reads it, or begins without."""
-        if self.phase not in (Phase.IDLE, Phase.ABORTED):
-            return False
-        if self.lineage is None:
-            return self._committed_turn == NO_TURN
-        return not self.lineage.held
 
 
 def _refuse(token: Token, error: BedloadError) -> Reply:

@@ -1,4 +1,4 @@
-"""Why an open is refused, in words: what happened, to which operator and epoch, and what to do."""
+"""Why something is refused or over, in words: what happened, to which operator, epoch or worker, and what to do."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from bedload.core.errors import (
     EpochIncomplete,
     EpochMismatch,
     EpochNotRetained,
+    KeyGroupsChanged,
     NotDeterministic,
     OperatorBusy,
     StaleAttempt,
+    WorkerLost,
 )
-from bedload.core.ids import Epoch, OperatorName, QueryId, RunId
+from bedload.core.ids import Epoch, OperatorName, QueryId, RunId, WorkerId
 from bedload.protocol import messages as m
 
 _ACTION = (
@@ -124,3 +126,72 @@ def other_shape(name: OperatorName, epoch: Epoch, first: int, second: int) -> Be
         operator=name,
         epoch=epoch,
     )
+
+
+# --- deployments ---
+
+
+def in_use(name: OperatorName, query: QueryId | None) -> BedloadError:
+    """An operator is applied again while a query runs on it."""
+    return OperatorBusy(
+        f"operator {name} is in use by the running query {query}: applying it twice at once would "
+        f"mix two streams in one state. Stop that query, or give this application another name "
+        f"(cluster.apply(..., name=...))",
+        operator=name,
+    )
+
+
+def groups_changed(name: OperatorName, there: int, asked: int) -> BedloadError:
+    """An operator is applied with another number of key groups."""
+    return KeyGroupsChanged(
+        f"operator {name} has state in {there} key groups, but {asked} were asked for. The number is fixed when the "
+        f"state is created: use key_groups={there}, or give the state up with fresh=True",
+        operator=name,
+    )
+
+
+# --- lost workers ---
+
+
+def lost(worker: WorkerId, how: str, state: str) -> WorkerLost:
+    """With a checkpoint."""
+    return WorkerLost(
+        f"worker {worker} was lost ({how}), and the epochs under way were rolled back. Its state ({state}) is in "
+        f"the checkpoint and is read back by its replacement: start the query again, or let cluster.run(...) do so",
+        worker=worker,
+    )
+
+
+def too_many_lost(worker: WorkerId, how: str, count: int) -> WorkerLost:
+    """Replacing them does not help."""
+    return WorkerLost(
+        f"{count} workers were lost with no epoch committed in between, the last one was {worker} ({how}). State is "
+        f"safe in the checkpoint. Find out what ends them (memory, an operator that crashes the process, a version of "
+        f"a package), then attach again",
+        worker=worker,
+    )
+
+
+def lost_for_good(worker: WorkerId, how: str, state: str) -> WorkerLost:
+    """Without a checkpoint."""
+    return WorkerLost(
+        f"worker {worker} was lost ({how}). The epochs under way were rolled back. Its state is lost "
+        f"({state}), because this cluster keeps state in memory only. Stop it, attach again, and start "
+        f"the queries from new checkpoint locations. State outlives its workers with a checkpoint: "
+        f'bedload.attach(spark, checkpoint="file:///...")',
+        worker=worker,
+    )
+
+
+def lost_in_a_move(worker: WorkerId, how: str) -> WorkerLost:
+    """Without a checkpoint, but it had been handed nothing for good."""
+    return WorkerLost(
+        f"worker {worker} was lost ({how}) before state that was moved to it was committed there: the old owners "
+        f"have it and go on. Start the query again, or let cluster.run(...) do so",
+        worker=worker,
+    )
+
+
+def restarting() -> WorkerLost:
+    """All workers start anew, and none may be waited for in a task slot that they need."""
+    return WorkerLost("all workers are being started anew (stop_restart): start the query again in a moment")

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import enum
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,12 +25,12 @@ import numpy as np
 from bedload.control.instructions import Instruction, ToWorker
 from bedload.core.ids import DeploymentId, KeyGroup, WorkerId
 from bedload.keys import Move, RoutingTable
-from bedload.migration.plan import steps_of
+from bedload.migration.plan import leave_out, steps_of
 from bedload.migration.strategies import Strategy
 from bedload.protocol import messages as m
 
 if TYPE_CHECKING:
-    from bedload.control.epochs import OperatorEpochs
+    from bedload.control.standing import Standing
 
 
 class Stage(enum.Enum):
@@ -50,19 +50,21 @@ class Transfer:
 
     def __init__(
         self,
-        epochs: OperatorEpochs,
+        epochs: Standing,
         target: RoutingTable,
         strategy: Strategy,
         deployment: DeploymentId,
         numbers: Iterator[int],
+        why: str = "",
     ) -> None:
         self.epochs = epochs
         self.strategy = strategy
+        self.why = why
+        """Why that strategy, if it was chosen."""
         self.stage = Stage.WAITING
         self.flips = 0
         self.keys = 0
         self.bytes = 0
-        self.copied_bytes = 0
         self.groups = 0
         self.single_keys = 0
         self.waits: list[np.ndarray] = []
@@ -143,11 +145,20 @@ class Transfer:
         """Whether ownership flips at the next epoch boundary: state is ready, and all that have a part are there."""
         return self.stage is Stage.DUE and self._all_here
 
-    def copied(self, message: m.Copied) -> list[Instruction]:
+    def from_worker(self, message: m.Copied | m.Arrived | m.Released) -> list[Instruction]:
+        """A worker says how far it is."""
+        match message:
+            case m.Copied():
+                return self._copied(message)
+            case m.Arrived():
+                return self._arrived(message)
+            case m.Released():
+                return self._released(message)
+
+    def _copied(self, message: m.Copied) -> list[Instruction]:
         """An old owner has copied all but what changes all the time."""
         if self.stage is not Stage.COPYING or message.move != self._move:
             return []
-        self.copied_bytes += message.bytes
         self._open.discard(message.worker)
         if self._open:
             return []
@@ -188,7 +199,7 @@ class Transfer:
             out.append(ToWorker(worker, message))
         return out
 
-    def arrived(self, message: m.Arrived) -> list[Instruction]:
+    def _arrived(self, message: m.Arrived) -> list[Instruction]:
         """A new owner has all of its own."""
         if self.stage is not Stage.FLIPPED or message.move != self._move or message.worker not in self._open:
             return []
@@ -209,7 +220,7 @@ class Transfer:
         self._uncommitted = False
         return self._release() if self.stage is Stage.ARRIVED else []
 
-    def released(self, message: m.Released) -> list[Instruction]:
+    def _released(self, message: m.Released) -> list[Instruction]:
         """A worker has forgotten about the move."""
         if message.move != self._move or message.worker not in self._open:
             return []
@@ -232,7 +243,8 @@ class Transfer:
     def without(self, worker: WorkerId) -> None:
         """A worker was lost and will not be replaced: nothing goes there."""
         here = self.epochs.addresses
-        self._steps = deque(without(table, worker, here) if worker in table.workers else table for table in self._steps)
+        tables = (leave_out(table, worker, here) if worker in table.workers else table for table in self._steps)
+        self._steps = deque(tables)
 
     def called_off(self) -> list[Instruction]:
         """Nobody wants it any more; before the flip."""
@@ -350,17 +362,3 @@ class Transfer:
 def _lot(move: Move, key_groups: int) -> m.Lot:
     of_keys = tuple(KeyGroup(key % key_groups) for key in move.keys)
     return m.Lot(move.source, move.target, move.key_groups, move.keys, move.stay, of_keys)
-
-
-def without(routing: RoutingTable, worker: WorkerId, here: Iterable[WorkerId]) -> RoutingTable:
-    """The key groups of a worker go to those that have the fewest, and no other key group moves.
-
-    If it was the last one, those that are ``here`` take them: they were about to leave.
-    """
-    share = {other: len(routing.groups_of(other)) for other in routing.workers if other != worker}
-    share = share or dict.fromkeys(sorted(here), 0)
-    owners = list(routing.owners)
-    for group in routing.groups_of(worker):
-        owners[group] = min(share, key=lambda other: (share[other], other))
-        share[owners[group]] += 1
-    return routing.next(owners=owners, workers=share)

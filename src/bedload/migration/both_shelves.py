@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from bedload.migration.hash_set import Hashes
+from bedload.keys.lookup import Hashes
 from bedload.store.shelf import Shelf
 
 _T = TypeVar("_T", bound=np.generic)

@@ -17,7 +17,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from bedload.core.ids import KeyGroup
-from bedload.migration.hash_set import NONE, Flags, Hashes, HashSet, distinct
+from bedload.keys.lookup import Hashes, distinct
+from bedload.migration.hash_set import NONE, Flags, HashSet
 
 HERE, AWAITED, ARRIVING, PATCHY = 0, 1, 2, 3
 
@@ -76,6 +77,10 @@ class Parking:
         return self._free(now)
 
     # --- handed over by another worker ---
+
+    def count_anew(self) -> None:
+        """A move begins: who waits for it counts from here on."""
+        self.waits, self.asked, self.rows = [], [], 0
 
     def hand_over(self, groups: Iterable[KeyGroup], kind: int, now: float = 0.0) -> list[Freed]:
         """This is how it is with these key groups."""

@@ -31,6 +31,20 @@ def steps_of(before: RoutingTable, target: RoutingTable, groups_per_flip: int | 
     return [*steps, target]
 
 
+def leave_out(routing: RoutingTable, worker: WorkerId, here: Iterable[WorkerId]) -> RoutingTable:
+    """The key groups of a worker go to those that have the fewest, and no other key group moves.
+
+    If it was the last one, those that are ``here`` take them: they were about to leave.
+    """
+    share = {other: len(routing.groups_of(other)) for other in routing.workers if other != worker}
+    share = share or dict.fromkeys(sorted(here), 0)
+    owners = list(routing.owners)
+    for group in routing.groups_of(worker):
+        owners[group] = min(share, key=lambda other: (share[other], other))
+        share[owners[group]] += 1
+    return routing.next(owners=owners, workers=share)
+
+
 def place(routing: RoutingTable, groups: Iterable[KeyGroup], to: WorkerId) -> RoutingTable:
     """These key groups go to a worker."""
     owners = list(routing.owners)

@@ -22,7 +22,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from bedload.core.ids import KeyGroup, Turn, WorkerId
-from bedload.migration.hash_set import NONE, Flags, Hashes, HashSet
+from bedload.keys.lookup import Hashes
+from bedload.migration.hash_set import NONE, Flags, HashSet
 from bedload.migration.parking import ARRIVING, AWAITED, PATCHY, Freed, Parking
 from bedload.protocol.messages import Lot, Terms
 
@@ -44,7 +45,6 @@ class _Incoming:
     """All of it is here."""
     last: bool = False
     """The old owner has sent all of it."""
-    done: set[KeyGroup] = field(default_factory=set)
 
 
 class Receiver:
@@ -58,6 +58,11 @@ class Receiver:
         self._parking = parking
         self._terms: Terms | None = None
         self._incoming: dict[WorkerId, _Incoming] = {}
+
+    @property
+    def on_demand(self) -> bool:
+        """Whether the old owners want to be asked for what rows wait for."""
+        return self._terms is not None and self._terms.order == "demand"
 
     def is_repeat(self, source: WorkerId, number: int) -> bool:
         """Whether this was taken in already."""
@@ -123,7 +128,6 @@ class Receiver:
         incoming = self._from(source)
         incoming.number = number
         incoming.last |= last
-        incoming.done |= set(groups)
         if state is not None:
             self.bytes += state.nbytes
         incoming.early.add(hashes)

@@ -28,7 +28,9 @@ import pyarrow as pa
 
 from bedload.core.clock import Clock
 from bedload.core.ids import KeyGroup, Turn, WorkerId
-from bedload.migration.hash_set import NONE, Hashes, HashSet
+from bedload.keys import key_groups
+from bedload.keys.lookup import Hashes
+from bedload.migration.hash_set import NONE, HashSet
 from bedload.protocol.messages import Lot, Terms
 from bedload.store.shelf import Shelf
 
@@ -69,22 +71,21 @@ class _Lane:
     cursor: int = 0
     number: int = 0
     stale: HashSet = field(default_factory=HashSet)
+    """With copying ahead: what the new owner has not got, or only in an older state."""
     tentative: Hashes = field(default_factory=lambda: NONE)
+    """What the sealed epoch touched, until it is committed."""
     sent: HashSet = field(default_factory=HashSet)
+    """What was handed over for good, as far as somebody may ask for it again."""
     wanted: deque[Hashes] = field(default_factory=deque)
     """What somebody waits for."""
     unacked: dict[int, Parcel] = field(default_factory=dict)
     handed: Turn | None = None
     """The turn that the last hand-over named."""
-    unsaid: set[KeyGroup] = field(default_factory=set)
-    """Key groups that were not said to be whole yet."""
+    unsaid: dict[KeyGroup, int] = field(default_factory=dict)
+    """Key groups that were not said to be whole yet, and where their entries end."""
     last_sent: bool = False
     rounds: int = 0
     broken_until: float = 0.0
-
-    @property
-    def done(self) -> bool:
-        return self.last_sent and not self.unacked
 
     @property
     def swept(self) -> bool:
@@ -101,15 +102,15 @@ class Sender:
         self.terms = terms
         self.base: Turn | None = None
         """Set at the flip."""
-        self.keys = 0
-        self.bytes = 0
+        self.groups = frozenset(group for lot in lots for group in lot.groups)
+        """The key groups that leave as a whole."""
         self._clock = clock
         self._sealed: Turn | None = None
         self._told = False
         self._lanes: dict[WorkerId, _Lane] = {}
         for lot in lots:
             shelf = shelve(lot)
-            self._lanes[lot.target] = _Lane(lot, shelf, len(shelf.hashes), unsaid=set(lot.groups))
+            self._lanes[lot.target] = _Lane(lot, shelf, len(shelf.hashes), unsaid=_ends(lot, shelf))
         self._chunk = float(_FIRST_CHUNK)
         self._idle_until = 0.0
         self._turn = 0
@@ -158,14 +159,15 @@ class Sender:
         if lane is not None and len(hashes):
             lane.wanted.append(hashes)
 
-    def want_by_owner(self, hashes: Hashes, owner: Callable[[Hashes], Hashes]) -> None:
-        """The same for keys that leave to several workers."""
-        if len(self._lanes) == 1:
-            self.want(next(iter(self._lanes)), hashes)
-            return
-        targets = owner(hashes)
-        for target in self._lanes:
-            self.want(target, hashes[targets == target])
+    def want_any(self, hashes: Hashes, count: int) -> None:
+        """The same for keys that leave to several workers; ``count`` key groups there are."""
+        owners = np.full(count, -1, np.int64)
+        for target, lane in self._lanes.items():
+            owners[list(lane.lot.groups)] = target
+        targets = owners[key_groups(hashes, count)]
+        for target, lane in self._lanes.items():
+            single = np.isin(hashes, np.array(lane.lot.keys, np.int64))
+            self.want(target, hashes[single | (targets == target)])
 
     def taken(self, target: WorkerId, number: int) -> None:
         """A new owner has taken all up to this number in."""
@@ -183,19 +185,16 @@ class Sender:
         for parcel in parcels.values():
             if parcel.base is not None:
                 lane.handed = None
-            elif self.terms.copy_ahead:
+                continue
+            lane.sent.remove(parcel.hashes)
+            if self.terms.copy_ahead:
                 lane.stale.add(parcel.hashes)
             else:
-                lane.sent.remove(parcel.hashes)
                 lane.wanted.appendleft(parcel.hashes)
-            lane.unsaid |= set(parcel.groups)
+            lane.unsaid |= dict.fromkeys(parcel.groups, 0)
             lane.last_sent = lane.last_sent and not parcel.last
         if self.base is None:
             lane.handed = None
-
-    def without(self, target: WorkerId) -> None:
-        """A new owner is gone: nothing more goes there."""
-        self._lanes.pop(target, None)
 
     # --- what to do ---
 
@@ -209,20 +208,9 @@ class Sender:
         return ready
 
     @property
-    def done(self) -> bool:
-        """Whether the new owners have all of it."""
-        return self.base is not None and all(lane.done for lane in self._lanes.values())
-
-    @property
     def shelves(self) -> list[Shelf]:
         """All that leaves."""
         return [lane.shelf for lane in self._lanes.values()]
-
-    @property
-    def progress(self) -> tuple[int, int]:
-        """Keys that have gone, and all."""
-        lanes = self._lanes.values()
-        return sum(lane.cursor for lane in lanes), sum(lane.end for lane in lanes)
 
     def next(self) -> tuple[list[Parcel], float | None]:
         """What to send now, and in how many seconds to ask again; None: when something has happened."""
@@ -276,7 +264,9 @@ class Sender:
         count = 0
         while lane.wanted and count < limit:
             hashes = lane.wanted.popleft()
-            hashes = hashes[lane.stale.has(hashes)] if self.terms.copy_ahead else hashes[~lane.sent.has(hashes)]
+            if self.terms.copy_ahead:
+                hashes = hashes[lane.stale.has(hashes)]
+            hashes = hashes[~lane.sent.has(hashes)]
             if count + len(hashes) > limit:
                 lane.wanted.appendleft(hashes[limit - count :])
                 hashes = hashes[: limit - count]
@@ -292,14 +282,14 @@ class Sender:
         if self.base is None:
             return self._copy(lane, limit)
         if self.terms.copy_ahead:
-            rest = lane.stale.all()[:limit]
-            if len(rest):
-                return self._give(lane, rest)
+            while len(hashes := lane.stale.take(limit)):
+                if len(rest := hashes[~lane.sent.has(hashes)]):
+                    return self._give(lane, rest)
         else:
             while not lane.swept:
                 first, lane.cursor = lane.cursor, min(lane.cursor + limit, lane.end)
                 hashes = lane.shelf.hashes[first : lane.cursor]
-                rest = hashes[~lane.sent.has(hashes)] if lane.sent else hashes
+                rest = hashes[~lane.sent.has(hashes)]
                 whole = self._whole(lane)
                 if len(rest) or whole:
                     return self._give(lane, rest, whole, first if len(rest) == len(hashes) else None)
@@ -317,12 +307,10 @@ class Sender:
             return self._parcel(lane, hashes, state)
         if not lane.stale or (self._sealed is None and lane.rounds >= _ENOUGH_ROUNDS):
             return None
-        stale = lane.stale.all()
-        hashes = stale[:limit]
-        if len(hashes) == len(stale):
+        hashes = lane.stale.take(limit)
+        if not lane.stale:
             lane.rounds += 1
         state, left = self._timed(lane, lambda: lane.shelf.collect(hashes))
-        lane.stale.remove(hashes)
         lane.stale.add(left)
         if state is None and len(left) == len(hashes):
             return None
@@ -336,9 +324,7 @@ class Sender:
                 state, _ = self._timed(lane, lambda: lane.shelf.collect(hashes))
             else:
                 state, _ = self._timed(lane, lambda: lane.shelf.collect_range(first, len(hashes)))
-            if self.terms.copy_ahead:
-                lane.stale.remove(hashes)
-            elif self.terms.order != "any":  # else nobody asks for what was sent
+            if self.terms.order != "any":  # else nobody asks for what was sent
                 lane.sent.add(hashes)
         return self._parcel(lane, hashes, state, groups)
 
@@ -346,9 +332,9 @@ class Sender:
         """Key groups that the sweep has just passed, if somebody waits for whole ones."""
         if self.terms.waits_for != "key group":
             return ()
-        rest = {int(group) for group in lane.shelf.groups[lane.cursor : lane.end]}
-        whole = tuple(sorted(group for group in lane.unsaid if group not in rest))
-        lane.unsaid -= set(whole)
+        whole = tuple(sorted(group for group, end in lane.unsaid.items() if end <= lane.cursor))
+        for group in whole:
+            del lane.unsaid[group]
         return whole
 
     def _parcel(
@@ -364,9 +350,6 @@ class Sender:
         lane.number += 1
         parcel = Parcel(lane.lot.target, lane.number, hashes, state, groups, last, base)
         lane.unacked[lane.number] = parcel._replace(state=None)
-        if state is not None:
-            self.keys += state.num_rows
-            self.bytes += state.nbytes
         return parcel
 
     def _limit(self, lane: _Lane) -> int:
@@ -393,6 +376,15 @@ class Sender:
         if self.terms.bandwidth is not None and parcel.state is not None:
             pause = max(pause, parcel.state.nbytes / self.terms.bandwidth - took)
         self._idle_until = started + took + pause
+
+
+def _ends(lot: Lot, shelf: Shelf) -> dict[KeyGroup, int]:
+    """Where the entries of each key group end: they come one after another."""
+    groups = shelf.groups
+    cuts = np.flatnonzero(groups[1:] != groups[:-1]) + 1
+    last = np.append(cuts, len(groups)) if len(groups) else cuts
+    ends = {KeyGroup(int(groups[end - 1])): int(end) for end in last}
+    return {group: ends.get(group, 0) for group in lot.groups}
 
 
 def _unique(hashes: Hashes) -> Hashes:

@@ -46,8 +46,6 @@ class Copied(Message, frozen=True):
     worker: WorkerId
     operator: OperatorName
     move: int
-    keys: int
-    bytes: int
 
 
 class Flip(Message, frozen=True):

@@ -12,6 +12,7 @@ import xxhash
 
 from bedload.core.ids import WorkerId
 from bedload.keys import hash_columns
+from bedload.keys.lookup import places_in
 
 GROUP_COLUMN = "__bedload_group"
 """The key group of each row, a 16-bit integer computed by Spark: the last column of feeder input."""
@@ -34,9 +35,7 @@ class Pins:
         if len(rows):
             at = pa.array(rows)
             hashes = hash_columns([column.take(at) for column in key])
-            places = np.searchsorted(self._keys, hashes)
-            places[places == len(self._keys)] = 0
-            pinned = self._keys[places] == hashes
+            places, pinned = places_in(self._keys, hashes)
             owner[rows[pinned]] = self._workers[places[pinned]]
         return owner
 
@@ -74,6 +73,21 @@ def pack(batch: pa.RecordBatch) -> tuple[pa.Buffer, int]:
     """
     buffer = batch.serialize()
     return buffer, xxhash.xxh3_64_intdigest(buffer)
+
+
+def pack_whole(batch: pa.RecordBatch) -> pa.Buffer:
+    """The batch as bytes with its schema, for who does not know that."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    return sink.getvalue()
+
+
+def unpack_whole(body: memoryview | bytes | pa.Buffer) -> pa.RecordBatch:
+    """What :func:`pack_whole` made, without a copy."""
+    with pa.ipc.open_stream(pa.py_buffer(body)) as reader:
+        batch: pa.RecordBatch = reader.read_next_batch()
+    return batch
 
 
 def unpack(body: memoryview | bytes | pa.Buffer, schema: pa.Schema) -> pa.RecordBatch:

@@ -18,7 +18,7 @@ from bedload.core.errors import BedloadError, UnknownOperator, WorkerUnreachable
 from bedload.core.ids import Epoch, OperatorName, QueryId, WorkerId
 from bedload.keys import RoutingTable, canonical_key, hash_key, key_group
 from bedload.protocol import messages as m
-from bedload.protocol.split import unpack
+from bedload.protocol.split import pack_whole, unpack
 from bedload.state import StateSpec, codec
 from bedload.store.columns import ColumnSpec
 from bedload.transport import Channel
@@ -131,10 +131,7 @@ class OperatorState:
             [pa.array([part], type=kind) for part, kind in zip(parts, self._key_types, strict=True)],
             names=names,
         )
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, batch.schema) as writer:
-            writer.write_batch(batch)
-        answer, body = self._ask_owner(hashed, sink.getvalue())
+        answer, body = self._ask_owner(hashed, pack_whole(batch))
         if not answer.found or body is None:
             return None
         return StateAnswer(key, answer.epoch, answer.query, self.decoder.decode(body))

@@ -35,6 +35,7 @@ import pyarrow as pa
 from bedload.core.errors import ProtocolError
 from bedload.core.ids import KeyGroup
 from bedload.keys import hash_columns
+from bedload.keys.lookup import among
 from bedload.state import RecordLayout
 from bedload.store.deltas import key_arrays, rows_state, spans
 from bedload.store.entries import Entries, Hashes, Numbers
@@ -103,17 +104,10 @@ class Selection:
         """Which keys of the key groups are meant."""
         meant = np.ones(len(hashes), np.bool_)
         if self._only is not None:
-            meant &= _among(self._only, hashes)
+            meant &= among(self._only, hashes)
         if self._without is not None:
-            meant &= ~_among(self._without, hashes)
+            meant &= ~among(self._without, hashes)
         return meant
-
-
-def _among(ordered: Hashes, hashes: Hashes) -> Flags:
-    if not len(ordered):
-        return np.zeros(len(hashes), np.bool_)
-    at = np.minimum(np.searchsorted(ordered, hashes), len(ordered) - 1)
-    return np.asarray(ordered[at] == hashes, np.bool_)
 
 
 class AnyShelf:
@@ -158,7 +152,7 @@ class AnyShelf:
         if held is not None and held.any():
             left = np.unique(self.hashes[entries[held]])
             if self._entries.any_shared:
-                held = _among(left, self.hashes[entries])
+                held = among(left, self.hashes[entries])
             entries = entries[~held]
         if not len(entries):
             return None, left

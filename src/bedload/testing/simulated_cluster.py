@@ -13,7 +13,6 @@ from typing import Protocol
 
 from bedload.control.compaction import Retention
 from bedload.control.coordinator import Coordinator
-from bedload.control.coordinator import Phase as ControlPhase
 from bedload.control.instructions import (
     ChangeResult,
     CheckTurn,
@@ -31,6 +30,7 @@ from bedload.control.instructions import (
     WriteManifest,
     WriteTurn,
 )
+from bedload.control.standing import Phase as ControlPhase
 from bedload.control.transfer import Stage
 from bedload.core.errors import BedloadError
 from bedload.core.ids import NO_TURN, Turn, WorkerId

@@ -36,7 +36,7 @@ from bedload.checkpoint.checkpoint import Checkpoint
 from bedload.checkpoint.compaction import restore_at
 from bedload.checkpoint.history import CompactionSettings
 from bedload.control.compaction import Retention
-from bedload.control.coordinator import Phase as ControlPhase
+from bedload.control.standing import Phase as ControlPhase
 from bedload.control.transfer import Stage
 from bedload.core.ids import Epoch, KeyGroup, QueryId, Turn, WorkerId
 from bedload.migration import sender

@@ -34,6 +34,7 @@ from bedload.migration.receiver import Receiver
 from bedload.migration.sender import Sender
 from bedload.protocol import messages as m
 from bedload.protocol.messages import Body
+from bedload.protocol.split import unpack_whole
 from bedload.store.deltas import GROUP
 from bedload.worker.durability import Load
 from bedload.worker.runtime import Runtime, Startable
@@ -133,12 +134,6 @@ class Hosted:
     # --- a move ---
     sender: Sender | None = None
     receiver: Receiver | None = None
-    leaving: frozenset[KeyGroup] = frozenset()
-    """Key groups that the sender has not let go of."""
-    lots: tuple[m.Lot, ...] = ()
-    """What the sender sends."""
-    terms: m.Terms | None = None
-    """How the receiver's move is carried out."""
     neighbours: dict[WorkerId, str] = field(default_factory=dict)
     moves_over: int = -1
     """The last move that came to its end here."""
@@ -149,6 +144,11 @@ class Hosted:
     """The same over the last epochs, older ones counting less."""
     touched: float = 0.0
     took: float = 0.0
+
+    @property
+    def leaving(self) -> frozenset[KeyGroup]:
+        """Key groups that were handed over, or will be, and that the worker has not let go of."""
+        return frozenset() if self.sender is None else self.sender.groups
 
     def count(self, groups: npt.NDArray[np.int16]) -> None:
         """Take a sample of the rows that came."""
@@ -222,15 +222,12 @@ def share_out(output: pa.RecordBatch, feeders: list[Feeder]) -> None:
 
 def one_key(body: Any) -> Any:
     """The key in the body of a read."""
-    with pa.ipc.open_stream(pa.py_buffer(body)) as reader:
-        batch = reader.read_next_batch()
-    return freeze_keys(batch.columns)[0]
+    return freeze_keys(unpack_whole(body).columns)[0]
 
 
 def hash_of_key(body: Body) -> npt.NDArray[np.int64]:
     """The hash of the key that a read names."""
-    with pa.ipc.open_stream(pa.py_buffer(body)) as reader:
-        return hash_columns(reader.read_next_batch().columns)
+    return hash_columns(unpack_whole(body).columns)
 
 
 def state_hashes(state: pa.RecordBatch) -> npt.NDArray[np.int64]:

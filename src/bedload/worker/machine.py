@@ -40,7 +40,7 @@ from bedload.core.ids import (
     OperatorName,
     WorkerId,
 )
-from bedload.migration.hash_set import Hashes
+from bedload.keys.lookup import Hashes
 from bedload.migration.parking import Parking
 from bedload.protocol import messages as m
 from bedload.protocol.messages import Body
@@ -251,7 +251,7 @@ class WorkerMachine(Moving):
             hosted.committed, hosted.committed_query = NO_EPOCH, NO_QUERY
             hosted.parking, hosted.owned, hosted.base, hosted.unrestored = Parking(), frozenset(), NO_TURN, None
             hosted.orders = {}
-            hosted.sender, hosted.receiver, hosted.leaving, hosted.lots = None, None, frozenset(), ()
+            hosted.sender, hosted.receiver = None, None
         return []
 
     def _roll_back(self, hosted: Hosted, error: BedloadError) -> list[Out]:
@@ -335,7 +335,7 @@ class WorkerMachine(Moving):
         out: list[Out] = []
         if known is None:
             known, wanted = self._apply_first(hosted, feeder, message, body)
-            if wanted is not None and hosted.terms is not None and hosted.terms.order == "demand":
+            if wanted is not None and hosted.receiver is not None and hosted.receiver.on_demand:
                 out = self._fetch(hosted, wanted)
         elif known.checksum != message.checksum:
             raise different(hosted, f"batch {message.number} of feeder {message.feeder} has other rows")

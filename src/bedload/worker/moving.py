@@ -6,7 +6,8 @@ installed as committed, whatever epoch is under way; rows that waited for it are
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -14,12 +15,15 @@ import pyarrow as pa
 from bedload.core.errors import BedloadError
 from bedload.core.ids import KeyGroup, OperatorName, WorkerId
 from bedload.keys import key_groups
+from bedload.keys.lookup import Hashes, distinct
 from bedload.migration.both_shelves import BothShelves
-from bedload.migration.hash_set import Hashes, distinct, pack, unpack
+from bedload.migration.hash_set import pack, unpack
+from bedload.migration.parking import Freed
 from bedload.migration.receiver import Receiver, waits
 from bedload.migration.sender import Parcel, Sender
 from bedload.protocol import messages as m
 from bedload.protocol.messages import Body
+from bedload.protocol.split import pack_whole, unpack_whole
 from bedload.store.shelf import Shelf
 from bedload.worker.hosted import COORDINATOR, Hosted, Out, Peer, Phase, bug, state_hashes
 from bedload.worker.restoring import Restoring
@@ -49,8 +53,7 @@ class Moving(Restoring):
             parcels, pause = sender.next()
             out += [self._out(hosted, parcel) for parcel in parcels]
             if sender.copied:
-                copied = m.Copied(self.worker, hosted.name, sender.move, sender.keys, sender.bytes)
-                out.append((COORDINATOR, copied, None))
+                out.append((COORDINATOR, m.Copied(self.worker, hosted.name, sender.move), None))
             if hosted.phase is Phase.OPEN:
                 hosted.busy += self._clock.monotonic() - started
             if pause is not None:
@@ -74,10 +77,8 @@ class Moving(Restoring):
 
     def _from_mover(self, peer: Peer, message: m.Message, body: Body) -> list[Out]:
         match message:
-            case m.Ship():
-                return self._ship(peer, message, body)
-            case m.HandOver():
-                return self._hand_over(peer, message)
+            case m.Ship() | m.HandOver():
+                return self._from_owner(peer, message, body)
             case m.Shipped(operator=operator, move=move, target=target, number=number):
                 sender = self._sender(operator, move)
                 if sender is not None:
@@ -125,8 +126,6 @@ class Moving(Restoring):
             single = runtime.shelve(lot.key_groups, only=np.array(lot.keys, np.int64))
             return BothShelves(whole, single) if lot.groups else single
 
-        hosted.leaving = frozenset(group for lot in lots for group in lot.groups)
-        hosted.lots = lots
         return Sender(move, terms, lots, shelve, self._clock)
 
     def _flip(self, message: m.Flip) -> list[Out]:
@@ -141,7 +140,6 @@ class Moving(Restoring):
             hosted.sender.flip(message.base)
         if message.arriving:
             receiver = self._receiver(hosted, message.move)
-            hosted.terms = message.terms
             hosted.committed, hosted.committed_query = message.epoch, message.query
             now = self._clock.monotonic()
             out += self._freed(hosted, lambda: receiver.flip(message.base, message.arriving, message.terms, now))
@@ -155,8 +153,7 @@ class Moving(Restoring):
     def _backlog(self, hosted: Hosted, message: m.Backlog) -> list[Out]:
         sender = hosted.sender
         if sender is not None and sender.base is not None:
-            lots = hosted.lots
-            sender.want_by_owner(unpack(message.hashes), lambda hashes: _targets(lots, hashes, hosted.key_groups))
+            sender.want_any(unpack(message.hashes), hosted.key_groups)
         return []
 
     def _out(self, hosted: Hosted, parcel: Parcel) -> Out:
@@ -170,7 +167,7 @@ class Moving(Restoring):
         # While copying ahead the new owner has no use for the hashes: it is told what is stale instead.
         hashes = b"" if hosted.sender.base is None else pack(parcel.hashes)
         ship = m.Ship(name, move, self.worker, parcel.number, hosted.active, hashes, parcel.groups, parcel.last)
-        return to, ship, None if parcel.state is None else _encode(parcel.state)
+        return to, ship, None if parcel.state is None else pack_whole(parcel.state)
 
     def _release(self, message: m.Release) -> list[Out]:
         hosted = self._hosted.get(message.operator)
@@ -184,7 +181,7 @@ class Moving(Restoring):
             else:
                 for shelf in sender.shelves:
                     shelf.drop()
-            hosted.sender, hosted.leaving, hosted.lots = None, frozenset(), ()
+            hosted.sender = None
         hosted.moves_over = max(hosted.moves_over, message.move)
         if receiver is not None and receiver.move == message.move:
             if message.called_off:
@@ -207,26 +204,34 @@ class Moving(Restoring):
     def _receiver(self, hosted: Hosted, move: int) -> Receiver:
         if hosted.receiver is None or hosted.receiver.move < move:
             hosted.receiver = Receiver(move, hosted.parking)
-            hosted.parking.waits, hosted.parking.asked, hosted.parking.rows = [], [], 0
+            hosted.parking.count_anew()
         return hosted.receiver
 
-    def _ship(self, peer: Peer, message: m.Ship, body: Body) -> list[Out]:
+    def _from_owner(self, peer: Peer, message: m.Ship | m.HandOver, body: Body) -> list[Out]:
+        """An old owner sends something: take it in, unless it is a repeat or of a move that is over."""
         hosted = self._hosted.setdefault(message.operator, Hosted(message.operator))
         receipt: Out = (peer, m.Shipped(message.operator, message.move, self.worker, message.number), None)
-        if message.move <= hosted.moves_over or (
-            hosted.receiver is not None
-            and (hosted.receiver.move > message.move or hosted.receiver.is_repeat(message.source, message.number))
-        ):
+        known = hosted.receiver
+        if message.move <= hosted.moves_over or (known is not None and known.move > message.move):
             return [receipt]
         receiver = self._receiver(hosted, message.move)
+        if receiver.is_repeat(message.source, message.number):
+            return [receipt]
+        if isinstance(message, m.Ship):
+            return [receipt, *self._ship(hosted, receiver, message, body)]
+        now, stale = self._clock.monotonic(), unpack(message.hashes)
+        said = message.source, message.number, message.base, stale, now
+        return [receipt, *self._freed(hosted, lambda: receiver.handed_over(*said))]
+
+    def _ship(self, hosted: Hosted, receiver: Receiver, message: m.Ship, body: Body) -> list[Out]:
         if hosted.runtime is None:
             self._activate(hosted, message.deployment)
         runtime = hosted.runtime
         assert runtime is not None
         hashes = unpack(message.hashes)
-        state = None if body is None else _decode(body)
+        state = None if body is None else unpack_whole(body)
 
-        def take() -> list[Any]:
+        def take() -> list[Freed]:
             wanted, settled = state, hashes
             if receiver.base is not None:
                 keep = receiver.wanted(message.source, hashes)
@@ -247,27 +252,9 @@ class Moving(Restoring):
                 self._clock.monotonic(),
             )
 
-        return [receipt, *self._freed(hosted, take)]
+        return self._freed(hosted, take)
 
-    def _hand_over(self, peer: Peer, message: m.HandOver) -> list[Out]:
-        hosted = self._hosted.setdefault(message.operator, Hosted(message.operator))
-        receipt: Out = (peer, m.Shipped(message.operator, message.move, self.worker, message.number), None)
-        if message.move <= hosted.moves_over or (
-            hosted.receiver is not None
-            and (hosted.receiver.move > message.move or hosted.receiver.is_repeat(message.source, message.number))
-        ):
-            return [receipt]
-        receiver = self._receiver(hosted, message.move)
-        now = self._clock.monotonic()
-        stale = unpack(message.hashes)
-        return [
-            receipt,
-            *self._freed(
-                hosted, lambda: receiver.handed_over(message.source, message.number, message.base, stale, now)
-            ),
-        ]
-
-    def _freed(self, hosted: Hosted, step: Any) -> list[Out]:
+    def _freed(self, hosted: Hosted, step: Callable[[], list[Freed]]) -> list[Out]:
         """Take a step of the receiver's, and apply the rows that can go on with it."""
         receiver = hosted.receiver
         assert receiver is not None
@@ -326,28 +313,3 @@ class Moving(Restoring):
         rows = {int(group): float(hosted.load[group]) for group in np.flatnonzero(hosted.load)}
         keys, size = (0, 0) if runtime is None else (runtime.keys, runtime.state_bytes())
         return m.Weighed(self.worker, message.operator, message.ticket, rows, keys, size, hosted.touched, hosted.took)
-
-
-def _targets(lots: tuple[m.Lot, ...], hashes: Hashes, count: int) -> Hashes:
-    """Which worker each key goes to."""
-    owners = np.full(count, -1, np.int64)
-    for lot in lots:
-        owners[list(lot.groups)] = lot.target
-    targets: Hashes = owners[key_groups(hashes, count)]
-    for lot in lots:
-        if lot.keys:
-            targets[np.isin(hashes, np.array(lot.keys, np.int64))] = lot.target
-    return targets
-
-
-def _encode(state: pa.RecordBatch) -> pa.Buffer:
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, state.schema) as writer:
-        writer.write_batch(state)
-    return sink.getvalue()
-
-
-def _decode(body: Body) -> pa.RecordBatch:
-    with pa.ipc.open_stream(pa.py_buffer(body)) as reader:
-        batch: pa.RecordBatch = reader.read_next_batch()
-    return batch
