@@ -25,11 +25,10 @@ from rich.table import Table
 
 from bench.checkpoint_plan import TARGETS, Job, plan_round, ratios_of, verdict
 from bench.isolate import Outcome, run_isolated
-from bench.report import Column, Report, Result, Status, machine_info, median_of_rounds
+from bench.report import Column, Report, Result, Status, finish, machine_info, median_of_rounds
 from bench.spark_run import CORES, SESSION
 
 RUN_SECONDS = 300.0
-BUSY_LIMIT = 0.3
 
 TABLES: dict[str, tuple[str, tuple[Column, ...]]] = {
     "throughput": (
@@ -209,20 +208,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             label = f"[{number + 1}/{options.rounds}, {at}/{len(jobs)}] {job.label}"
             rounds[-1].append(run_job(job, label, workdir, console))
     report = make_report(rounds, options)
-    for table in tables(report):
-        console.print(table)
-    busy = max((r.figures["busy_cores_before"] for r in report.results if r.figures), default=0.0)
-    if busy > BUSY_LIMIT:
-        console.print(f"careful: something else kept {busy:.1f} cores busy; these figures are noisy")
-    if options.json is not None:
-        report.write_json(options.json)
-        console.print(f"wrote {options.json}", highlight=False)
-    bad = [r for r in report.results if r.status in (Status.FAILED, Status.WRONG)]
-    if bad:
-        console.print(f"the logs are in {workdir}", highlight=False)
-    else:
-        shutil.rmtree(workdir, ignore_errors=True)
-    return 1 if bad else 0
+    return finish(report, console, workdir, tables=tables(report), json_file=options.json)
 
 
 if __name__ == "__main__":

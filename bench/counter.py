@@ -27,7 +27,7 @@ from rich.console import Console
 
 from bench.counter_systems import SYSTEMS, System
 from bench.isolate import Outcome, WrongAnswer, run_isolated
-from bench.report import Column, Report, Result, Status, machine_info, median_of_rounds, ratio, short_count
+from bench.report import Column, Report, Result, Status, finish, machine_info, median_of_rounds, ratio, short_count
 from bench.source import fill_batches, keyed_rows, true_counts
 from bench.spark_run import CORES, SESSION, make_session, run_collecting, run_timed
 
@@ -45,7 +45,6 @@ QUICK_NOT = (
 )
 QUICK_MANY_KEYS = ("bedload-operator", "bedload-aggregate", BASELINE)
 RUN_SECONDS = 600.0
-BUSY_LIMIT = 0.3
 
 # name in the ratio -> the systems it stands for, the best of which counts
 PEERS = {
@@ -344,21 +343,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         rounds.append([result for result, _ in found])
         java = next((version for _, version in found if version), java)
     report = make_report(rounds, options, java)
-    console.print(report.table())
-    if report.ratios:
-        console.print(report.ratio_table())
-    busy = max((r.figures["busy_cores_before"] for r in report.results if r.figures), default=0.0)
-    if busy > BUSY_LIMIT:
-        console.print(f"careful: something else kept {busy:.1f} cores busy; these figures are noisy")
-    if options.json is not None:
-        report.write_json(options.json)
-        console.print(f"wrote {options.json}", highlight=False)
-    bad = [r for r in report.results if r.status in (Status.FAILED, Status.WRONG)]
-    if bad:
-        console.print(f"the logs are in {workdir}", highlight=False)
-    else:
-        shutil.rmtree(workdir, ignore_errors=True)
-    return 1 if bad else 0
+    return finish(report, console, workdir, tables=report.tables(), json_file=options.json)
 
 
 if __name__ == "__main__":

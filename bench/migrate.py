@@ -13,16 +13,16 @@ Why: a move is judged by what it does to the stream around it. See `migrate_meas
 
 import argparse
 import json
-import shutil
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.table import Table
 
 from bench.isolate import Outcome, run_isolated
 from bench.migrate_plan import (
@@ -45,12 +45,11 @@ from bench.migrate_plan import (
     Timing,
     plan_cases,
 )
-from bench.report import Column, Report, Result, Status, machine_info
+from bench.report import Column, Report, Result, Status, finish, machine_info
 
 WARM_UP_MB = 1
 CASE_SECONDS = 400.0
 POLL_SECONDS = 0.3
-BUSY_LIMIT = 0.3
 
 MOVES = (
     Column("state_mb", "MB", "{:,.0f}"),
@@ -245,7 +244,7 @@ def make_report(measured: Measured, options: argparse.Namespace, timing: Timing)
     return Report("migrate", results, (), ratios_of(results), settings, machine_info())
 
 
-def print_report(report: Report, console: Console) -> None:
+def tables(report: Report) -> Iterator[Table]:
     """A table for the moves, one for the speed of transfers, one for the ratios."""
     for part, title, columns in (
         (
@@ -257,9 +256,27 @@ def print_report(report: Report, console: Console) -> None:
     ):
         found = [result for result in report.results if result.params["part"] == part]
         if found:
-            console.print(Report(part, found, columns, title=title).table())
+            yield Report(part, found, columns, title=title).table()
     if report.ratios:
-        console.print(report.ratio_table())
+        yield report.ratio_table()
+
+
+def write_json(report: Report, series: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """The report, with the latency of each case over time."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    said = {**report.as_json(), "series": series}
+    said["results"] = [{"strategy": result["system"], **result} for result in said["results"]]
+    path.write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
+
+
+def _draw(report: Report, series: Sequence[Mapping[str, Any]], place: Path | None) -> Iterator[str]:
+    """Draw the plots that were asked for, and say so."""
+    if place is None:
+        return
+    from bench.migrate_plots import write_plots
+
+    for path in write_plots(report.results, series, place):
+        yield f"wrote {path}"
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -326,26 +343,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     order = {_id(case): at for at, case in enumerate(cases)}
     measured.results = dict(sorted(measured.results.items(), key=lambda item: order.get(item[0], len(order))))
     report = make_report(measured, options, timing)
-    print_report(report, console)
-    if measured.busy > BUSY_LIMIT:
-        console.print(f"careful: something else kept {measured.busy:.1f} cores busy; these figures are noisy")
-    if options.json is not None:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        said = {**report.as_json(), "series": measured.series}
-        said["results"] = [{"strategy": result["system"], **result} for result in said["results"]]
-        options.json.write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
-        console.print(f"wrote {options.json}", highlight=False)
-    if options.plots is not None:
-        from bench.migrate_plots import write_plots
-
-        for path in write_plots(report.results, measured.series, options.plots):
-            console.print(f"wrote {path}", highlight=False)
-    bad = [r for r in report.results if r.status in (Status.FAILED, Status.WRONG)]
-    if bad:
-        console.print(f"the logs are in {workdir}", highlight=False)
-    else:
-        shutil.rmtree(workdir, ignore_errors=True)
-    return 1 if bad else 0
+    return finish(
+        report,
+        console,
+        workdir,
+        tables=tables(report),
+        json_file=options.json,
+        write_json=lambda path: write_json(report, measured.series, path),
+        busy=measured.busy,
+        notes=_draw(report, measured.series, options.plots),
+    )
 
 
 if __name__ == "__main__":

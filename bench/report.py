@@ -13,7 +13,8 @@ to be as visible as a number.
 import json
 import os
 import platform
-from collections.abc import Mapping, Sequence
+import shutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from importlib import metadata
@@ -22,9 +23,12 @@ from statistics import median
 from typing import Any
 
 import psutil  # type: ignore[import-untyped]
+from rich.console import Console
 from rich.table import Table
 
 PACKAGES = ("bedload", "pyspark", "pyarrow", "numpy", "pandas")
+BUSY_LIMIT = 0.3
+"""So many cores at work for somebody else, and the figures are not to be trusted."""
 NO_FIGURE = "–"  # noqa: RUF001  a dash reads as "nothing here" in a table of numbers
 
 
@@ -145,6 +149,12 @@ class Report:
             table.add_row(name, f"{value:.2f}")
         return table
 
+    def tables(self) -> Iterable[Table]:
+        """The results, and the ratios if there are any."""
+        yield self.table()
+        if self.ratios:
+            yield self.ratio_table()
+
     def as_json(self) -> dict[str, Any]:
         """The JSON form."""
         return {
@@ -159,6 +169,41 @@ class Report:
         """Write the JSON form; the directories above it are made."""
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(self.as_json(), indent=2) + "\n", encoding="utf-8")
+
+
+def finish(
+    report: Report,
+    console: Console,
+    workdir: Path,
+    *,
+    tables: Iterable[Table],
+    json_file: Path | None,
+    write_json: Callable[[Path], None] | None = None,
+    busy: float | None = None,
+    notes: Iterable[str] = (),
+) -> int:
+    """The end of every benchmark: show what was found, write it, clean up; 1 if something failed or was wrong.
+
+    `write_json` stands in for the report's own, and `busy` for the busiest result's `busy_cores_before`. `notes` are
+    said when the JSON is written, one by one, so that they may do what they speak of. The work directory goes, unless
+    its logs are needed.
+    """
+    for table in tables:
+        console.print(table)
+    if busy is None:
+        busy = max((r.figures["busy_cores_before"] for r in report.results if r.figures), default=0.0)
+    if busy > BUSY_LIMIT:
+        console.print(f"careful: something else kept {busy:.1f} cores busy; these figures are noisy")
+    if json_file is not None:
+        (write_json or report.write_json)(json_file)
+        console.print(f"wrote {json_file}", highlight=False)
+    for note in notes:
+        console.print(note, markup=False, highlight=False)
+    if any(r.status in (Status.FAILED, Status.WRONG) for r in report.results):
+        console.print(f"the logs are in {workdir}", highlight=False)
+        return 1
+    shutil.rmtree(workdir, ignore_errors=True)
+    return 0
 
 
 def machine_info() -> dict[str, Any]:

@@ -18,7 +18,7 @@ import argparse
 import shutil
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,14 +27,13 @@ from rich.console import Console
 
 from bench.isolate import Outcome, run_isolated
 from bench.plots import MissingPlots
-from bench.report import Column, Report, Result, Status, machine_info, short_count
+from bench.report import Column, Report, Result, Status, finish, machine_info, short_count
 from bench.state_inputs import BATCH_ROWS, KINDS, SIZES, Shape
 from bench.state_layouts import LAYOUTS, unsupported
 from bench.state_plots import write_plots
 
 FEW_KEYS = 100_000
 RUN_SECONDS = 300.0
-BUSY_LIMIT = 0.3
 
 OPERATIONS = {
     "update_ns": "update",
@@ -157,6 +156,17 @@ def _shown(report: Report) -> Report:
     return replace(report, ratios={name: value for name, value in report.ratios.items() if name.startswith(starts)})
 
 
+def _draw(results: Sequence[Result], place: Path | None) -> Iterator[str]:
+    """Draw the plots that were asked for, and say so."""
+    if place is None:
+        return
+    try:
+        for file in write_plots(results, place):
+            yield f"drew {file}"
+    except MissingPlots as missing:
+        yield f"no plots: {missing}"
+
+
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(
@@ -222,26 +232,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         else:
             shutil.rmtree(place, ignore_errors=True)
     report = make_report(results, options)
-    console.print(report.table())
-    console.print(_shown(report).ratio_table())
-    busy = max((r.figures["busy_cores_before"] for r in results if r.figures), default=0.0)
-    if busy > BUSY_LIMIT:
-        console.print(f"careful: something else kept {busy:.1f} cores busy; these figures are noisy")
-    if options.json is not None:
-        report.write_json(options.json)
-        console.print(f"wrote {options.json}", highlight=False)
-    if options.plots is not None:
-        try:
-            for file in write_plots(results, options.plots):
-                console.print(f"drew {file}", highlight=False)
-        except MissingPlots as missing:
-            console.print(f"no plots: {missing}", markup=False, highlight=False)
-    bad = [r for r in results if r.status in (Status.FAILED, Status.WRONG)]
-    if bad:
-        console.print(f"the logs are in {workdir}", highlight=False)
-    else:
-        shutil.rmtree(workdir, ignore_errors=True)
-    return 1 if bad else 0
+    tables = (report.table(), _shown(report).ratio_table())
+    notes = _draw(results, options.plots)
+    return finish(report, console, workdir, tables=tables, json_file=options.json, notes=notes)
 
 
 if __name__ == "__main__":

@@ -215,6 +215,23 @@ def missing_workers_are_handed_state(patch: Patch) -> None:
 
 
 # The third is the seed to begin with: those before it notice nothing.
+def replacements_read_back_when_an_epoch_begins_only(patch: Patch) -> None:
+    patch.setattr(OperatorEpochs, "left_unread", False)
+
+
+def pinned_keys_leave_with_their_group(patch: Patch) -> None:
+    original = WorkerMachine._flip
+
+    def flip(self: Any, message: Any) -> Any:
+        hosted = self._hosted[message.operator]
+        lodging = hosted.lodging | {group for lot in message.arriving for group in lot.key_groups}
+        out = original(self, message)
+        hosted.lodging = lodging
+        return out
+
+    patch.setattr(WorkerMachine, "_flip", flip)
+
+
 MUTANTS: list[tuple[Callable[[Patch], None], Scenario, int]] = [
     (copies_count_whatever_turn_they_are_of, scenario(strategies=COPYING), 0),
     (base_of_a_hand_over_is_ignored, scenario(strategies=COPYING), 0),
@@ -238,6 +255,8 @@ MUTANTS: list[tuple[Callable[[Patch], None], Scenario, int]] = [
     (ownership_flips_before_all_is_read_back, LOSSES, 0),
     (rest_of_a_lost_owner_is_not_read_back, LOSSES, 16),
     (loss_of_a_newcomer_is_always_an_abort, Scenario(frozenset({"lost newcomer"}), 0.3, moves=3), 95),
+    (replacements_read_back_when_an_epoch_begins_only, scenario("lost worker", "stopped for good", durable=True), 59),
+    (pinned_keys_leave_with_their_group, scenario("stopped for good", durable=True, wishes=("pin", "rescale")), 0),
     (missing_workers_are_handed_state, scenario("dead newcomer", "lost target", durable=True), 0),
 ]
 

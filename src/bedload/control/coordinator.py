@@ -6,8 +6,6 @@ event and carries out the instructions that come back, in order. Messages to one
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 from bedload.checkpoint.records import TurnRecord
 from bedload.control import refusals
 from bedload.control.changes import Changes, Wish
@@ -26,6 +24,7 @@ from bedload.control.instructions import (
     WorkersLeft,
 )
 from bedload.control.lineage import Lineage
+from bedload.control.shipping import Shipping
 from bedload.core.clock import Clock, SystemClock
 from bedload.core.errors import (
     BedloadError,
@@ -40,21 +39,6 @@ from bedload.core.errors import (
 from bedload.core.ids import DeploymentId, Epoch, OperatorName, QueryId, RunId, Turn, WorkerId
 from bedload.keys import RoutingTable
 from bedload.protocol import messages as m
-
-
-@dataclass
-class _Deploying:
-    to: Token
-    operator: OperatorName
-    waiting: set[WorkerId] = field(default_factory=set)
-    error: BedloadError | None = None
-
-
-@dataclass(frozen=True)
-class _Shipped:
-    deployment: DeploymentId
-    key_groups: int
-    payload: bytes
 
 
 class Coordinator:
@@ -76,17 +60,14 @@ class Coordinator:
         """A worker takes a Spark task slot: no feeder may wait for one, in what may be the slot that it needs."""
         self._retention = retention or Retention()
         self._compactions: dict[OperatorName, Compaction] = {}
-        self._shipped: dict[OperatorName, list[_Shipped]] = {}
+        self._shipping = Shipping()
         self._missing: dict[WorkerId, BedloadError] = {}
         """Workers that were lost and whose replacement is not ready."""
-        self._joining: dict[WorkerId, set[DeploymentId]] = {}
         self._losses = 0
         """Workers lost since an epoch was committed."""
         self._waiting: list[tuple[Token, m.Open]] = []
         """Opens that wait for a replacement."""
         self._operators: dict[OperatorName, OperatorEpochs] = {}
-        self._deploying: dict[DeploymentId, _Deploying] = {}
-        self._deployments = 0
         self._down: BedloadError | None = None
         self._clock = clock or SystemClock()
         self._unsettled: tuple[WorkerId, WorkerLost, WorkerLost] | None = None
@@ -95,7 +76,7 @@ class Coordinator:
         """The last change that started all workers anew."""
         self._newcomers: dict[WorkerId, str] = {}
         """Workers that were asked for, joined, and do not have all code yet."""
-        self.changes = Changes(self._operators, self._addresses, self._latest_deployment, self._clock, durable=durable)
+        self.changes = Changes(self._operators, self._addresses, self._shipping.latest, self._clock, durable=durable)
         self.restoring: dict[tuple[OperatorName, WorkerId], m.Restored] = {}
         """How far each worker has come with reading state back."""
 
@@ -117,8 +98,7 @@ class Coordinator:
         ``running`` names the queries that run now, to refuse an operator that is in use. ``lineage`` is what the
         checkpoint has of an operator that is new to this coordinator, or ``fresh``.
         """
-        deployment = DeploymentId(self._deployments)
-        self._deployments += 1
+        deployment = self._shipping.number()
         known = self._operators.get(operator)
         if self._down is not None:
             return deployment, [DeployResult(token, self._down)]
@@ -145,15 +125,9 @@ class Coordinator:
                     known.reset()
                 if lineage is not None:
                     self._compactions[operator] = Compaction(known, self._retention, self._addresses)
-        shipped = self._shipped.setdefault(operator, [])
-        shipped.append(_Shipped(deployment, key_groups, payload))
-        del shipped[:-_KEPT_DEPLOYMENTS]
-        self._deploying[deployment] = _Deploying(token, operator, set(self._addresses))
-        for worker, waiting in self._joining.items():
-            if worker in self._newcomers:
-                waiting.add(deployment)
-        here = [*self._addresses, *self._newcomers]
-        out += [ToWorker(worker, m.Deploy(operator, deployment, key_groups), payload) for worker in here]
+        out += self._shipping.ship(
+            token, operator, deployment, key_groups, payload, workers=self._addresses, newcomers=self._newcomers
+        )
         # Without a worker nobody would answer; the replacements get the code when they come.
         return deployment, out if self._addresses else [*out, *self._deployed_by_all()]
 
@@ -243,7 +217,7 @@ class Coordinator:
         if self._down is not None or worker not in self._addresses:
             return []  # one that came too late, or had left
         del self._addresses[worker]
-        self._joining.pop(worker, None)
+        self._shipping.forget(worker)
         lost = {name: len(epochs.routing.groups_of(worker)) for name, epochs in self._operators.items()}
         state = ", ".join(f"{count} key groups of {name}" for name, count in lost.items()) or "no state"
         if not self._durable:
@@ -253,10 +227,8 @@ class Coordinator:
         if self._losses > _MAX_LOSSES:
             return self._end(refusals.too_many_lost(worker, how, self._losses))
         self._missing[worker] = error
-        out: list[Instruction] = []
-        for pending in self._deploying.values():
-            pending.waiting.discard(worker)
-        out += self._deployed_by_all()
+        self._shipping.only(self._addresses)
+        out = self._deployed_by_all()
         for compaction in self._compactions.values():
             out += compaction.lost(worker)
         for epochs in self._operators.values():
@@ -298,13 +270,7 @@ class Coordinator:
         if self._down is not None or (worker not in self._missing and not new):
             return [ToWorker(worker, m.Stop())]
         (self._newcomers if new else self._addresses)[worker] = address
-        ship = [(name, shipped) for name, all_ in self._shipped.items() for shipped in all_]
-        self._joining[worker] = {shipped.deployment for _, shipped in ship}
-        out: list[Instruction] = [
-            ToWorker(worker, m.Deploy(name, shipped.deployment, shipped.key_groups), shipped.payload)
-            for name, shipped in ship
-        ]
-        return out if out else self._ready(worker)
+        return self._shipping.send_all(worker) or self._ready(worker)
 
     def worker_not_started(self, worker: WorkerId, why: str) -> list[Instruction]:
         """A worker that was asked for does not come."""
@@ -315,7 +281,7 @@ class Coordinator:
     def _not_started(self, worker: WorkerId, why: str) -> list[Instruction]:
         """It does not come, or went before it had a part in anything."""
         self._newcomers.pop(worker, None)
-        self._joining.pop(worker, None)
+        self._shipping.forget(worker)
         if self._down is not None or worker not in self.changes.starting:
             return []
         error = WorkerStartFailed(f"worker {worker} was asked for and did not come up: {why}", worker=worker)
@@ -334,8 +300,7 @@ class Coordinator:
             )
         out: list[Instruction] = []
         for name, epochs in self._operators.items():
-            shipped = self._shipped[name][-1]
-            out += epochs.without(worker, shipped.deployment)
+            out += epochs.without(worker, self._shipping.latest(name))
         del self._missing[worker]
         self.changes.remove(worker)
         return self._then([*out, *self._go_on()])
@@ -428,41 +393,28 @@ class Coordinator:
     # --- steps ---
 
     def _deployed(self, message: m.Deployed) -> list[Instruction]:
-        joining = self._joining.get(message.worker)
-        if joining is not None and message.deployment in joining:
-            if message.error is not None:
-                return self._end(
-                    OperatorNotShippable(
-                        f"the replacement of worker {message.worker} could not load an operator: "
-                        f"{message.error.message}"
-                    )
-                )
-            joining.discard(message.deployment)
-            return [] if joining else self._ready(message.worker)
-        pending = self._deploying.get(message.deployment)
-        if pending is None:
-            return []
-        pending.waiting.discard(message.worker)
+        if not self._shipping.is_loading(message.worker, message.deployment):
+            return self._deployed_by_all() if self._shipping.answered(message) else []
         if message.error is not None:
-            pending.error = OperatorNotShippable(
-                f"worker {message.worker} could not load the operator: {message.error.message}"
+            return self._end(
+                OperatorNotShippable(
+                    f"the replacement of worker {message.worker} could not load an operator: {message.error.message}"
+                )
             )
-        return self._deployed_by_all()
+        has_all = self._shipping.loaded(message.worker, message.deployment)
+        return self._ready(message.worker) if has_all else []
 
     def _deployed_by_all(self) -> list[Instruction]:
         out: list[Instruction] = []
-        for deployment, pending in list(self._deploying.items()):
-            if pending.waiting:
-                continue
-            del self._deploying[deployment]
-            if pending.error is None:
-                out += self._operators[pending.operator].prefetch(deployment)
-            out.append(DeployResult(pending.to, pending.error))
+        for operator, deployment, result in self._shipping.finished():
+            if result.error is None:
+                out += self._operators[operator].prefetch(deployment)
+            out.append(result)
         return out
 
     def _ready(self, worker: WorkerId) -> list[Instruction]:
         """A replacement has the code: it can take part."""
-        self._joining.pop(worker, None)
+        self._shipping.forget(worker)
         if worker in self._newcomers:
             address = self._newcomers.pop(worker)
             if worker not in self.changes.starting:  # whoever wanted it does not any more
@@ -473,7 +425,7 @@ class Coordinator:
         del self._missing[worker]
         out: list[Instruction] = []
         for name, epochs in self._operators.items():
-            out += epochs.prefetch(self._shipped[name][-1].deployment)
+            out += epochs.prefetch(self._shipping.latest(name))
         return self._then([*out, *self._go_on()])
 
     def _go_on(self) -> list[Instruction]:
@@ -499,9 +451,6 @@ class Coordinator:
             lineage.has_read(message.worker, message.base)
         return []
 
-    def _latest_deployment(self, operator: OperatorName) -> DeploymentId:
-        return self._shipped[operator][-1].deployment
-
     def _then(self, steps: list[Instruction]) -> list[Instruction]:
         """After whatever happened: go on with what waited for it, and start the snapshots that are due."""
         holding = self.changes.holding
@@ -510,14 +459,17 @@ class Coordinator:
             # All begin anew, those that were lost, too.
             self._restarted = self.changes.restarting
             self._missing.clear()
-            self._joining = {worker: code for worker, code in self._joining.items() if worker in self._newcomers}
+            self._shipping.forget_all_but(self._newcomers)
         if holding and not self.changes.holding:
             for name, epochs in self._operators.items():
-                steps += epochs.prefetch(self._latest_deployment(name))
+                steps += epochs.prefetch(self._shipping.latest(name))
             steps += self._go_on()
+        # No epoch may come that would have them read it: the query is over, and people look at its state.
+        for name, epochs in self._operators.items():
+            if epochs.left_unread and not self._missing and not self.changes.holding:
+                steps += epochs.prefetch(self._shipping.latest(name))
         steps += self._unneeded()
-        for pending in self._deploying.values():
-            pending.waiting &= self._addresses.keys()  # who has left does not answer
+        self._shipping.only(self._addresses)  # who has left does not answer
         steps += self._deployed_by_all()
         ended = {step.operator for step in steps if isinstance(step, EpochEnded) and step.committed}
         if ended:
@@ -536,7 +488,7 @@ class Coordinator:
         out: list[Instruction] = []
         for worker in gone:
             del self._missing[worker]
-            self._joining.pop(worker, None)
+            self._shipping.forget(worker)
             if self._addresses.pop(worker, None) is not None:
                 out += [ToWorker(worker, m.Stop()), WorkersLeft((worker,))]
         return [*out, *self._go_on()]
@@ -545,17 +497,13 @@ class Coordinator:
         self._down = error
         out = [step for epochs in self._operators.values() for step in epochs.ended(error)]
         out += [step for compaction in self._compactions.values() for step in compaction.ended(error)]
-        out += [DeployResult(pending.to, error) for pending in self._deploying.values()]
+        out += self._shipping.ended(error)
         out += [Reply(token, m.Refused(m.WireError.of(error))) for token, _ in self._waiting]
-        self._deploying, self._waiting = {}, []
+        self._waiting = []
         return [*out, *self.changes.ended(error)]
 
 
 _MAX_LOSSES = 20
 """After so many without progress, replacing them does not help."""
-
-_KEPT_DEPLOYMENTS = 3
-"""A replacement gets the latest versions of an operator's code: one that runs, and one that was just applied."""
-
 
 __all__ = ["Coordinator", "OperatorEpochs", "QueryFacts"]

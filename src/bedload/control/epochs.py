@@ -14,20 +14,20 @@ With a checkpoint (:class:`~bedload.control.lineage.Lineage`) the loss of a work
 under way. Whether that is whole depends on what the lost worker wrote before it went: SETTLING finds out. What
 another driver left behind is taken up as SEALED: Spark says what became of it by what it asks for.
 
+Here is decided which turn begins and who has a part in it; what becomes of it is in :mod:`bedload.control.turns`.
+
 An ``Open`` that cannot be answered yet (a stage's shape, another query's state or the end of a seal has
 to be found out first) is parked and looked at again when the answer is there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 
 from bedload.control import refusals
 from bedload.control.attempt import Attempt
 from bedload.control.instructions import (
-    CheckTurn,
-    EpochEnded,
     InspectQuery,
     InspectStage,
     Instruction,
@@ -37,14 +37,13 @@ from bedload.control.instructions import (
     WriteTurn,
 )
 from bedload.control.lineage import Lineage
-from bedload.control.standing import Phase, Standing
+from bedload.control.standing import Phase
+from bedload.control.turns import Turns, refuse
 from bedload.core.clock import Clock
 from bedload.core.errors import BedloadError, CheckpointError, EpochAborted
 from bedload.core.ids import (
     NO_EPOCH,
-    DeploymentId,
     Epoch,
-    KeyGroup,
     OperatorName,
     QueryId,
     RunId,
@@ -52,7 +51,6 @@ from bedload.core.ids import (
     WorkerId,
 )
 from bedload.keys import RoutingTable
-from bedload.migration.plan import leave_out
 from bedload.protocol import messages as m
 
 
@@ -81,7 +79,7 @@ Found = tuple[QueryId, QueryFacts]
 """What was found out, and about whom."""
 
 
-class OperatorEpochs(Standing):
+class OperatorEpochs(Turns):
     """The epochs of one operator, over all of its queries."""
 
     def __init__(
@@ -99,9 +97,7 @@ class OperatorEpochs(Standing):
         """The user allows a query with committed epochs to start on empty state."""
         self.hold: Callable[[], bool] = lambda: False
         """Whether no turn may begin for now."""
-        self._error: BedloadError | None = None
         self._query_ended = False
-        self._parked: list[tuple[Token, m.Open]] = []
         if lineage is not None and lineage.history.head is not None:
             self._take_up(lineage, lineage.history.head)
 
@@ -132,7 +128,7 @@ class OperatorEpochs(Standing):
         if self.run == ask.run and self.epoch == ask.epoch and self.phase is not Phase.IDLE:
             return self._join(token, ask)
         if self._is_stale(ask):
-            return [_refuse(token, refusals.stale(self.name, ask, self.run, self.epoch))]
+            return [refuse(token, refusals.stale(self.name, ask, self.run, self.epoch))]
         if self.phase is Phase.SETTLING:
             return self._park(token, ask, [])
         if self.query is not None and ask.query != self.query and not self._query_ended:
@@ -153,11 +149,11 @@ class OperatorEpochs(Standing):
                 )
                 return [*self._abort(back), *self._start(token, ask, found)]
             case Phase.OPEN | Phase.SEALED:
-                return [_refuse(token, refusals.behind(self.name, ask, self.epoch))]
+                return [refuse(token, refusals.behind(self.name, ask, self.epoch))]
             case Phase.ABORTED if self.lineage is not None and ask.query == self.query and ask.epoch < self.epoch:
                 return self._start(token, ask, found)
             case Phase.ABORTED if ask.query == self.query and ask.epoch != self.epoch:
-                return [_refuse(token, refusals.incomplete(self.name, self.epoch, self._error))]
+                return [refuse(token, refusals.incomplete(self.name, self.epoch, self._error))]
             case _:
                 return self._start(token, ask, found)
 
@@ -165,32 +161,6 @@ class OperatorEpochs(Standing):
         """Spark wants an epoch: from now on it takes time, whether it can begin or not."""
         if self._first_ask[:2] != (ask.run, ask.epoch):
             self._first_ask = ask.run, ask.epoch, self._clock.monotonic()
-
-    def stage_inspected(self, turn: Turn, stage: int, feeders: int, shape: int) -> list[Instruction]:
-        """The operator has this many feeders; the stage's own RDD has ``shape`` partitions."""
-        if turn != self.turn:
-            return []
-        self._current.shapes[stage] = shape
-        out: list[Instruction] = []
-        if stage == self._current.first_stage and self.phase is Phase.OPEN:
-            self._current.feeders = feeders
-            out += self._expect()
-        return out + self._unpark()
-
-    def turn_written(self, turn: Turn, location: str) -> list[Instruction]:
-        """The turn is on record: from here on it may be sealed."""
-        if self.lineage is not None and self.query is not None and location and turn == self.turn:
-            self.lineage.locations[self.query] = location
-        if turn != self.turn or self.phase is not Phase.OPEN:
-            return []
-        self._current.recorded = True
-        return self._expect()
-
-    def _expect(self) -> list[Instruction]:
-        current = self._current
-        if current.feeders is None or not current.recorded:
-            return []
-        return self._tell(m.Expect(self.name, self.turn, current.feeders))
 
     def stage_unknown(self, turn: Turn, error: BedloadError) -> list[Instruction]:
         """A stage could not be inspected: the turn cannot be sealed, or a second action not be matched."""
@@ -202,7 +172,7 @@ class OperatorEpochs(Standing):
         out: list[Instruction] = []
         for token, ask in parked:
             second = self.phase is Phase.SEALED and (ask.run, ask.epoch) == (self.run, self.epoch)
-            out += [_refuse(token, error)] if second else self.open(token, ask)
+            out += [refuse(token, error)] if second else self.open(token, ask)
         return out
 
     def query_inspected(self, query: QueryId, turn: Turn, facts: QueryFacts) -> list[Instruction]:
@@ -213,51 +183,6 @@ class OperatorEpochs(Standing):
     def query_unknown(self, error: BedloadError) -> list[Instruction]:
         """A query could not be inspected: whoever waited for that is refused, and Spark tries again."""
         return self.refuse_parked(error)
-
-    def sealed(self, message: m.Sealed) -> list[Instruction]:
-        """A worker has sealed the current turn."""
-        if message.turn != self.turn or self.phase is not Phase.OPEN:
-            return []
-        self._current.sealed(message)
-        return self._seal() if self._current.sealed_by_all else []
-
-    def _seal(self) -> list[Instruction]:
-        self.phase = Phase.SEALED
-        self._current.probing = None
-        self._current.sealed_at = self._clock.monotonic()
-        if self.lineage is not None:
-            self.lineage.history.sealed(self.turn, self._current.bytes)
-        out = self._commit() if self._current.spark_committed else []
-        return out + self._unpark()
-
-    def feeder_failed(self, message: m.FeederFailed) -> list[Instruction]:
-        """A feeder cannot go on with this turn. Each worker knows whether it is too late to roll back."""
-        return self._tell(message) if message.turn == self.turn and self.phase is Phase.OPEN else []
-
-    def failed(self, turn: Turn, error: BedloadError, unrestored: WorkerId | None = None) -> list[Instruction]:
-        """A worker cannot go on with this turn; ``unrestored`` names one that has not got its state."""
-        if unrestored is not None:
-            self.unrestored(unrestored)
-        if turn != self.turn or self.phase is not Phase.OPEN:
-            return []
-        return [*self._abort(error), *self._unpark()]
-
-    def probed(self, message: m.Probed) -> list[Instruction]:
-        """A worker has said all that it had to say about this turn."""
-        probing = self._current.probing
-        if message.turn != self.turn or probing is None:
-            return []
-        probing.discard(message.worker)
-        if probing:
-            return []
-        return [*self._abort(refusals.incomplete(self.name, self.epoch, None)), *self._unpark()]
-
-    def progress(self, query: QueryId, run: RunId, epoch: Epoch) -> list[Instruction]:
-        """Spark has committed an epoch."""
-        if query != self.query or run != self.run or epoch != self.epoch:
-            return []
-        self._current.spark_committed = True
-        return self._commit() if self.phase is Phase.SEALED else []
 
     def query_ended(self, query: QueryId, run: RunId) -> list[Instruction]:
         """A run of a query is over. A sealed epoch stays: the next run says what became of it."""
@@ -288,99 +213,6 @@ class OperatorEpochs(Standing):
             out = [*self._abort(error), *out]
         return out
 
-    # --- the loss of a worker ---
-
-    def lost(self, worker: WorkerId, error: BedloadError) -> list[Instruction]:
-        """A worker is gone, its memory with it; the others go on."""
-        if self.lineage is not None:
-            self.lineage.lost(worker)
-        if worker not in self._current.workers:
-            return []  # it came after the turn had begun
-        self._current.gone = error
-        if self.phase is Phase.SETTLING:
-            self._current.settling.discard(worker)
-            return self._settled_by_all()
-        if self.phase is not Phase.OPEN:
-            return []
-        self.phase, self._error = Phase.SETTLING, error
-        self._current.probing, self._current.settling = None, set(self._partakers())
-        mine = [(token, ask) for token, ask in self._parked if (ask.run, ask.epoch) == (self.run, self.epoch)]
-        self._parked = [item for item in self._parked if item not in mine]
-        out: list[Instruction] = [_refuse(token, error) for token, _ in mine]
-        out += self._tell(m.Settle(self.name, self.turn, m.WireError.of(error)))
-        return [*out, *self._settled_by_all()]
-
-    def settled(self, message: m.Settled) -> list[Instruction]:
-        """A worker has rolled the turn back, or it had sealed it."""
-        if message.turn != self.turn or self.phase is not Phase.SETTLING:
-            return []
-        self._current.settling.discard(message.worker)
-        if not message.sealed:
-            # It will not be sealed by that worker any more, so it can never be whole.
-            return self._undo()
-        return self._settled_by_all()
-
-    def _settled_by_all(self) -> list[Instruction]:
-        # All that are left have sealed it: whether it is whole is for the store to say.
-        return [] if self._current.settling or self.lineage is None else [CheckTurn(self.name, self.turn)]
-
-    @property
-    def fate(self) -> bool | None:
-        """After a loss without a checkpoint: whether the turn may be whole; None: that is not known yet."""
-        if self.phase is not Phase.SETTLING:
-            return False
-        return None if self._current.settling else True
-
-    def turn_checked(self, turn: Turn, whole: bool) -> list[Instruction]:
-        """Answers :class:`CheckTurn`."""
-        if turn != self.turn or self.phase is not Phase.SETTLING:
-            return []
-        return self._seal() if whole else self._undo()
-
-    def _undo(self) -> list[Instruction]:
-        assert self._error is not None
-        return [*self._abort(self._error), *self._unpark()]
-
-    def unrestored(self, worker: WorkerId) -> None:
-        """A worker could not read its state: it has to be told again."""
-        if self.lineage is not None:
-            self.lineage.lost(worker)
-
-    def without(self, worker: WorkerId, deployment: DeploymentId) -> list[Instruction]:
-        """Nobody comes in place of a lost worker: the others share its key groups, and read them back."""
-        before, self.routing = self.routing, leave_out(self.routing, worker, self.addresses)
-        if self.lineage is not None:
-            for move in before.diff(self.routing):
-                of_keys = {KeyGroup(key % self.routing.key_groups) for key in move.keys}
-                self.lineage.take_over(move.target, {*move.key_groups, *of_keys})
-        return self.prefetch(deployment)
-
-    def lost_nothing(self, worker: WorkerId) -> None:
-        """A worker that owned nothing is gone for good."""
-        if worker in self.routing.workers:
-            self.routing = leave_out(self.routing, worker, self.addresses)
-
-    def left(self, worker: WorkerId) -> None:
-        """A worker has left the cluster; another one of its number may come."""
-        if self.lineage is not None:
-            self.lineage.lost(worker)
-
-    def restarted(self, workers: Iterable[WorkerId]) -> None:
-        """All workers begin anew, these ones: each reads its share back."""
-        assert self.lineage is not None
-        # As after a loss: the outputs that the old ones recorded cannot be repeated.
-        self._current.gone = EpochAborted(
-            f"operator {self.name}: all workers were started anew (stop_restart) while tasks of epoch {self.epoch} "
-            f"were reading its outputs: start the query again, or let cluster.run(...) do so"
-        )
-        self.lineage.restarted()
-        self.routing = self.routing.reassign(workers)
-
-    def refuse_parked(self, error: BedloadError) -> list[Instruction]:
-        """Let nobody wait any longer."""
-        parked, self._parked = self._parked, []
-        return [_refuse(token, error) for token, _ in parked]
-
     def holds(self, ask: m.Open) -> bool:
         """Whether an open is of the turn that is under way, so that it need not wait for another worker."""
         return (ask.run, ask.epoch) == (self.run, self.epoch) and self.phase is not Phase.IDLE
@@ -389,34 +221,16 @@ class OperatorEpochs(Standing):
         """All workers are there again."""
         return self._unpark()
 
-    def prefetch(self, deployment: DeploymentId) -> list[Instruction]:
-        """Have workers read the state that Spark most likely asks for, before it does."""
-        if self.lineage is None or self.phase in (Phase.OPEN, Phase.SETTLING):
-            return []
-        base = self.turn if self.phase is Phase.SEALED and self._current.taken_up else self.lineage.head
-        return self._restore(deployment, base, idle_only=True)
-
-    def _restore(self, deployment: DeploymentId, base: Turn | None, *, idle_only: bool = False) -> list[Instruction]:
-        assert self.lineage is not None
-        out: list[Instruction] = []
-        for worker in self.addresses:
-            if idle_only and self.lineage.takes_part(worker) and self.phase is Phase.SEALED:
-                continue  # it has the turn with its before-images, and cannot let go of it now
-            groups = self.routing.groups_of(worker)
-            for message, plan in self.lineage.restore(worker, deployment, groups, base, self.routing):
-                out.append(ToWorker(worker, message, plan))
-        return out
-
     # --- steps ---
 
     def _join(self, token: Token, ask: m.Open) -> list[Instruction]:
         """Another feeder, attempt or action of the current turn."""
         if self.phase in (Phase.ABORTED, Phase.SETTLING):
             assert self._error is not None
-            return [_refuse(token, self._error)]
+            return [refuse(token, self._error)]
         current = self._current
         if current.gone is not None:
-            return [_refuse(token, current.gone)]  # nobody can repeat its outputs: Spark has to replay the epoch
+            return [refuse(token, current.gone)]  # nobody can repeat its outputs: Spark has to replay the epoch
         again = current.opened(ask.nonce)
         if again is not None:
             return [Reply(token, again)]
@@ -426,7 +240,7 @@ class OperatorEpochs(Standing):
                 asked = ask.stage in shapes or any(parked.stage == ask.stage for _, parked in self._parked)
                 return self._park(token, ask, [] if asked else [self._inspect(ask)])
             if shapes[ask.stage] != shapes[first]:
-                return [_refuse(token, refusals.other_shape(self.name, self.epoch, shapes[first], shapes[ask.stage]))]
+                return [refuse(token, refusals.other_shape(self.name, self.epoch, shapes[first], shapes[ask.stage]))]
         backlog = {} if self.transfer is None else self.transfer.backlog()
         return [Reply(token, current.join(ask, self.turn, self.routing, self.addresses, backlog))]
 
@@ -441,7 +255,7 @@ class OperatorEpochs(Standing):
             owner = self._at(found[1].location)
             if owner is not None:
                 error = refusals.deleted(self.name, ask, owner, self.committed[owner], found[1].location)
-                return [_refuse(token, error)]
+                return [refuse(token, error)]
         if ask.epoch > last + 1 and not self.fresh:
             if found is None or found[0] != ask.query:
                 return self._park(token, ask, [InspectQuery(self.name, ask.query, self.turn)])
@@ -451,13 +265,13 @@ class OperatorEpochs(Standing):
     def _go_back(self, token: Token, ask: m.Open, last: Epoch) -> list[Instruction]:
         """Spark asks for an epoch that is in the state: start from the state before it, if that is kept."""
         if self.lineage is None:
-            return [_refuse(token, refusals.behind(self.name, ask, last))]
+            return [refuse(token, refusals.behind(self.name, ask, last))]
         history = self.lineage.history
         turn = None if self.lineage.head is None else history.turn_of(ask.query, ask.epoch, self.lineage.head)
         base = None if turn is None else history.base_for(ask.query, ask.epoch, self.lineage.head)
         record = None if turn is None else history.record(turn)
         if base is None or record is None:
-            return [_refuse(token, refusals.not_retained(self.name, ask, last, history.describe_retained()))]
+            return [refuse(token, refusals.not_retained(self.name, ask, last, history.describe_retained()))]
         self.lineage.head = base.turn
         self.committed = {QueryId(query): epoch for query, epoch in record.committed.items()}
         return self._begin(token, ask)
@@ -485,7 +299,7 @@ class OperatorEpochs(Standing):
             return self._park(token, ask, [InspectQuery(self.name, owner, self.turn, place)])
         facts = found[1]
         if facts.active:
-            return [_refuse(token, refusals.busy(self.name, ask, self.query))]
+            return [refuse(token, refusals.busy(self.name, ask, self.query))]
         if self.phase is Phase.OPEN and facts.committed is not None and facts.committed >= self.epoch:
             # Spark committed it: either word of the last seal is on its way, or the epoch was never whole.
             return self._park(token, ask, self._probe())
@@ -510,10 +324,11 @@ class OperatorEpochs(Standing):
         out: list[Instruction] = []
         if lineage is not None:
             try:
+                self._unreadable = False
                 restores = self._restore(ask.deployment, lineage.head)
             except CheckpointError as error:
                 self.phase, self._error = Phase.ABORTED, error
-                return [_refuse(token, error), *self._unpark()]
+                return [refuse(token, error), *self._unpark()]
             if restores and self.transfer is not None:
                 out += self.transfer.superseded()
             out += restores
@@ -543,34 +358,6 @@ class OperatorEpochs(Standing):
         ]
         return [*out, self._inspect(ask), *self._join(token, ask), *self._unpark()]
 
-    def _commit(self) -> list[Instruction]:
-        assert self.query is not None
-        self.phase = Phase.IDLE
-        self.committed[self.query] = self.epoch
-        self._committed_turn = self.turn
-        self._committed_epoch = (self.epoch, self.query)
-        if self.lineage is not None:
-            self.lineage.committed(self.turn)
-        moved = [] if self.transfer is None else self.transfer.committed()
-        if self.run is None:
-            return moved  # no worker has a part in it, and whoever watched it has been told by another driver
-        it = self._current
-        seconds = it.sealed_at - it.began
-        ended = EpochEnded(
-            self.name, self.query, self.run, self.epoch, True, it.rows, it.keys, it.busy, it.bytes, it.began, seconds
-        )
-        more = [] if self.transfer is None else self.transfer.go_on()
-        return [*self._tell(m.Commit(self.name, self.turn)), ended, *moved, *more]
-
-    def _abort(self, error: BedloadError) -> list[Instruction]:
-        assert self.query is not None
-        self.phase, self._error = Phase.ABORTED, error
-        self._current.probing, self._current.settling = None, set()
-        if self.run is None:
-            return []
-        ended = EpochEnded(self.name, self.query, self.run, self.epoch, False, 0, {}, {})
-        return [*self._tell(m.Abort(self.name, self.turn, m.WireError.of(error))), ended]
-
     def _release(self, facts: QueryFacts) -> list[Instruction]:
         """The operator's query is over and another one wants the state: settle what is pending."""
         out: list[Instruction] = []
@@ -587,12 +374,6 @@ class OperatorEpochs(Standing):
                 )
         self._query_ended = True
         return out
-
-    def _probe(self) -> list[Instruction]:
-        if self._current.probing is not None:
-            return []
-        self._current.probing = set(self._partakers())
-        return self._tell(m.Probe(self.name, self.turn))
 
     def _inspect(self, ask: m.Open) -> InspectStage:
         return InspectStage(self.name, ask.deployment, self.turn, ask.query, ask.epoch, ask.stage)
@@ -615,12 +396,5 @@ class OperatorEpochs(Standing):
             # SUBTLE: another query's open had somebody look before Spark committed what lies between.
             return self._park(token, ask, [InspectQuery(self.name, ask.query, self.turn)])
         if ask.query in self.committed:
-            return [_refuse(token, refusals.skipped(self.name, missing))]
-        return [_refuse(token, refusals.no_state(self.name, ask))]
-
-    def _tell(self, message: m.Message) -> list[Instruction]:
-        return [ToWorker(worker, message) for worker in self._partakers()]
-
-
-def _refuse(token: Token, error: BedloadError) -> Reply:
-    return Reply(token, m.Refused(m.WireError.of(error)))
+            return [refuse(token, refusals.skipped(self.name, missing))]
+        return [refuse(token, refusals.no_state(self.name, ask))]

@@ -102,11 +102,16 @@ class Receiver:
         incoming.handed, incoming.stale, incoming.early = base, np.sort(stale), HashSet()
         return self._copied(incoming, now) if incoming.lot is not None else []
 
+    def takes_all(self, source: WorkerId) -> bool:
+        """Whether all of a shipment is to be taken in, whichever keys it has.
+
+        That is so before the flip, and after it as long as no row runs before everything is here: a repeat is the same.
+        """
+        return self.base is None or (whole_only(self._terms) and not self._from(source).whole)
+
     def wanted(self, source: WorkerId, hashes: Hashes) -> Flags:
-        """Which keys of a shipment are to be taken in: after the flip, those that are not here."""
+        """Which keys of a shipment are to be taken in otherwise: those that are not here."""
         incoming = self._from(source)
-        if self.base is None:
-            return np.ones(len(hashes), np.bool_)
         if incoming.whole:
             return np.zeros(len(hashes), np.bool_)
         wanted = ~incoming.early.has(hashes)
@@ -223,6 +228,11 @@ class Receiver:
 
     def _finish(self, now: float) -> list[Freed]:
         return self._parking.settle(now) if self.complete else []
+
+
+def whole_only(terms: Terms | None) -> bool:
+    """Whether it makes no difference which keys have arrived, as long as not all have."""
+    return terms is not None and terms.waits_for == "everything" and not terms.copy_ahead
 
 
 def waits(found: list[tuple[Hashes, float]]) -> npt.NDArray[np.float64]:

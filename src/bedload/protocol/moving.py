@@ -75,7 +75,7 @@ class Ship(Message, frozen=True):
     """Ascending; what comes with a lower one than was seen is a repeat."""
     deployment: DeploymentId
     hashes: Packed
-    """Of the keys that this settles, with or without state (64-bit integers); none while copying ahead."""
+    """Of the keys that this settles, with or without state (64-bit integers); none where nobody asks which."""
     groups: tuple[KeyGroup, ...] = ()
     """Key groups that are whole with this."""
     last: bool = False

@@ -18,6 +18,10 @@ GROUP_COLUMN = "__bedload_group"
 """The key group of each row, a 16-bit integer computed by Spark: the last column of feeder input."""
 
 
+_FRAMING = 64
+"""Bytes at most that a stream of Arrow's has around its schema and its batch."""
+
+
 class Pins:
     """Keys that do not live with their key group."""
 
@@ -77,10 +81,12 @@ def pack(batch: pa.RecordBatch) -> tuple[pa.Buffer, int]:
 
 def pack_whole(batch: pa.RecordBatch) -> pa.Buffer:
     """The batch as bytes with its schema, for who does not know that."""
-    sink = pa.BufferOutputStream()
+    # In one piece of memory of the right size: a sink that grows by doubling copies, and touches twice as much.
+    room = pa.allocate_buffer(pa.ipc.get_record_batch_size(batch) + batch.schema.serialize().size + _FRAMING)
+    sink = pa.FixedSizeBufferWriter(room)
     with pa.ipc.new_stream(sink, batch.schema) as writer:
         writer.write_batch(batch)
-    return sink.getvalue()
+    return room.slice(0, sink.tell())
 
 
 def unpack_whole(body: memoryview | bytes | pa.Buffer) -> pa.RecordBatch:

@@ -3,59 +3,37 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 import os
 import secrets
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any, Literal, overload
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
-from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 from pyspark.sql.types import StructType
 
-from bedload.checkpoint.records import OperatorSchema
 from bedload.checkpoint.storage import open_storage
-from bedload.control.compaction import Retention
-from bedload.core.errors import (
-    ClusterStopped,
-    DefinitionError,
-    SchemaChanged,
-    SchemaError,
-    StateTypeError,
-    UnknownOperator,
-)
-from bedload.core.ids import DeploymentId, Epoch, OperatorName, WorkerId
-from bedload.keys import DEFAULT_KEY_GROUPS, RoutingTable, check_key_groups
+from bedload.core.errors import ClusterStopped
+from bedload.core.ids import Epoch, OperatorName
+from bedload.keys import DEFAULT_KEY_GROUPS
 from bedload.migration import Strategy
-from bedload.operators.aggregates import Aggregates, Function
-from bedload.spark.application import Application, Keyed
-from bedload.spark.bootstrap import (
-    InitialState,
-    aggregate_aliases,
-    deploy_with_initial_state,
-)
-from bedload.spark.bootstrap_task import Start, starts_of_columns, starts_of_rows
+from bedload.operators.aggregates import Function
+from bedload.spark import applying
+from bedload.spark.application import Keyed
+from bedload.spark.attachment import Attachment
 from bedload.spark.changes import Change, Wishes
+from bedload.spark.deployments import Deployments
 from bedload.spark.driver import Driver
-from bedload.spark.hosts import ProcessHost, TaskHost, WorkerHost
 from bedload.spark.keeper import Keeper
 from bedload.spark.listener import ProgressListener
 from bedload.spark.moves import table_schema
 from bedload.spark.plan import Plans
-from bedload.spark.schemas import arrow_schema, output_schema
-from bedload.spark.state_schema import check_stored
-from bedload.spark.state_view import Decoder, OperatorState, RowDecoder
+from bedload.spark.state_view import OperatorState
 from bedload.spark.supervisor import Supervised, starter
-from bedload.worker.operator import Operator, check_operator, state_of
-from bedload.worker.runtime import Deployment
-from bedload.worker.vector import VectorLogic, VectorOperator, check_vector_operator
-
-_ARROW_ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
+from bedload.worker.operator import Operator
+from bedload.worker.vector import VectorOperator
 
 
 def attach(
@@ -84,72 +62,46 @@ def attach(
     ``spark.sql.execution.arrow.maxRecordsPerBatch`` to 65536 on the session unless it was changed from
     Spark's default of 10000: larger batches are faster here.
     """
-    if workers < 1:
-        raise DefinitionError(f"workers={workers}: at least one worker is needed")
-    check_key_groups(key_groups)
-    if retain_epochs < 1:
-        raise DefinitionError(f"retain_epochs={retain_epochs}: at least the last epoch has to be kept")
-    if storage_options and checkpoint is None:
-        raise DefinitionError("storage_options are for a checkpoint: give checkpoint=... as well")
-    url = None if checkpoint is None else os.fspath(checkpoint)
-    if url is not None and url.startswith("memory:"):
-        raise DefinitionError(
-            f"checkpoint={url!r}: such a store lives in one process, and workers are processes of their own. Use a "
-            f"file:// URL, or leave checkpoint out to keep state in memory only"
+    return Cluster(
+        Attachment.of(
+            spark,
+            workers=workers,
+            key_groups=key_groups,
+            host=host,
+            start_seconds=start_seconds,
+            checkpoint=checkpoint,
+            storage_options=storage_options,
+            retain_epochs=retain_epochs,
         )
-    context = spark.sparkContext
-    local = str(context.master).startswith("local")
-    kind = host or ("process" if local else "task")
-    if kind not in ("process", "task"):
-        raise DefinitionError(f"host={host!r}: use 'process', 'task', or leave it out")
-    if local and "PYSPARK_PYTHON" not in os.environ:
-        # SUBTLE: Spark would run "python3" from the PATH, which in a virtual environment that is not activated
-        # is another Python, without our packages. In local mode the driver's own is the right one.
-        context.pythonExec = sys.executable
-    if spark.conf.get(_ARROW_ROWS) == "10000":
-        spark.conf.set(_ARROW_ROWS, "65536")
-    listen = "127.0.0.1" if local else str(context.getConf().get("spark.driver.host"))
-    chosen: WorkerHost = ProcessHost() if kind == "process" else TaskHost(spark)
-    keeper = None if url is None else Keeper(url, storage_options)
-    return Cluster(spark, chosen, listen, workers, key_groups, start_seconds, keeper, Retention(retain_epochs))
+    )
 
 
 class Cluster:
     """Workers attached to a Spark session. Made by :func:`attach`."""
 
-    def __init__(
-        self,
-        spark: SparkSession,
-        host: WorkerHost,
-        listen: str,
-        workers: int,
-        key_groups: int,
-        start_seconds: float,
-        keeper: Keeper | None = None,
-        retention: Retention | None = None,
-    ) -> None:
+    def __init__(self, attached: Attachment) -> None:
+        spark, host, keeper = attached.spark, attached.host, attached.keeper
+        self._attached = attached
         self._spark = spark
         self._host = host
-        self._keeper = keeper
-        self._key_groups = key_groups
         self._secret = secrets.token_bytes(32)
-        self._states: dict[OperatorName, OperatorState] = {}
         self._stopped = False
         self._driver = Driver(
-            listen,
+            attached.listen,
             self._secret,
             Plans(spark),
             host,
-            workers,
+            attached.workers,
             keeper=keeper,
-            retention=retention,
-            replace_seconds=start_seconds,
+            retention=attached.retention,
+            replace_seconds=attached.start_seconds,
         )
-        self._wishes = Wishes(self._driver, self._states, self._driver.members, host.room)
+        self._deployments = Deployments(attached, self._driver, self._secret)
+        self._wishes = Wishes(self._driver, self._deployments.states, self._driver.members, host.room)
         self._listener = ProgressListener(self._driver)
         try:
-            host.start(self._driver.address, self._secret, workers, None if keeper is None else keeper.place)
-            self._driver.wait_for_workers(start_seconds, host.check)
+            host.start(self._driver.address, self._secret, attached.workers, None if keeper is None else keeper.place)
+            self._driver.wait_for_workers(attached.start_seconds, host.check)
             spark.streams.addListener(self._listener)
         except BaseException:
             self._driver.stop()
@@ -183,21 +135,8 @@ class Cluster:
         """
         named = OperatorName(name or str(getattr(operator, "__name__", operator)))
         keyed = self._keyed(named, df, key, key_groups)
-        out = output_schema(named, schema)
-        arrow_out = arrow_schema(self._spark, out)
-        if inspect.isclass(operator) and issubclass(operator, VectorOperator):
-            check_vector_operator(operator)
-            logic = VectorLogic(operator, arrow_out)
-            initial = _initial(initial_state, starts_of_columns(logic.columns))
-            specs = operator.__bedload_specs__
-            applied = Application.on_columns(keyed, logic, out, arrow_out, specs=specs, initial=initial)
-            return self._launch(applied, fresh=fresh)
-        operator = check_operator(operator)
-        specs = state_of(operator)
-        deployment = Deployment(named, operator, keyed.at, tuple(df.columns), arrow_out, keyed.types)
-        initial = _initial(initial_state, starts_of_rows(specs))
-        applied = Application(keyed, out, arrow_out, deployment, RowDecoder(specs), specs, initial=initial)
-        return self._launch(applied, fresh=fresh)
+        applied = applying.of_operator(self._spark, keyed, operator, schema, initial_state)
+        return self._deployments.launch(applied, fresh=fresh)
 
     def aggregate(
         self,
@@ -216,32 +155,14 @@ class Cluster:
         changed in it, as Spark's update mode does. ``name``, ``key_groups``, ``fresh`` and ``initial_state`` are as
         for :meth:`apply`; there an aggregate that gives its state as it is (a count, a sum, ...) goes by its name here.
         """
-        named = OperatorName(name)
-        keyed = self._keyed(named, df, key, key_groups)
-        if not aggregates:
-            raise DefinitionError(f"aggregate {named}: name at least one, such as n=bl.agg.count()")
-        used = [c for c in df.columns if c in keyed.names or any(c in f.columns for f in aggregates.values())]
-        unknown = sorted({c for f in aggregates.values() for c in f.columns} - set(df.columns))
-        if unknown:
-            raise SchemaError(
-                f"aggregate {named}: no column {', '.join(unknown)} in the input; there are: {', '.join(df.columns)}"
-            )
-        keyed = self._keyed(named, df.select(*(F.col(f"`{column}`") for column in used)), keyed.names, key_groups)
-        columns = arrow_schema(self._spark, keyed.df.schema)
-        logic = Aggregates(aggregates, columns, keyed.at, keyed.names)
-        initial = _initial(initial_state, starts_of_columns(logic.columns), aggregate_aliases(aggregates, columns))
-        out = from_arrow_schema(logic.output)
-        return self._launch(Application.on_columns(keyed, logic, out, logic.output, initial=initial), fresh=fresh)
+        keyed = self._keyed(OperatorName(name), df, key, key_groups)
+        applied = applying.of_aggregates(self._spark, keyed, aggregates, initial_state)
+        return self._deployments.launch(applied, fresh=fresh)
 
     def state(self, name: str | type[Operator] | type[VectorOperator]) -> OperatorState:
         """The live state of an operator, by its name or class."""
         self._check_running()
-        named = OperatorName(name if isinstance(name, str) else name.__name__)
-        found = self._states.get(named)
-        if found is None:
-            known = ", ".join(sorted(self._states)) or "none"
-            raise UnknownOperator(f"no operator {named!r} was applied on this cluster; there are: {known}")
-        return found
+        return self._deployments.state(OperatorName(name if isinstance(name, str) else name.__name__))
 
     # --- changing it while queries run ---
 
@@ -395,12 +316,7 @@ class Cluster:
 
     def _durable(self, what: str) -> Keeper:
         self._check_running()
-        if self._keeper is None:
-            raise DefinitionError(
-                f"{what} needs a checkpoint, and this cluster keeps state in memory only: attach with "
-                f'bedload.attach(spark, checkpoint="file:///...")'
-            )
-        return self._keeper
+        return self._attached.durable(what)
 
     # --- seeing it ---
 
@@ -446,8 +362,7 @@ class Cluster:
         self._stopped = True
         with contextlib.suppress(Exception):  # the Spark session may be gone already
             self._spark.streams.removeListener(self._listener)
-        for state in self._states.values():
-            state.close()
+        self._deployments.close()
         self._driver.stop()
         self._host.stop()
 
@@ -462,7 +377,8 @@ class Cluster:
     def __repr__(self) -> str:
         if self._stopped:
             return "<bedload cluster, stopped>"
-        return f"<bedload cluster of {len(self.workers)} workers, operators: {', '.join(self._states) or 'none'}>"
+        names = ", ".join(self._deployments.states) or "none"
+        return f"<bedload cluster of {len(self.workers)} workers, operators: {names}>"
 
     # --- steps ---
 
@@ -470,30 +386,7 @@ class Cluster:
         self, name: OperatorName, df: DataFrame, key: str | list[str] | tuple[str, ...], key_groups: int | None
     ) -> Keyed:
         self._check_running()
-        return Keyed.of(self._spark, name, df, key, self._key_groups if key_groups is None else key_groups)
-
-    def _launch(self, applied: Application, *, fresh: bool) -> DataFrame:
-        """Ship an application, and plan it."""
-        number = self._deploy(applied, fresh=fresh)
-        self._remember(applied)
-        return applied.plan(number, self._driver.address, self._secret)
-
-    def _deploy(self, applied: Application, *, fresh: bool) -> DeploymentId:
-        name, groups, initial = applied.name, applied.keyed.groups, applied.initial
-        keeper = self._keeper if initial is None else self._durable("initial_state")
-        wanted = None if keeper is None else applied.schema()
-        if not fresh:
-            self._check_same_state(name, applied.decoder, wanted)
-        payload = applied.payload()
-        lineage = None
-        if keeper is not None and wanted is not None:
-            if initial is not None:
-                return deploy_with_initial_state(
-                    self._spark, self._driver, keeper, name, initial, wanted, payload, fresh=fresh
-                )
-            if fresh or name not in self._driver.call(lambda c: c.operators):
-                lineage = keeper.lineage(name, wanted, fresh=fresh)
-        return self._driver.deploy(name, groups, payload, fresh=fresh, lineage=lineage)
+        return Keyed.of(self._spark, name, df, key, self._attached.key_groups if key_groups is None else key_groups)
 
     def _check_running(self) -> None:
         if self._stopped:
@@ -501,44 +394,3 @@ class Cluster:
         down = self._driver.call(lambda c: c.error)
         if down is not None:
             raise down
-
-    def _check_same_state(self, name: OperatorName, decoder: Decoder, wanted: OperatorSchema | None) -> None:
-        """Refuse other state than the workers have in memory."""
-        known = self._states.get(name)
-        if known is not None and known.decoder.variables != decoder.variables:
-            before, after = known.decoder.variables, decoder.variables
-            differ = sorted(n for n in before.keys() | after.keys() if before.get(n) != after.get(n))
-            lineage = self._driver.call(lambda c: c.operator(name).lineage)
-            if lineage is not None and wanted is not None:
-                check_stored(name, lineage.schema, wanted)
-                raise SchemaChanged(
-                    f"operator {name} was applied before with other state: {', '.join(differ)} differ. The stored "
-                    f"state can become what it is now, but the workers of this cluster have it in memory as it was: "
-                    f"stop the cluster, and attach again with the same checkpoint",
-                    operator=name,
-                )
-            raise StateTypeError(
-                f"operator {name} was applied before with other state: {', '.join(differ)} differ. Keep the state "
-                f"variables as they were, give this application another name (name=...), or give the state up with "
-                f"fresh=True",
-                operator=name,
-            )
-
-    def _remember(self, applied: Application) -> None:
-        name = applied.name
-
-        def where() -> tuple[RoutingTable, dict[WorkerId, str]]:
-            def look(coordinator: Any) -> tuple[RoutingTable, dict[WorkerId, str]]:
-                if coordinator.error is not None:
-                    raise coordinator.error
-                return coordinator.operator(name).routing, coordinator.workers
-
-            return self._driver.call(look)
-
-        self._states[name] = OperatorState(name, applied.decoder, applied.keyed.types, where, self._secret)
-
-
-def _initial(
-    df: DataFrame | None, starts: list[Start], aliases: Mapping[str, str] | None = None
-) -> InitialState | None:
-    return None if df is None else InitialState(df, starts, aliases or {})

@@ -1,21 +1,21 @@
 """The coordinator's edge in the Spark driver: its endpoint, and the carrying out of its instructions.
 
-The coordinator runs on the endpoint's thread. Looking into Spark's plans takes milliseconds and goes
-through the JVM, so it is done on a small pool of threads that report back to that thread.
+The coordinator runs on the endpoint's thread, and nothing that waits does. Looking into Spark's plans takes
+milliseconds and goes through the JVM, so it is done on a small pool of threads that report back to that thread. So is
+work on files (:mod:`bedload.spark.desk`); a host has a thread for each worker that comes or goes
+(:mod:`bedload.spark.crew`).
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import TypeVar
 
-from bedload.checkpoint.records import TurnRecord
 from bedload.control.changes import Stage, Wish
 from bedload.control.compaction import Retention
 from bedload.control.coordinator import Coordinator
@@ -41,7 +41,6 @@ from bedload.control.lineage import Lineage
 from bedload.core.clock import SystemClock
 from bedload.core.errors import (
     BedloadError,
-    CheckpointError,
     ClusterStopped,
     ProtocolError,
     WorkerStartFailed,
@@ -49,6 +48,8 @@ from bedload.core.errors import (
 from bedload.core.ids import DeploymentId, Epoch, OperatorName, QueryId, RunId, WorkerId
 from bedload.migration.record import MoveRecord
 from bedload.protocol import messages as m
+from bedload.spark.crew import Arrival, Crew
+from bedload.spark.desk import Desk
 from bedload.spark.hosts import WorkerHost
 from bedload.spark.keeper import Keeper
 from bedload.spark.moves import Moves
@@ -57,8 +58,6 @@ from bedload.transport import Endpoint, Handler, Peer
 
 _log = logging.getLogger("bedload")
 _T = TypeVar("_T")
-_CHECK_SECONDS = 0.1
-"""How often to see whether a worker that was started lives, until it comes."""
 
 
 class Driver(Handler):
@@ -82,15 +81,16 @@ class Driver(Handler):
         self._keeper = keeper
         self._retention = retention
         self._replace_seconds = replace_seconds
-        self._locations: dict[QueryId, str] = {}
         self._endpoint = Endpoint(listen, secret=secret, handler=self)
         self._pool = ThreadPoolExecutor(max_workers=4, thread_name_prefix="bedload-plan")
         # Apart from the plans': a slow store must not keep an epoch from being counted, nor the other way round.
         self._files = ThreadPoolExecutor(max_workers=4, thread_name_prefix="bedload-files")
-        self._replacing: dict[WorkerId, threading.Timer] = {}
-        self._starting: dict[WorkerId, threading.Timer] = {}
-        """Workers that were asked for beside those from the beginning, until they come."""
-        self._leaving: dict[WorkerId, threading.Thread] = {}
+        self._desk = Desk(keeper, plans.location, self._soon)
+        self._crew = Crew(
+            host,
+            not_started=lambda worker, why: self._soon(lambda c: c.worker_not_started(worker, why)),
+            not_replaced=lambda worker, why: self._soon(lambda c: c.worker_not_replaced(worker, why)),
+        )
         self._peers: dict[WorkerId, Peer] = {}
         self._names: dict[Peer, WorkerId] = {}
         self._addresses: dict[WorkerId, str] = {}
@@ -231,14 +231,9 @@ class Driver(Handler):
         self._endpoint.stop()
         self._thread.join(timeout=10)
         self._endpoint.close()
-        for awaited in (self._replacing, self._starting):
-            for worker in list(awaited):
-                if (timer := awaited.pop(worker, None)) is not None:
-                    timer.cancel()
         self._pool.shutdown(wait=False, cancel_futures=True)
         self._files.shutdown(wait=False, cancel_futures=True)
-        for thread in list(self._leaving.values()):
-            thread.join()
+        self._crew.stop()
         self.moves.write_all()
 
     # --- Handler: on the coordinator's thread ---
@@ -270,9 +265,9 @@ class Driver(Handler):
             if words := self._host.last_words(worker):
                 how += f"; the end of its log:\n{words}\n"
             if worker in self.coordinator.changes.starting:
-                self._let_go(worker)
+                self._crew.let_go(worker)
             self._carry_out(self.coordinator.worker_lost(worker, how))
-            replaced = " and is being replaced" if worker in self._replacing else ""
+            replaced = " and is being replaced" if self._crew.is_replacing(worker) else ""
             _log.error("%s", self.coordinator.error or f"worker {worker} was lost ({how}){replaced}")
 
     def on_error(self, peer: Peer | None, error: BaseException) -> None:
@@ -288,24 +283,22 @@ class Driver(Handler):
             # kills the one with the state, so the copy is left waiting until the cluster ends.
             _log.warning("a second worker %s (process %s) came and is left idle", message.worker, message.pid)
             return
-        new: threading.Timer | None = None
+        arrival = Arrival.UNASKED
         if self.coordinator is not None:
-            new = self._starting.pop(message.worker, None)
-            timer = new or self._replacing.pop(message.worker, None)
-            if timer is None or self.coordinator.error is not None:
+            arrival = self._crew.arrived(message.worker)
+            if arrival is Arrival.UNASKED or self.coordinator.error is not None:
                 peer.send(m.encode(m.Stop()))  # a restarted Spark task: its state is gone, so it has no place
                 return
-            timer.cancel()
-            if new is not None and message.worker not in self.coordinator.changes.starting:
+            if arrival is Arrival.NEW and message.worker not in self.coordinator.changes.starting:
                 peer.send(m.encode(m.Stop()))  # the change that asked for it was called off
-                self._let_go(message.worker)
+                self._crew.let_go(message.worker)
                 return
         self._peers[message.worker] = peer
         self._names[peer] = message.worker
         self._addresses[message.worker] = message.address
         self.pids[message.worker] = message.pid
         if self.coordinator is not None:
-            if new is None:
+            if arrival is Arrival.REPLACEMENT:
                 _log.warning("worker %s is back as process %s", message.worker, message.pid)
             self._carry_out(self.coordinator.worker_joined(message.worker, message.address))
         elif len(self._peers) == self._expected:
@@ -352,14 +345,14 @@ class Driver(Handler):
                         to.set_exception(error)
                 case StartWorkers(workers=workers):
                     for worker in workers:
-                        self._start_new(worker)
+                        self._crew.add(worker, self._replace_seconds)
                 case WorkersLeft(workers=workers):
                     for worker in workers:
                         # At once: the end of its connection is nobody's loss, and another may come under its number.
                         left = self._peers.pop(worker, None)
                         if left is not None:
                             del self._names[left]
-                        self._let_go(worker)
+                        self._crew.let_go(worker)
                 case CheckpointResult(to=to, error=error):
                     assert isinstance(to, Future)
                     if error is None:
@@ -367,144 +360,18 @@ class Driver(Handler):
                     else:
                         to.set_exception(error)
                 case WriteTurn():
-                    self._files.submit(self._write_turn, step)
+                    self._files.submit(self._desk.write_turn, step)
                 case CheckTurn(operator=operator, turn=turn):
                     assert self.coordinator is not None
-                    self._files.submit(self._check_turn, step, self.coordinator.record(operator, turn))
+                    self._files.submit(self._desk.check_turn, step, self.coordinator.record(operator, turn))
                 case WriteManifest():
-                    self._files.submit(self._write_manifest, step)
+                    self._files.submit(self._desk.write_manifest, step)
                 case CollectGarbage():
-                    self._files.submit(self._collect, step)
+                    self._files.submit(self._desk.collect, step)
                 case ReplaceWorker(worker=worker):
-                    self._replace(worker)
+                    self._crew.replace(worker, self._replace_seconds)
 
-    # --- on files: on threads of their own ---
-
-    def _write_turn(self, step: WriteTurn) -> None:
-        assert self._keeper is not None
-        record = step.record
-        try:
-            location = self._location(record.query)
-            self._keeper.write_turn(step.operator, record, location)
-        except Exception as raised:
-            error = _as_checkpoint_error(raised)
-            self._soon(lambda c: c.turn_unwritten(step.operator, record.turn, error))
-            return
-        self._soon(lambda c: c.turn_written(step.operator, record.turn, location))
-
-    def _location(self, query: QueryId) -> str:
-        known = self._locations.get(query)
-        if known is None:
-            known = self._locations[query] = self._plans.location(query)
-        return known
-
-    def _check_turn(self, step: CheckTurn, record: TurnRecord | None) -> None:
-        assert self._keeper is not None
-        try:
-            whole = record is not None and self._keeper.give_up(step.operator, record)
-        except Exception as raised:
-            # SUBTLE: not knowing is no reason to guess. The cluster ends, and the next attachment finds out.
-            error = _as_checkpoint_error(raised)
-            self._soon(lambda c: c.failed(error))
-            return
-        self._soon(lambda c: c.turn_checked(step.operator, step.turn, whole))
-
-    def _write_manifest(self, step: WriteManifest) -> None:
-        assert self._keeper is not None
-        error: BedloadError | None = None
-        try:
-            self._keeper.write_manifest(step.operator, step.manifest)
-        except Exception as raised:
-            error = _as_checkpoint_error(raised)
-            _log.warning("operator %s: a snapshot could not be written: %s", step.operator, error)
-        self._soon(lambda c: c.snapshot_written(step.operator, step.manifest.turn, error))
-
-    def _collect(self, step: CollectGarbage) -> None:
-        assert self._keeper is not None
-        try:
-            self._keeper.collect(step.operator, step.garbage)
-        except Exception as raised:
-            _log.warning("operator %s: old files could not be deleted: %s", step.operator, raised)
-        self._soon(lambda c: c.garbage_collected(step.operator))
-
-    # --- workers that come and go: on threads of their own, as a host may wait for seconds ---
-
-    def _replace(self, worker: WorkerId) -> None:
-        def failed(why: str) -> None:
-            _log.error("worker %s could not be replaced: %s", worker, why)
-            self._soon(lambda c: c.worker_not_replaced(worker, why))
-
-        self._bring(worker, self._replacing, self._host.replace, failed)
-
-    def _start_new(self, worker: WorkerId) -> None:
-        def failed(why: str) -> None:
-            _log.error("worker %s could not be started: %s", worker, why)
-            self._let_go(worker)
-            self._soon(lambda c: c.worker_not_started(worker, why))
-
-        def start(worker: WorkerId) -> None:
-            before = self._leaving.get(worker)
-            if before is not None:
-                before.join()
-            self._host.add(worker)
-
-        known = self._starting.pop(worker, None)
-        if known is None:
-            self._bring(worker, self._starting, start, failed)
-        else:
-            # Whoever asked for it before has called that off, and it is on its way still.
-            known.cancel()
-            self._bring(worker, self._starting, None, failed)
-
-    def _bring(
-        self,
-        worker: WorkerId,
-        awaited: dict[WorkerId, threading.Timer],
-        start: Callable[[WorkerId], None] | None,
-        failed: Callable[[str], None],
-    ) -> None:
-        """Have a worker started; if that fails, or it does not come in time, say so."""
-
-        def give_up(why: str) -> None:
-            timer = awaited.pop(worker, None)
-            if timer is not None:  # else it came at the last moment
-                timer.cancel()
-                failed(why)
-
-        late = f"it did not come within {self._replace_seconds:g} seconds"
-        timer = awaited[worker] = threading.Timer(self._replace_seconds, give_up, [late])
-        timer.daemon = True
-        timer.start()
-        if start is None:
-            return
-
-        def run() -> None:
-            try:
-                start(worker)
-                while awaited.get(worker) is timer:
-                    self._host.check(worker)
-                    time.sleep(_CHECK_SECONDS)
-            except Exception as error:
-                give_up(str(error))
-
-        threading.Thread(target=run, name=f"bedload-start-{worker}", daemon=True).start()
-
-    def _let_go(self, worker: WorkerId) -> None:
-        """See to it that a worker that was told to end does."""
-        before = self._leaving.get(worker)
-
-        def run() -> None:
-            if before is not None:
-                before.join()
-            try:
-                self._host.remove(worker)
-            except Exception as error:
-                _log.warning("worker %s may not have ended: %s", worker, error)
-            if self._leaving.get(worker) is threading.current_thread():
-                del self._leaving[worker]
-
-        thread = self._leaving[worker] = threading.Thread(target=run, name=f"bedload-leave-{worker}", daemon=True)
-        thread.start()
+    # --- looking into Spark: on threads of their own ---
 
     def _inspect_stage(self, step: InspectStage) -> None:
         try:
@@ -533,7 +400,3 @@ class Driver(Handler):
 
         if not self._stopping:
             self._endpoint.call_soon(run)
-
-
-def _as_checkpoint_error(error: Exception) -> BedloadError:
-    return error if isinstance(error, BedloadError) else CheckpointError(f"the checkpoint could not be used: {error!r}")

@@ -98,6 +98,8 @@ class ColumnDecoder:
 _LOSS_TRIES, _LOSS_PAUSE_SECONDS = 600, 0.1
 _LOOK_SECONDS = 1.0
 """Without an answer for so long, see whether the key lives elsewhere by now."""
+_PATIENCE_SECONDS = 120.0
+"""Without an answer for so long, say so."""
 
 
 class OperatorState:
@@ -179,7 +181,9 @@ class OperatorState:
                 message = m.Read(self.name, key_group(hashed, routing.key_groups))
                 try:
                     found = self._ask(address, message, body, partial(self._has_left, hashed, owner))
-                except (WorkerUnreachable, UnknownOperator):
+                except (WorkerUnreachable, UnknownOperator) as error:
+                    if error.details.get("timed_out"):
+                        raise
                     self._forget(address)
                     lost = True
             if found is not None:
@@ -216,6 +220,7 @@ class OperatorState:
         channel = self._channels.get(address)
         if channel is None or channel.closed:
             channel = self._channels[address] = Channel.connect(address, self._secret)
+        looks = 0
         try:
             channel.send(m.encode(message), () if body is None else (body,))
             while True:
@@ -225,11 +230,20 @@ class OperatorState:
                 except WorkerUnreachable as error:
                     if not error.details.get("timed_out"):
                         raise
+                looks += 1
+                if looks * _LOOK_SECONDS >= _PATIENCE_SECONDS:
+                    self._forget(address)
+                    raise WorkerUnreachable(
+                        f"there is no answer from {address} within {_PATIENCE_SECONDS:g} seconds: the state is being "
+                        "read back or on its way from another worker, or the worker is busy; look at "
+                        "cluster.restoring(), and try again",
+                        timed_out=True,
+                    )
                 if in_vain():
                     self._forget(address)  # what is answered after all must not be taken for another answer
                     return None
         except WorkerUnreachable as error:
-            raise WorkerUnreachable(f"operator {self.name}: {error.message}") from error
+            raise WorkerUnreachable(f"operator {self.name}: {error.message}", **error.details) from error
         answer = m.decode(frame.header)
         if isinstance(answer, m.Refused):
             problem: BedloadError = answer.error.error()

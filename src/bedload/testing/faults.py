@@ -31,6 +31,7 @@ BUDGETS = {
     "bad data": 1,
     "lost worker": 1,
     "lost slot": 2,
+    "stopped for good": 1,
 }
 
 DURABLE = {
@@ -101,8 +102,8 @@ EXPLAINS_DURABLE: dict[str, tuple[str, ...]] = EXPLAINS | {
     "WorkerStartFailed": ("no newcomer", "dead newcomer"),
 }
 
-FINAL = frozenset({"EpochIncomplete", "EpochMismatch", "EpochNotRetained"})
-"""Errors after which no restart helps; in memory only, the loss of a worker is one of them."""
+FINAL = frozenset({"EpochIncomplete", "EpochMismatch", "EpochNotRetained", "QueryStopped"})
+"""Errors after which no restart helps, or comes; in memory only, the loss of a worker is one of them."""
 
 
 @dataclass(frozen=True)

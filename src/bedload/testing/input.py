@@ -53,7 +53,8 @@ class InputFormat:
         for name, kind in zip(names, self.key_types, strict=True):
             check_key_type(kind, name)
         self._names = names
-        self._fed = schema.append(pa.field(GROUP_COLUMN, pa.int16()))
+        self.fed = schema.append(pa.field(GROUP_COLUMN, pa.int16()))
+        """The columns that a feeder gets."""
 
     @classmethod
     def inferred(cls, rows: Rows, key: str | Sequence[str], key_groups: int) -> InputFormat:
@@ -74,7 +75,7 @@ class InputFormat:
         if len(keys) == 1 and keys[0].null_count:
             raise NullKey(f"{keys[0].null_count} rows have null in the key column {self._names[0]!r}")
         groups = pa.array(key_groups(hash_columns(keys), self.key_groups), pa.int16())
-        return pa.RecordBatch.from_arrays([*columns, groups], schema=self._fed)
+        return pa.RecordBatch.from_arrays([*columns, groups], schema=self.fed)
 
     def group(self, key: Any) -> KeyGroup:
         """The key group of a key, in the form in which the user has it."""

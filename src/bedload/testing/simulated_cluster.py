@@ -251,19 +251,21 @@ class SimulatedDriver:
 
     def check(self) -> None:
         """The coordinator's phase and the workers' phases fit."""
-        if not self.alive or NAME not in self.coordinator.operators:
+        # Called after every event: it looks up what it needs once, and says little while all is well.
+        epochs = self.coordinator._operators.get(NAME) if self.alive else None
+        if epochs is None:
             return
-        epochs = self.coordinator.operator(NAME)
+        turn, phase, members, durable = epochs.turn, epochs.phase, epochs._current.workers, self._desk is not None
         for name, worker in self.workers.items():
             hosted = worker.machine._hosted.get(NAME)
             if hosted is None or not worker.alive or name not in self._links:
                 continue
-            assert hosted.turn <= epochs.turn, f"{worker.name} is at turn {hosted.turn}, ahead of {epochs.turn}"
-            if name not in epochs._current.workers or (self._desk is not None and hosted.turn < epochs.turn):
+            assert hosted.turn <= turn, f"{worker.name} is at turn {hosted.turn}, ahead of {turn}"
+            if name not in members or (durable and hosted.turn < turn):
                 continue  # it came later, and gets its state when it is needed
-            if epochs.phase is ControlPhase.SEALED:
-                same = hosted.turn == epochs.turn and hosted.phase is Phase.SEALED
-                assert same, f"turn {epochs.turn} counts as sealed, but {worker.name} is {hosted.phase.name}"
-            if epochs.phase is ControlPhase.IDLE and hosted.turn == epochs.turn and epochs.turn >= 0:
+            if phase is ControlPhase.SEALED:
+                same = hosted.turn == turn and hosted.phase is Phase.SEALED
+                assert same, f"turn {turn} counts as sealed, but {worker.name} is {hosted.phase.name}"
+            if phase is ControlPhase.IDLE and hosted.turn == turn and turn >= 0:
                 committed = hosted.phase in (Phase.SEALED, Phase.IDLE)
-                assert committed, f"turn {epochs.turn} is committed, but {worker.name} is {hosted.phase.name}"
+                assert committed, f"turn {turn} is committed, but {worker.name} is {hosted.phase.name}"

@@ -1,6 +1,6 @@
 """The driver's part in a simulated checkpoint: what the coordinator decides, carried out on files, with delays.
 
-It does what :mod:`bedload.spark.keeper` and the file threads of :mod:`bedload.spark.driver` do. Claiming comes before
+It does what :mod:`bedload.spark.keeper` and the threads of :mod:`bedload.spark.desk` do. Claiming comes before
 looking, and giving a turn up before looking for its segments; other things happen in between.
 """
 

@@ -18,11 +18,15 @@ import pyarrow as pa
 
 from bedload.core.ids import DeploymentId, Epoch, QueryId, RunId
 from bedload.testing.simulated_spark import Job, JobSpec, SparkContext
-from bedload.testing.workload import FORM, EpochPlan, QueryPlan
+from bedload.testing.workload import EpochPlan, QueryPlan
 
 
 class QueryFailed(Exception):
     """The driver's side of a query failed by itself."""
+
+
+class QueryStopped(Exception):
+    """The user has stopped a query, and does not start it again."""
 
 
 @dataclass
@@ -130,26 +134,29 @@ class SimulatedQuery:
         if self._spark.faults.strikes("query failure", 3):
             when = self._spark.network.chance.delay(30)
             self._spark.network.after(when, lambda: self._fail(run, QueryFailed("by the simulation")))
+        if self._spark.faults.strikes("stopped for good", 2):
+            when = self._spark.network.chance.delay(60)
+            self._spark.network.after(when, lambda: self._fail(run, QueryStopped("by its user")))
 
     def _fail(self, run: RunId, error: Exception) -> None:
         if self.run != run:
             return
         self._spark.network.note(f"{run} fails: {type(error).__name__}: {error}"[:300])
-        if not isinstance(error, QueryFailed):
+        if not isinstance(error, QueryFailed | QueryStopped):
             self._spark.explain(error, self.query, self.epoch)
-        self._stop(run)
+        self._stop(run, stopped=isinstance(error, QueryStopped))
         if self._spark.faults.final(error, over=self._spark.driver.coordinator.error is not None):
             self.over, self.gave_up = True, error
             self._ended(self)
         else:
             self._spark.network.after(self._spark.network.chance.delay(6), self.start)
 
-    def _stop(self, run: RunId) -> None:
+    def _stop(self, run: RunId, *, stopped: bool = False) -> None:
         self.run = None
         if self._job is not None:
             self._job.cancel()
             self._job = None
-        if not self._spark.faults.strikes("dropped end", 2):
+        if stopped or not self._spark.faults.strikes("dropped end", 2):
             network, driver = self._spark.network, self._spark.driver
             network.after(network.chance.delay(5), lambda: driver.tell(lambda c: c.query_ended(self.query, run)))
 
@@ -203,7 +210,7 @@ class SimulatedQuery:
         def batches(partition: int, attempt: int) -> list[pa.RecordBatch]:
             if noisy:
                 faults.happened["noise"] += 1
-            return self.plan.batches(epoch, partition, FORM, attempt if noisy else 0)
+            return self.plan.batches(epoch, partition, attempt if noisy else 0)
 
         tasks = tuple(map(tuple, plan.tasks))
         assert self._application is not None

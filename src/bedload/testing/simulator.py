@@ -32,6 +32,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+import numpy as np
+
 from bedload.checkpoint.checkpoint import Checkpoint
 from bedload.checkpoint.compaction import restore_at
 from bedload.checkpoint.history import CompactionSettings
@@ -50,7 +52,7 @@ from bedload.testing.simulated_query import SimulatedQuery
 from bedload.testing.simulated_storage import MemoryStorage, Outages, TroubledStorage
 from bedload.testing.simulated_wishes import make_wish
 from bedload.testing.watcher import CommitLog, Plain, Watcher
-from bedload.testing.workload import KEYS, MORE_KEYS, NAME, Kind, Poison, make_deployment, plan_query
+from bedload.testing.workload import GROUP_OF, HASH_OF, KEYS, MORE_KEYS, NAME, Kind, Poison, make_deployment, plan_query
 from bedload.worker.machine import Phase
 
 MAX_EVENTS = 60_000
@@ -173,6 +175,7 @@ class Simulation:
                 self._check_checkpoint(self._storage)
         if self._scenario.moves:
             self._check_moves()
+            self._check_readable()
         return self._report()
 
     def _drain(self) -> None:
@@ -324,6 +327,25 @@ class Simulation:
         for address in sorted(here):
             driver.places[address].check_at_rest()
 
+    def _check_readable(self) -> None:
+        """With nothing going on any more, every key can be read."""
+        driver = self._driver
+        if driver is None or not driver.alive or driver.coordinator.error is not None:
+            return
+        coordinator = driver.coordinator
+        if NAME not in coordinator.operators or coordinator._missing:
+            return
+        routing = coordinator.operator(NAME).routing
+        for key, hashed in HASH_OF.items():
+            worker = driver.workers[routing.owner_of_key(hashed)]
+            hosted = worker.machine._hosted.get(NAME)
+            group = KeyGroup(GROUP_OF[key])
+            assert hosted is not None, f"{worker.name} owns {key} and has no operator"
+            known = self._storage is None or group in hosted.owned | hosted.lodging
+            waits = hosted.parking.absent(group, lambda hashed=hashed: np.array([hashed]))  # type: ignore[misc]
+            assert known, f"who reads {key} at {worker.name} waits for ever: it does not know that it owns it"
+            assert not waits, f"who reads {key} at {worker.name} waits for ever: it is on its way"
+
     # --- programs ---
 
     @property
@@ -473,11 +495,13 @@ class _Inline(Executor):
 @contextmanager
 def _in_small_steps(keys: int) -> Iterator[None]:
     """Let state move few keys at a time, so that a little of it takes many messages; and have one thread."""
-    from bedload.checkpoint import restore  # compiled code: only who needs it waits
+    from bedload.checkpoint import checkpoint, restore  # compiled code: only who needs it waits
 
-    most, threads = sender._MOST_KEYS, vars(restore)["ThreadPoolExecutor"]
+    most, readers = sender._MOST_KEYS, [vars(module) for module in (checkpoint, restore)]
+    threads = [names["ThreadPoolExecutor"] for names in readers]
     sender._MOST_KEYS = keys
-    vars(restore)["ThreadPoolExecutor"] = _Inline
+    for names in readers:
+        names["ThreadPoolExecutor"] = _Inline
     collecting = gc.isenabled()
     gc.disable()  # a run is short, and a tenth of its time would go there
     try:
@@ -486,4 +510,5 @@ def _in_small_steps(keys: int) -> Iterator[None]:
         if collecting:
             gc.enable()
         sender._MOST_KEYS = most
-        vars(restore)["ThreadPoolExecutor"] = threads
+        for names, pool in zip(readers, threads, strict=True):
+            names["ThreadPoolExecutor"] = pool

@@ -168,7 +168,7 @@ class QueryPlan:
     epochs: list[EpochPlan]
     _cache: dict[tuple[Epoch, int, int], list[pa.RecordBatch]] = field(default_factory=dict)
 
-    def batches(self, epoch: Epoch, partition: int, form: InputFormat, noise: int) -> list[pa.RecordBatch]:
+    def batches(self, epoch: Epoch, partition: int, noise: int) -> list[pa.RecordBatch]:
         """The Arrow batches of a partition; another ``noise`` gives the same rows with other bytes or cuts."""
         known = self._cache.get((epoch, partition, noise))
         if known is None:
@@ -176,9 +176,17 @@ class QueryPlan:
             if noise % 2:
                 rows = [row for batch in parts for row in batch]
                 parts = [rows] if rows else []
-            known = [form.batch([{**row._asdict(), "noise": noise} for row in batch]) for batch in parts]
+            known = [_batch(rows, noise) for rows in parts]
             self._cache[epoch, partition, noise] = known
         return known
+
+
+def _batch(rows: list[Row], noise: int) -> pa.RecordBatch:
+    """Rows as a feeder gets them; their key groups are known, and need not be computed for every batch."""
+    keys, sources, numbers = zip(*rows, strict=True)
+    groups = [GROUP_OF[key] for key in keys]
+    columns = zip((keys, sources, numbers, [noise] * len(rows), groups), FORM.fed.types, strict=True)
+    return pa.RecordBatch.from_arrays([pa.array(values, kind) for values, kind in columns], schema=FORM.fed)
 
 
 def plan_query(

@@ -19,7 +19,7 @@ from bedload.keys.lookup import Hashes, distinct
 from bedload.migration.both_shelves import BothShelves
 from bedload.migration.hash_set import pack, unpack
 from bedload.migration.parking import Freed
-from bedload.migration.receiver import Receiver, waits
+from bedload.migration.receiver import Receiver, waits, whole_only
 from bedload.migration.sender import Parcel, Sender
 from bedload.protocol import messages as m
 from bedload.protocol.messages import Body
@@ -148,6 +148,8 @@ class Moving(Restoring):
         hosted.owned = hosted.owned - {group for lot in message.leaving for group in lot.groups}
         hosted.owned = hosted.owned | {group for lot in message.arriving for group in lot.groups}
         hosted.lodging = hosted.lodging | {group for lot in message.arriving for group in lot.key_groups}
+        stay = {KeyGroup(key % hosted.key_groups) for lot in message.leaving for key in lot.stay}
+        hosted.lodging = hosted.lodging | stay  # a pinned key whose group leaves is a guest from here on
         return out
 
     def _backlog(self, hosted: Hosted, message: m.Backlog) -> list[Out]:
@@ -165,7 +167,8 @@ class Moving(Restoring):
             said = m.HandOver(name, move, self.worker, parcel.number, parcel.base, pack(parcel.hashes))
             return to, said, None
         # While copying ahead the new owner has no use for the hashes: it is told what is stale instead.
-        hashes = b"" if hosted.sender.base is None else pack(parcel.hashes)
+        nameless = hosted.sender.base is None or whole_only(hosted.sender.terms)
+        hashes = b"" if nameless else pack(parcel.hashes)
         ship = m.Ship(name, move, self.worker, parcel.number, hosted.active, hashes, parcel.groups, parcel.last)
         return to, ship, None if parcel.state is None else pack_whole(parcel.state)
 
@@ -233,10 +236,10 @@ class Moving(Restoring):
 
         def take() -> list[Freed]:
             wanted, settled = state, hashes
-            if receiver.base is not None:
+            if not receiver.takes_all(message.source):
                 keep = receiver.wanted(message.source, hashes)
                 settled = hashes if keep.all() else hashes[keep]
-                # What was copied ahead comes without hashes.
+                # Some comes without hashes, as what was copied ahead.
                 if wanted is not None and (len(settled) < len(hashes) or not len(hashes)):
                     keep = receiver.wanted(message.source, state_hashes(wanted))
                     wanted = wanted if keep.all() else wanted.filter(pa.array(keep))

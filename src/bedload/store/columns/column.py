@@ -213,12 +213,12 @@ class Column:
         numbers[~valid] = np.zeros((), spec.dtype)
         return numbers, valid
 
-    def put(self, slots: Slots, prepared: Prepared) -> None:
-        """Overwrite slots with what was prepared."""
+    def put(self, slots: Slots, prepared: Prepared, runs: Runs | None = None) -> None:
+        """Overwrite slots with what was prepared; ``runs`` are the slots as :func:`as_runs` gives them."""
         numbers, valid = prepared
-        self.values.live[slots] = numbers
+        _fill(self.values.live, slots, numbers, runs)
         if self.mask is not None:
-            self.mask.live[slots] = True if valid is None else valid
+            _fill(self.mask.live, slots, True if valid is None else valid, runs)
 
     def read(self, slots: Slots, places: npt.NDArray[np.integer[Any]] | None) -> pa.Array:
         """The current values as Arrow, or the old ones of slots with a place."""
@@ -232,6 +232,33 @@ class Column:
                 f"state column {spec.name!r} holds what is not of its type {spec.type} ({error}): "
                 "write values of the declared type"
             ) from error
+
+
+Runs = list[tuple[slice, slice]]
+"""Slots one after another, and which of all these are."""
+
+_SHORT_RUN = 64
+
+
+def as_runs(slots: Slots) -> Runs | None:
+    """Slots as runs of neighbours; None if these are so short that they are better taken one by one."""
+    cuts = np.flatnonzero(np.diff(slots) != 1) + 1
+    if (len(cuts) + 1) * _SHORT_RUN > len(slots):
+        return None
+    begins, ends = [0, *cuts.tolist()], [*cuts.tolist(), len(slots)]
+    firsts = slots[begins].tolist()
+    return [
+        (slice(first, first + end - begin), slice(begin, end))
+        for first, begin, end in zip(firsts, begins, ends, strict=True)
+    ]
+
+
+def _fill(live: npt.NDArray[Any], slots: Slots, values: npt.NDArray[Any] | bool, runs: Runs | None) -> None:
+    if runs is None:
+        live[slots] = values
+        return
+    for to, of in runs:
+        live[to] = values if isinstance(values, bool) else values[of]
 
 
 def as_range(slots: Slots) -> slice | Slots:

@@ -54,6 +54,15 @@ class HashTables:
         capacity = int(self.list[table, k.CAPACITY])
         self._resize(table, max(_FIRST, capacity * (4 if capacity < _STEEP else 2)))
 
+    def expect(self, more: npt.NDArray[np.int64]) -> None:
+        """Make room, by table, for more entries at once, where that is most of what the table will have then."""
+        used, limit = self.list[:, k.USED], self.list[:, k.LIMIT]
+        for table in np.flatnonzero((used + more > limit) & (more > used)).tolist():
+            capacity, wanted = max(_FIRST, int(self.list[table, k.CAPACITY])), int(used[table] + more[table])
+            while int(capacity * self._load[table]) < wanted:
+                capacity *= 2
+            self._resize(table, capacity)
+
     def grow_full(self) -> None:
         """Make room in every table that has none."""
         used, limit = self.list[:, k.USED], self.list[:, k.LIMIT]

@@ -181,6 +181,10 @@ class KeyIndex:
             else:
                 return slots
 
+    def expect(self, of_group: npt.NDArray[np.integer[Any]]) -> None:
+        """Most of the keys to come, of these groups, are new."""
+        self._tables.expect(np.bincount(np.asarray(of_group, np.int64), minlength=self.key_groups))
+
     def find(self, words: npt.NDArray[np.int64], of_group: npt.NDArray[np.integer[Any]]) -> Slots:
         """The slot of each key, -1 where there is none."""
         words, of_group = self._arguments(words, of_group)

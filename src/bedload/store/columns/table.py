@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from bedload.core.errors import ProtocolError
 from bedload.core.ids import KeyGroup
-from bedload.store.columns.column import Column, ColumnSpec, Values
+from bedload.store.columns.column import Column, ColumnSpec, Values, as_runs
 from bedload.store.columns.index import BLOCK, MAX_SLOTS, Flags, KeyIndex, Slots
 from bedload.store.columns.key_words import KeyWords
 from bedload.store.columns.memory import GrowingArray
@@ -364,6 +364,7 @@ class ColumnTable:
         given = {name: state.column(name) for name in self._columns if name in state.schema.names}
         prepared = {name: self._columns[name].prepared(values) for name, values in given.items()}
         words = self.words.encode(keys)
+        index.expect(groups)
         try:
             slots = index.locate(words, groups)
             self._make_room()
@@ -376,9 +377,10 @@ class ColumnTable:
         except BaseException:
             self._take_out(known)
             raise
+        runs = as_runs(slots)
         for name, column in self._columns.items():
             if name in prepared:
-                column.put(slots, prepared[name])
+                column.put(slots, prepared[name], runs)
             else:
                 for array in column.arrays:
                     array.start(slots)

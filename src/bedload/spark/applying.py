@@ -1,0 +1,74 @@
+"""From the arguments of ``cluster.apply`` and ``cluster.aggregate`` to an application; raises what is wrong with them.
+
+Nothing is shipped here: see :mod:`bedload.spark.deployments`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import StructType
+
+from bedload.core.errors import DefinitionError, SchemaError
+from bedload.operators.aggregates import Aggregates, Function
+from bedload.spark.application import Application, Keyed
+from bedload.spark.bootstrap import InitialState, aggregate_aliases
+from bedload.spark.bootstrap_task import Start, starts_of_columns, starts_of_rows
+from bedload.spark.schemas import arrow_schema, output_schema
+from bedload.spark.state_view import RowDecoder
+from bedload.worker.operator import Operator, check_operator, state_of
+from bedload.worker.runtime import Deployment
+from bedload.worker.vector import VectorLogic, VectorOperator, check_vector_operator
+
+
+def of_operator(
+    spark: SparkSession,
+    keyed: Keyed,
+    operator: type[Operator] | type[VectorOperator],
+    schema: str | StructType,
+    initial_state: DataFrame | None,
+) -> Application:
+    """An operator of the user's, on rows or on columns."""
+    out = output_schema(keyed.name, schema)
+    arrow_out = arrow_schema(spark, out)
+    if inspect.isclass(operator) and issubclass(operator, VectorOperator):
+        check_vector_operator(operator)
+        logic = VectorLogic(operator, arrow_out)
+        initial = _initial(initial_state, starts_of_columns(logic.columns))
+        specs = operator.__bedload_specs__
+        return Application.on_columns(keyed, logic, out, arrow_out, specs=specs, initial=initial)
+    operator = check_operator(operator)
+    specs = state_of(operator)
+    deployment = Deployment(keyed.name, operator, keyed.at, tuple(keyed.df.columns), arrow_out, keyed.types)
+    initial = _initial(initial_state, starts_of_rows(specs))
+    return Application(keyed, out, arrow_out, deployment, RowDecoder(specs), specs, initial=initial)
+
+
+def of_aggregates(
+    spark: SparkSession, keyed: Keyed, aggregates: Mapping[str, Function], initial_state: DataFrame | None
+) -> Application:
+    """Aggregates by key; columns that none of them reads are left out."""
+    name, df = keyed.name, keyed.df
+    if not aggregates:
+        raise DefinitionError(f"aggregate {name}: name at least one, such as n=bl.agg.count()")
+    used = [c for c in df.columns if c in keyed.names or any(c in f.columns for f in aggregates.values())]
+    unknown = sorted({c for f in aggregates.values() for c in f.columns} - set(df.columns))
+    if unknown:
+        raise SchemaError(
+            f"aggregate {name}: no column {', '.join(unknown)} in the input; there are: {', '.join(df.columns)}"
+        )
+    keyed = Keyed.of(spark, name, df.select(*(F.col(f"`{column}`") for column in used)), keyed.names, keyed.groups)
+    columns = arrow_schema(spark, keyed.df.schema)
+    logic = Aggregates(aggregates, columns, keyed.at, keyed.names)
+    initial = _initial(initial_state, starts_of_columns(logic.columns), aggregate_aliases(aggregates, columns))
+    return Application.on_columns(keyed, logic, from_arrow_schema(logic.output), logic.output, initial=initial)
+
+
+def _initial(
+    df: DataFrame | None, starts: list[Start], aliases: Mapping[str, str] | None = None
+) -> InitialState | None:
+    return None if df is None else InitialState(df, starts, aliases or {})

@@ -1,0 +1,98 @@
+"""What a cluster is made from: the arguments of ``bedload.attach``, checked, with the host and the checkpoint chosen.
+
+Invariant: whatever can be refused is refused before anything starts; the checkpoint is claimed last.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from bedload.control.compaction import Retention
+from bedload.core.errors import DefinitionError
+from bedload.keys import check_key_groups
+from bedload.spark.hosts import ProcessHost, TaskHost, WorkerHost
+from bedload.spark.keeper import Keeper
+
+_ARROW_ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
+
+
+@dataclass(frozen=True)
+class Attachment:
+    """The parts of a cluster, before its first worker is started."""
+
+    spark: SparkSession
+    host: WorkerHost
+    listen: str
+    """The driver's own address, as workers and feeders reach it."""
+    workers: int
+    key_groups: int
+    start_seconds: float
+    keeper: Keeper | None
+    """None: state is kept in memory only."""
+    retention: Retention
+
+    @classmethod
+    def of(
+        cls,
+        spark: SparkSession,
+        *,
+        workers: int,
+        key_groups: int,
+        host: str | None,
+        start_seconds: float,
+        checkpoint: str | os.PathLike[str] | None,
+        storage_options: Mapping[str, Any] | None,
+        retain_epochs: int,
+    ) -> Attachment:
+        """Check what the user asks for, set the session up for it, and open the checkpoint."""
+        if workers < 1:
+            raise DefinitionError(f"workers={workers}: at least one worker is needed")
+        check_key_groups(key_groups)
+        if retain_epochs < 1:
+            raise DefinitionError(f"retain_epochs={retain_epochs}: at least the last epoch has to be kept")
+        url = _url(checkpoint, storage_options)
+        local = str(spark.sparkContext.master).startswith("local")
+        kind = host or ("process" if local else "task")
+        if kind not in ("process", "task"):
+            raise DefinitionError(f"host={host!r}: use 'process', 'task', or leave it out")
+        _set_up(spark, local=local)
+        listen = "127.0.0.1" if local else str(spark.sparkContext.getConf().get("spark.driver.host"))
+        chosen: WorkerHost = ProcessHost() if kind == "process" else TaskHost(spark)
+        keeper = None if url is None else Keeper(url, storage_options)
+        return cls(spark, chosen, listen, workers, key_groups, start_seconds, keeper, Retention(retain_epochs))
+
+    def durable(self, what: str) -> Keeper:
+        """The keeper of the checkpoint; raises if there is none, which ``what`` needs."""
+        if self.keeper is None:
+            raise DefinitionError(
+                f"{what} needs a checkpoint, and this cluster keeps state in memory only: attach with "
+                f'bedload.attach(spark, checkpoint="file:///...")'
+            )
+        return self.keeper
+
+
+def _url(checkpoint: str | os.PathLike[str] | None, storage_options: Mapping[str, Any] | None) -> str | None:
+    if storage_options and checkpoint is None:
+        raise DefinitionError("storage_options are for a checkpoint: give checkpoint=... as well")
+    url = None if checkpoint is None else os.fspath(checkpoint)
+    if url is not None and url.startswith("memory:"):
+        raise DefinitionError(
+            f"checkpoint={url!r}: such a store lives in one process, and workers are processes of their own. Use a "
+            f"file:// URL, or leave checkpoint out to keep state in memory only"
+        )
+    return url
+
+
+def _set_up(spark: SparkSession, *, local: bool) -> None:
+    if local and "PYSPARK_PYTHON" not in os.environ:
+        # SUBTLE: Spark would run "python3" from the PATH, which in a virtual environment that is not activated
+        # is another Python, without our packages. In local mode the driver's own is the right one.
+        spark.sparkContext.pythonExec = sys.executable
+    if spark.conf.get(_ARROW_ROWS) == "10000":
+        spark.conf.set(_ARROW_ROWS, "65536")

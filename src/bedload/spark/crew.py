@@ -1,0 +1,150 @@
+"""Workers that come and go while the cluster runs: a host starts, replaces and ends them.
+
+Invariants:
+- A worker that is awaited either arrives or is reported as not coming, never both.
+- A number is given to a new worker only after the one that had it before is gone.
+
+Why on threads of their own: a host may wait for seconds, and the coordinator's thread must not.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from bedload.core.ids import WorkerId
+from bedload.spark.hosts import WorkerHost
+
+_log = logging.getLogger("bedload")
+_CHECK_SECONDS = 0.1
+"""How often to see whether a worker that was started lives, until it comes."""
+
+Failed = Callable[[WorkerId, str], None]
+"""Told that a worker does not come, and why; on any thread."""
+
+
+class Arrival(enum.Enum):
+    """What a worker that came is."""
+
+    NEW = "one that was asked for beside those from the beginning"
+    REPLACEMENT = "one in place of a lost one"
+    UNASKED = "nobody waits for it"
+
+
+class Crew:
+    """Has a host start, replace and end workers, and gives up on those that do not come."""
+
+    def __init__(self, host: WorkerHost, *, not_started: Failed, not_replaced: Failed) -> None:
+        self._host = host
+        self._not_started = not_started
+        self._not_replaced = not_replaced
+        self._starting: dict[WorkerId, threading.Timer] = {}
+        self._replacing: dict[WorkerId, threading.Timer] = {}
+        self._leaving: dict[WorkerId, threading.Thread] = {}
+
+    def add(self, worker: WorkerId, seconds: float) -> None:
+        """Start one more worker, and wait so long for it."""
+
+        def failed(why: str) -> None:
+            _log.error("worker %s could not be started: %s", worker, why)
+            self.let_go(worker)
+            self._not_started(worker, why)
+
+        def start(worker: WorkerId) -> None:
+            before = self._leaving.get(worker)
+            if before is not None:
+                before.join()
+            self._host.add(worker)
+
+        known = self._starting.pop(worker, None)
+        if known is None:
+            self._bring(worker, seconds, self._starting, start, failed)
+        else:
+            # Whoever asked for it before has called that off, and it is on its way still.
+            known.cancel()
+            self._bring(worker, seconds, self._starting, None, failed)
+
+    def replace(self, worker: WorkerId, seconds: float) -> None:
+        """Start a worker in place of a lost one, and wait so long for it."""
+
+        def failed(why: str) -> None:
+            _log.error("worker %s could not be replaced: %s", worker, why)
+            self._not_replaced(worker, why)
+
+        self._bring(worker, seconds, self._replacing, self._host.replace, failed)
+
+    def is_replacing(self, worker: WorkerId) -> bool:
+        """Whether one in place of this worker is awaited."""
+        return worker in self._replacing
+
+    def arrived(self, worker: WorkerId) -> Arrival:
+        """A worker came: it is awaited no longer."""
+        for awaited, arrival in ((self._starting, Arrival.NEW), (self._replacing, Arrival.REPLACEMENT)):
+            timer = awaited.pop(worker, None)
+            if timer is not None:
+                timer.cancel()
+                return arrival
+        return Arrival.UNASKED
+
+    def let_go(self, worker: WorkerId) -> None:
+        """See to it that a worker that was told to end does."""
+        before = self._leaving.get(worker)
+
+        def run() -> None:
+            if before is not None:
+                before.join()
+            try:
+                self._host.remove(worker)
+            except Exception as error:
+                _log.warning("worker %s may not have ended: %s", worker, error)
+            if self._leaving.get(worker) is threading.current_thread():
+                del self._leaving[worker]
+
+        thread = self._leaving[worker] = threading.Thread(target=run, name=f"bedload-leave-{worker}", daemon=True)
+        thread.start()
+
+    def stop(self) -> None:
+        """Wait for nobody any more, and return when those that were let go are gone."""
+        for awaited in (self._replacing, self._starting):
+            for worker in list(awaited):
+                if (timer := awaited.pop(worker, None)) is not None:
+                    timer.cancel()
+        for thread in list(self._leaving.values()):
+            thread.join()
+
+    def _bring(
+        self,
+        worker: WorkerId,
+        seconds: float,
+        awaited: dict[WorkerId, threading.Timer],
+        start: Callable[[WorkerId], None] | None,
+        failed: Callable[[str], None],
+    ) -> None:
+        """Have a worker started; if that fails, or it does not come in time, say so."""
+
+        def give_up(why: str) -> None:
+            timer = awaited.pop(worker, None)
+            if timer is not None:  # else it came at the last moment
+                timer.cancel()
+                failed(why)
+
+        late = f"it did not come within {seconds:g} seconds"
+        timer = awaited[worker] = threading.Timer(seconds, give_up, [late])
+        timer.daemon = True
+        timer.start()
+        if start is None:
+            return
+
+        def run() -> None:
+            try:
+                start(worker)
+                while awaited.get(worker) is timer:
+                    self._host.check(worker)
+                    time.sleep(_CHECK_SECONDS)
+            except Exception as error:
+                give_up(str(error))
+
+        threading.Thread(target=run, name=f"bedload-start-{worker}", daemon=True).start()

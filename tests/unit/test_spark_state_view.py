@@ -1,0 +1,52 @@
+"""Reading the state of a key from a worker that does not answer, over real sockets."""
+
+from __future__ import annotations
+
+import threading
+
+import pyarrow as pa
+import pytest
+
+from bedload.core.errors import WorkerUnreachable
+from bedload.core.ids import OperatorName, WorkerId
+from bedload.keys import RoutingTable
+from bedload.spark import state_view
+from bedload.spark.state_view import ColumnDecoder, OperatorState
+from bedload.transport import Endpoint, Handler, Peer
+
+SECRET = b"correct horse battery staple"
+
+
+class Silent(Handler):
+    """Takes every question, and answers none."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def on_frame(self, peer: Peer, header: bytes, body: memoryview | None) -> None:
+        self.asked += 1
+
+
+def test_a_key_whose_state_does_not_come_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state_view, "_LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(state_view, "_PATIENCE_SECONDS", 0.2)
+    worker = Silent()
+    endpoint = Endpoint("127.0.0.1", secret=SECRET, handler=worker)
+    thread = threading.Thread(target=endpoint.run, daemon=True)
+    thread.start()
+    routing = RoutingTable.initial(16, [WorkerId(0)])
+    state = OperatorState(
+        OperatorName("rides"),
+        ColumnDecoder(()),
+        (pa.int64(),),
+        lambda: (routing, {WorkerId(0): endpoint.address}),
+        SECRET,
+    )
+    try:
+        with pytest.raises(WorkerUnreachable, match=r"rides: there is no answer .*restoring\(\), and try again"):
+            state.get(7)
+        assert worker.asked == 1
+    finally:
+        state.close()
+        endpoint.stop()
+        thread.join(30)
