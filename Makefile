@@ -7,15 +7,24 @@ ARGS ?=
 BENCH ?=
 SECONDS ?= 600
 
+# A process that has nothing left to do takes tests from the other one: most of the time goes into few
+# long tests, which lie side by side.
+FAST := -n 2 --dist worksteal -m "not spark" --ignore tests/spark
+# Much of a test on Spark is waiting: for a JVM, a trigger, a killed process. A file stays with one process
+# and its Spark session.
+ON_SPARK := -n 2 --dist loadfile -m spark tests/spark
+
 # Two stamps, since the fast suites and the checks need no Java.
 INSTALL_STAMP := $(VENV)/.installed
 JAVA_STAMP    := $(VENV)/.java_home
 
 # Spark must start the Python and be the Spark of the virtual environment, and a warning filter from
-# outside would change what the tests prove.
+# outside would change what the tests prove. The suites start hundreds of processes, so compiled modules
+# are kept.
 export PYSPARK_PYTHON := $(VENV_PYTHON)
 export PYSPARK_DRIVER_PYTHON := $(VENV_PYTHON)
 unexport PYTHONWARNINGS
+unexport PYTHONDONTWRITEBYTECODE
 unexport SPARK_HOME
 WITH_JAVA = JAVA_HOME="$$(sed -n 1p $(JAVA_STAMP))"
 
@@ -34,12 +43,12 @@ demo: $(INSTALL_STAMP) $(JAVA_STAMP) ## run the demo (ARGS=--help shows its opti
 
 test: $(INSTALL_STAMP) $(JAVA_STAMP) ## run all suites: the fast ones in parallel, then those on Spark
 	@echo "== fast suites"
-	@$(WITH_JAVA) $(BIN)/python -m pytest -n 2 -m "not spark" $(ARGS)
+	@$(WITH_JAVA) $(BIN)/python -m pytest $(FAST) $(ARGS)
 	@echo "== on Spark"
-	@$(WITH_JAVA) $(BIN)/python -m pytest -m spark $(ARGS)
+	@$(WITH_JAVA) $(BIN)/python -m pytest $(ON_SPARK) $(ARGS)
 
 test-fast: $(INSTALL_STAMP) ## run the suites that need no Spark
-	@$(BIN)/python -m pytest -n 2 -m "not spark" $(ARGS)
+	@$(BIN)/python -m pytest $(FAST) $(ARGS)
 
 soak: $(INSTALL_STAMP) $(JAVA_STAMP) ## random faults on real Spark against an oracle: make soak SECONDS=600 ARGS="--seed 7"
 	@$(WITH_JAVA) $(BIN)/python -m tests.soak --seconds $(SECONDS) $(ARGS)

@@ -392,3 +392,32 @@ def test_a_delta_does_not_change_with_the_table() -> None:
 def test_a_column_without_nulls_has_no_mask() -> None:
     with pytest.raises(ProtocolError, match="not nullable"):
         table_of(N).valid("n")
+
+
+# --- many at once ---
+
+
+@pytest.mark.parametrize("holes", [0, 1, 700], ids=["one after another", "with a hole", "here and there"])
+def test_many_keys_that_are_put_in_at_once_are_as_if_they_had_come_one_by_one(holes: int) -> None:
+    table = ColumnTable([pa.int64()], [N, LAST, LABEL], 4)
+    random = np.random.default_rng(holes)
+    there = random.choice(3000, holes, replace=False)
+    table.install([pa.array(there)], there % 4, pa.RecordBatch.from_pydict({"n": there}))
+    keys = np.concatenate([np.arange(group, 3000, 4) for group in range(4)])
+    last = [None if key % 7 == 0 else key / 2 for key in keys.tolist()]
+    state = pa.RecordBatch.from_pydict({"n": keys + 5, "last": last, "label": [f"l{key}" for key in keys.tolist()]})
+    table.install([pa.array(keys)], keys % 4, state)
+    table.index.check()
+    wanted = {key: (key + 5, None if key % 7 == 0 else key / 2, f"l{key}") for key in range(3000)}
+    assert committed(table) == wanted
+
+
+def test_room_is_made_for_the_keys_that_come_and_not_for_those_that_are_there() -> None:
+    table = ColumnTable([pa.int64()], [N], 4)
+    keys = np.arange(4000)
+    state = pa.RecordBatch.from_pydict({"n": keys})
+    table.install([pa.array(keys)], keys % 4, state)
+    before = table.index.nbytes
+    for _ in range(3):
+        table.install([pa.array(keys)], keys % 4, state)
+    assert table.index.nbytes == before

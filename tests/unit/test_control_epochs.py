@@ -425,6 +425,15 @@ def test_a_second_action_whose_stage_cannot_be_inspected_is_refused_and_the_seal
     assert rig.phase is Phase.SEALED
 
 
+def test_a_second_action_whose_stage_cannot_be_inspected_does_not_end_a_turn_that_may_be_sealed(rig: Rig) -> None:
+    rig.open(0)
+    rig.inspected()  # the workers know how many feeders there are: one of them may have sealed it by now
+    rig.open(0, stage=2)
+    steps = rig.coordinator.stage_unknown(NAME, rig.turn, ProtocolError("no plan"))
+    assert list(answers(steps).values()) == ["ProtocolError"]
+    assert rig.phase is Phase.OPEN
+
+
 def test_inspections_of_a_former_turn_are_ignored(rig: Rig) -> None:
     rig.open(0)
     rig.open(0, "r2", stage=2)

@@ -16,6 +16,7 @@ collection. A file that was listed and is gone when it is read was not needed an
 
 from __future__ import annotations
 
+import functools
 import os
 import secrets
 import socket
@@ -312,6 +313,7 @@ def check_fence(storage: Storage, generation: Generation) -> None:
         )
 
 
+@functools.cache
 def installed_version() -> str:
     """Of Bedload; empty if it is not installed as a package."""
     try:

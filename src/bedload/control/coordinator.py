@@ -454,6 +454,11 @@ class Coordinator:
     def _then(self, steps: list[Instruction]) -> list[Instruction]:
         """After whatever happened: go on with what waited for it, and start the snapshots that are due."""
         holding = self.changes.holding
+        # No epoch may come that would have them read it: the query is over, and people look at its state. It comes
+        # before all else, as nothing may move that is not there.
+        for name, epochs in self._operators.items():
+            if epochs.left_unread and not self._missing and not holding:
+                steps = [*steps, *epochs.prefetch(self._shipping.latest(name))]
         steps = [*steps, *self.changes.go_on()]
         if self.changes.restarting not in (None, self._restarted):
             # All begin anew, those that were lost, too.
@@ -464,10 +469,6 @@ class Coordinator:
             for name, epochs in self._operators.items():
                 steps += epochs.prefetch(self._shipping.latest(name))
             steps += self._go_on()
-        # No epoch may come that would have them read it: the query is over, and people look at its state.
-        for name, epochs in self._operators.items():
-            if epochs.left_unread and not self._missing and not self.changes.holding:
-                steps += epochs.prefetch(self._shipping.latest(name))
         steps += self._unneeded()
         self._shipping.only(self._addresses)  # who has left does not answer
         steps += self._deployed_by_all()

@@ -166,12 +166,13 @@ class OperatorEpochs(Turns):
         """A stage could not be inspected: the turn cannot be sealed, or a second action not be matched."""
         if turn != self.turn:
             return []
-        if self.phase is Phase.OPEN:
+        # SUBTLE: only as long as no worker can have sealed it. Else its tasks may be done and Spark about to commit it.
+        if self.phase is Phase.OPEN and self._current.feeders is None:
             return self.failed(turn, error)
         parked, self._parked = self._parked, []
         out: list[Instruction] = []
         for token, ask in parked:
-            second = self.phase is Phase.SEALED and (ask.run, ask.epoch) == (self.run, self.epoch)
+            second = self.phase in (Phase.OPEN, Phase.SEALED) and (ask.run, ask.epoch) == (self.run, self.epoch)
             out += [refuse(token, error)] if second else self.open(token, ask)
         return out
 
@@ -325,13 +326,10 @@ class OperatorEpochs(Turns):
         if lineage is not None:
             try:
                 self._unreadable = False
-                restores = self._restore(ask.deployment, lineage.head)
+                out += self._restore(ask.deployment, lineage.head)
             except CheckpointError as error:
                 self.phase, self._error = Phase.ABORTED, error
                 return [refuse(token, error), *self._unpark()]
-            if restores and self.transfer is not None:
-                out += self.transfer.superseded()
-            out += restores
         if self.transfer is not None and self.transfer.due and not self.reads_back:
             out += self.transfer.flip()
         workers = self._taking_part()

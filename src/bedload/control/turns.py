@@ -16,7 +16,7 @@ from bedload.control.instructions import CheckTurn, EpochEnded, Instruction, Rep
 from bedload.control.lineage import Lineage
 from bedload.control.standing import Phase, Standing
 from bedload.core.clock import Clock
-from bedload.core.errors import BedloadError, EpochAborted
+from bedload.core.errors import BedloadError, CheckpointError, EpochAborted
 from bedload.core.ids import DeploymentId, Epoch, KeyGroup, OperatorName, QueryId, RunId, Turn, WorkerId
 from bedload.keys import RoutingTable
 from bedload.migration.plan import leave_out
@@ -266,18 +266,23 @@ class Turns(Standing, ABC):
         if self.lineage is None or self.phase in (Phase.OPEN, Phase.SETTLING):
             return []
         base = self.turn if self.phase is Phase.SEALED and self._current.taken_up else self.lineage.head
-        return self._restore(deployment, base, idle_only=True)
+        try:
+            return self._restore(deployment, base, idle_only=True)
+        except CheckpointError:
+            self._unreadable = True  # who begins an epoch is told why
+            return []
 
     def _restore(self, deployment: DeploymentId, base: Turn | None, *, idle_only: bool = False) -> list[Instruction]:
         assert self.lineage is not None
-        out: list[Instruction] = []
+        restores: list[Instruction] = []
         for worker in self.addresses:
             if idle_only and self.lineage.takes_part(worker) and self.phase is Phase.SEALED:
                 continue  # it has the turn with its before-images, and cannot let go of it now
             groups = self.routing.groups_of(worker)
             for message, plan in self.lineage.restore(worker, deployment, groups, base, self.routing):
-                out.append(ToWorker(worker, message, plan))
-        return out
+                restores.append(ToWorker(worker, message, plan))
+        superseded = self.transfer.superseded() if restores and self.transfer is not None else []
+        return [*superseded, *restores]
 
     def _tell(self, message: m.Message) -> list[Instruction]:
         return [ToWorker(worker, message) for worker in self._partakers()]

@@ -16,8 +16,9 @@ specs they cost several times that.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from operator import attrgetter
+from types import CodeType
 from typing import Any
 
 from bedload.core.errors import StateTypeError
@@ -324,10 +325,15 @@ def _rooted(node: TypeNode, value: Any, place: int) -> bool:
     return isinstance(value, Tracked) and value._bl_owner is None and bool(value._bl_key == place)
 
 
+@lru_cache(maxsize=1024)
+def _compiled(text: str) -> CodeType:
+    return compile(text, "<state layout>", "exec")
+
+
 def _function(signature: str, lines: list[str], scope: dict[str, Any]) -> Any:
     body = "".join(f"    {line}\n" for line in lines or ["pass"])
     made: dict[str, Any] = {}
-    exec(f"def {signature}:\n{body}", scope, made)
+    exec(_compiled(f"def {signature}:\n{body}"), scope, made)
     (function,) = made.values()
     function.__qualname__ = f"RecordLayout.{function.__name__}"
     return function

@@ -155,7 +155,7 @@ class WorkerMachine(Moving):
     # --- from the coordinator ---
 
     def _deploy(self, message: m.Deploy, body: Body) -> list[Out]:
-        hosted = self._hosted.setdefault(message.operator, Hosted(message.operator))
+        hosted = self._at(message.operator)
         hosted.key_groups = message.key_groups
         error = None
         try:
@@ -166,7 +166,7 @@ class WorkerMachine(Moving):
         return [(COORDINATOR, m.Deployed(self.worker, message.deployment, error), None)]
 
     def _begin(self, message: m.Begin) -> list[Out]:
-        hosted = self._hosted.setdefault(message.operator, Hosted(message.operator))
+        hosted = self._at(message.operator)
         if message.turn <= hosted.turn:
             return []
         if hosted.phase in (Phase.OPEN, Phase.SEALED):
@@ -275,7 +275,7 @@ class WorkerMachine(Moving):
     # --- from feeders ---
 
     def _from_feeder(self, peer: Peer, message: TurnMessage, body: Body) -> list[Out]:
-        hosted = self._hosted.setdefault(message.operator, Hosted(message.operator))
+        hosted = self._at(message.operator)
         if isinstance(message, m.Backlog) and message.turn <= hosted.turn:
             return self._backlog(hosted, message) if message.turn == hosted.turn else []
         if message.turn > hosted.turn:

@@ -105,7 +105,7 @@ class Moving(Restoring):
         return sender if sender is not None and sender.move == move else None
 
     def _copy(self, message: m.Copy) -> list[Out]:
-        hosted = self._hosted.setdefault(message.operator, Hosted(message.operator))
+        hosted = self._at(message.operator)
         if hosted.runtime is None:
             self._activate(hosted, message.deployment)
         hosted.neighbours.update(message.addresses)
@@ -129,7 +129,7 @@ class Moving(Restoring):
         return Sender(move, terms, lots, shelve, self._clock)
 
     def _flip(self, message: m.Flip) -> list[Out]:
-        hosted = self._hosted.setdefault(message.operator, Hosted(message.operator))
+        hosted = self._at(message.operator)
         if hosted.runtime is None:
             self._activate(hosted, message.deployment)
         hosted.neighbours.update(message.addresses)
@@ -212,7 +212,7 @@ class Moving(Restoring):
 
     def _from_owner(self, peer: Peer, message: m.Ship | m.HandOver, body: Body) -> list[Out]:
         """An old owner sends something: take it in, unless it is a repeat or of a move that is over."""
-        hosted = self._hosted.setdefault(message.operator, Hosted(message.operator))
+        hosted = self._at(message.operator)
         receipt: Out = (peer, m.Shipped(message.operator, message.move, self.worker, message.number), None)
         known = hosted.receiver
         if message.move <= hosted.moves_over or (known is not None and known.move > message.move):
@@ -311,7 +311,7 @@ class Moving(Restoring):
     # --- what it weighs ---
 
     def _weigh(self, message: m.Weigh) -> m.Weighed:
-        hosted = self._hosted.setdefault(message.operator, Hosted(message.operator))
+        hosted = self._at(message.operator)
         runtime = hosted.runtime
         rows = {int(group): float(hosted.load[group]) for group in np.flatnonzero(hosted.load)}
         keys, size = (0, 0) if runtime is None else (runtime.keys, runtime.state_bytes())

@@ -45,8 +45,15 @@ class Restoring:
     @abstractmethod
     def _restored_instead(self, hosted: Hosted, groups: tuple[KeyGroup, ...]) -> list[Out]: ...
 
+    def _at(self, operator: OperatorName) -> Hosted:
+        """An operator here, which the worker may hear of for the first time."""
+        hosted = self._hosted.get(operator)
+        if hosted is None:
+            hosted = self._hosted[operator] = Hosted(operator)
+        return hosted
+
     def _restore(self, message: m.Restore, plan: Body) -> list[Out]:
-        hosted = self._hosted.setdefault(message.operator, Hosted(message.operator))
+        hosted = self._at(message.operator)
         if hosted.phase in (Phase.OPEN, Phase.SEALED):
             raise ProtocolError(f"{message} while turn {hosted.turn} is {hosted.phase.name}")
         hosted.unrestored = None

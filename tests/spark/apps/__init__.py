@@ -60,7 +60,7 @@ class App:
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
-    def expect(self, what: str, seconds: float = 90.0) -> dict[str, Any]:
+    def expect(self, what: str, seconds: float = 180.0) -> dict[str, Any]:
         """The next event of that name; fails if the application ends or is silent before it."""
         deadline = time.monotonic() + seconds
         while True:
