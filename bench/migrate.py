@@ -37,7 +37,6 @@ from bench.migrate_plan import (
     QUICK,
     RATE,
     RESTARTING,
-    SIZES,
     SPARK,
     STRATEGIES,
     SWEEPS,
@@ -339,7 +338,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if of_system:
             run_system(target, of_system, timing, workdir / target.split(":")[0], measured, console)
     if "columns" in options.parts and options.sweep is None:
-        run_flight(SIZES[0] if options.quick else BASE_MB, workdir / "flight", measured, console)
+        run_flight(BASE_MB, workdir / "flight", measured, console)
     order = {_id(case): at for at, case in enumerate(cases)}
     measured.results = dict(sorted(measured.results.items(), key=lambda item: order.get(item[0], len(order))))
     report = make_report(measured, options, timing)

@@ -53,14 +53,17 @@ class Strategy:
         return Terms(self.copy_ahead, self.order, self.waits_for, self.share, self.bandwidth)
 
 
+_UNSEEN = 0.05
+"""While all is where it was nobody waits, and what a copy takes away from epochs is spread over many of them."""
+
 _ALL = (
     Strategy("stop_restart", waits_for="everything", restart=True, after="Spark, Flink"),
     Strategy("all_at_once", waits_for="everything", share=1.0, after="Trisk"),
     Strategy("progressive", groups_per_flip=8, waits_for="key group", share=1.0, after="Megaphone"),
     Strategy("lazy", order="demand", after="lazy fetch, Meces"),
-    Strategy("hybrid", copy_ahead=True, order="demand", after="Rhino, warm-up replicas"),
+    Strategy("hybrid", copy_ahead=True, order="demand", share=_UNSEEN, after="Rhino, warm-up replicas"),
     Strategy("adaptive", order="backlog", after="PAM"),
-    Strategy("seamless", copy_ahead=True, order="backlog"),
+    Strategy("seamless", copy_ahead=True, order="backlog", share=_UNSEEN),
 )
 
 STRATEGIES: dict[str, Strategy] = {strategy.name: strategy for strategy in _ALL}
