@@ -57,6 +57,7 @@ class App:
         self.pid = process.pid
         self._log = log
         self._events: queue.Queue[dict[str, Any] | None] = queue.Queue()
+        self._last: list[dict[str, Any] | None] = []
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
@@ -65,7 +66,7 @@ class App:
         deadline = time.monotonic() + seconds
         while True:
             try:
-                event = self._events.get(timeout=max(0.0, deadline - time.monotonic()))
+                event = self._last.pop() if self._last else self._next(deadline)
             except queue.Empty:
                 raise AssertionError(f"no {what!r} within {seconds:g} seconds:\n{self.log()}") from None
             assert event is not None, f"the application ended before {what!r}:\n{self.log()}"
@@ -73,13 +74,16 @@ class App:
                 return event
             assert event["event"] != "failed", f"the application failed before {what!r}: {event}"
 
+    def _next(self, deadline: float) -> dict[str, Any] | None:
+        return self._events.get(timeout=max(0.0, deadline - time.monotonic()))
+
     def latest(self, what: str, seconds: float = 90.0) -> dict[str, Any]:
         """The last event of that name that has come; waits for one if there is none."""
         found = self.expect(what, seconds)
         with contextlib.suppress(queue.Empty):
-            while (event := self._events.get_nowait()) is not None:
+            while (event := self._events.get_nowait()) is not None and event["event"] not in ("done", "failed"):
                 found = event if event["event"] == what else found
-            self._events.put(None)
+            self._last.append(event)  # what the application ends with is for who waits for it
         return found
 
     def ends(self, seconds: float = 60.0) -> None:
