@@ -11,8 +11,8 @@ SECONDS ?= 600
 # long tests, which lie side by side.
 FAST := -n 2 --dist worksteal -m "not spark" --ignore tests/spark
 # Much of a test on Spark is waiting: for a JVM, a trigger, a killed process. A file stays with one process
-# and its Spark session.
-ON_SPARK := -n 2 --dist loadfile -m spark tests/spark
+# and its Spark session; the long ones come first.
+ON_SPARK := -n 2 --dist loadfile --no-loadscope-reorder -m spark tests/spark
 
 # Two stamps, since the fast suites and the checks need no Java.
 INSTALL_STAMP := $(VENV)/.installed

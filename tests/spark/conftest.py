@@ -16,6 +16,14 @@ import bedload as bl
 
 os.environ["PYSPARK_PYTHON"] = sys.executable
 
+LONG = ("recovery", "source", "moves_under_faults", "standalone", "epochs", "hosts", "storage_faults", "soak")
+"""Files that take minutes. They come first, so that no process is left alone with one of them at the end."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the long files first; all else stays in order."""
+    items.sort(key=lambda item: next((at for at, name in enumerate(LONG) if name in item.path.stem), len(LONG)))
+
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
