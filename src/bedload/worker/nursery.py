@@ -192,7 +192,7 @@ class _Ward:
         os._exit(0)
 
     def _load_more(self) -> None:
-        """Have the compiled code in the workers to come.
+        """Have the compiled code, and what operators are likely to import, in the workers to come.
 
         On a thread, so that an order never waits for a compiler, and of low priority, as a query runs beside it. It is
         over before the next fork: see the invariants.
@@ -221,6 +221,8 @@ def _load_compiled() -> None:
         from bedload.store.columns import warm_up
 
         warm_up()
+        # Most modules that define an operator import it, for the query beside the operator.
+        importlib.import_module("pyspark.sql")
 
 
 def _receive(orders: socket.socket) -> tuple[Order, int, int] | None:
