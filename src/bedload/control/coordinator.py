@@ -6,6 +6,8 @@ event and carries out the instructions that come back, in order. Messages to one
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from bedload.checkpoint.records import TurnRecord
 from bedload.control import refusals
 from bedload.control.changes import Changes, Wish
@@ -423,10 +425,11 @@ class Coordinator:
             self._missing.pop(worker, None)  # it was lost as one that an earlier change had asked for
             return self._then([*self.changes.ready(worker), *self._go_on()])
         del self._missing[worker]
-        out: list[Instruction] = []
-        for name, epochs in self._operators.items():
-            out += epochs.prefetch(self._shipping.latest(name))
-        return self._then([*out, *self._go_on()])
+        return self._then([*self._prefetch(self._operators), *self._go_on()])
+
+    def _prefetch(self, operators: Iterable[OperatorName]) -> list[Instruction]:
+        """Have workers read what they lack, before an epoch asks for it."""
+        return [step for name in operators for step in self._operators[name].prefetch(self._shipping.latest(name))]
 
     def _go_on(self) -> list[Instruction]:
         if self._missing:
@@ -456,9 +459,9 @@ class Coordinator:
         holding = self.changes.holding
         # No epoch may come that would have them read it: the query is over, and people look at its state. It comes
         # before all else, as nothing may move that is not there.
-        for name, epochs in self._operators.items():
-            if epochs.left_unread and not self._missing and not holding:
-                steps = [*steps, *epochs.prefetch(self._shipping.latest(name))]
+        unread = [name for name, epochs in self._operators.items() if epochs.left_unread]
+        if unread and not self._missing and not holding:
+            steps = [*steps, *self._prefetch(unread)]
         steps = [*steps, *self.changes.go_on()]
         if self.changes.restarting not in (None, self._restarted):
             # All begin anew, those that were lost, too.
@@ -466,9 +469,7 @@ class Coordinator:
             self._missing.clear()
             self._shipping.forget_all_but(self._newcomers)
         if holding and not self.changes.holding:
-            for name, epochs in self._operators.items():
-                steps += epochs.prefetch(self._shipping.latest(name))
-            steps += self._go_on()
+            steps += [*self._prefetch(self._operators), *self._go_on()]
         steps += self._unneeded()
         self._shipping.only(self._addresses)  # who has left does not answer
         steps += self._deployed_by_all()

@@ -182,7 +182,7 @@ class OperatorState:
                 try:
                     found = self._ask(address, message, body, partial(self._has_left, hashed, owner))
                 except (WorkerUnreachable, UnknownOperator) as error:
-                    if error.details.get("timed_out"):
+                    if error.details.get("unanswered"):
                         raise
                     self._forget(address)
                     lost = True
@@ -237,7 +237,7 @@ class OperatorState:
                         f"there is no answer from {address} within {_PATIENCE_SECONDS:g} seconds: the state is being "
                         "read back or on its way from another worker, or the worker is busy; look at "
                         "cluster.restoring(), and try again",
-                        timed_out=True,
+                        unanswered=True,
                     )
                 if in_vain():
                     self._forget(address)  # what is answered after all must not be taken for another answer

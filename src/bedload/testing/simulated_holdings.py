@@ -25,6 +25,7 @@ from bedload.state import apply_changes
 from bedload.testing.oracle import History
 from bedload.testing.watcher import Plain, Watcher
 from bedload.testing.workload import GROUP_OF, HASH_OF, KEY_GROUPS, NAME
+from bedload.worker.hosted import Hosted
 from bedload.worker.machine import Phase, WorkerMachine
 from bedload.worker.runtime import Runtime
 
@@ -34,6 +35,11 @@ def keys_of(groups: Iterable[int], without: Iterable[int] = (), single: Iterable
     groups, without, single = set(groups), set(without), set(single)
     whole = {key for key, group in GROUP_OF.items() if group in groups and HASH_OF[key] not in without}
     return whole | {key for key, value in HASH_OF.items() if value in single}
+
+
+def on_its_way(hosted: Hosted, key: str) -> bool:
+    """Whether a worker waits for the state of a key."""
+    return hosted.parking.absent(KeyGroup(GROUP_OF[key]), lambda: np.array([HASH_OF[key]]))
 
 
 class Holdings:
@@ -121,8 +127,7 @@ class Holdings:
         runtime, hosted = machine.runtime(NAME), machine._hosted.get(NAME)
         if runtime is None or hosted is None or hosted.unrestored is not None:
             return {}, set()
-        absent = hosted.parking.absent
-        here = {key for key in self.keys if not absent(GROUP_OF[key], lambda key=key: np.array([HASH_OF[key]]))}  # type: ignore[misc]
+        here = {key for key in self.keys if not on_its_way(hosted, key)}
         actual = {key: state for key, state in _committed(runtime) if key in here}
         if not self._durable:
             came = (here - self._here) & actual.keys()

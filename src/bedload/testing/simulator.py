@@ -32,8 +32,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-import numpy as np
-
 from bedload.checkpoint.checkpoint import Checkpoint
 from bedload.checkpoint.compaction import restore_at
 from bedload.checkpoint.history import CompactionSettings
@@ -48,6 +46,7 @@ from bedload.testing.network import Broken, Network
 from bedload.testing.oracle import Oracle
 from bedload.testing.simulated_application import Application, World
 from bedload.testing.simulated_cluster import SimulatedDriver
+from bedload.testing.simulated_holdings import on_its_way
 from bedload.testing.simulated_query import SimulatedQuery
 from bedload.testing.simulated_storage import MemoryStorage, Outages, TroubledStorage
 from bedload.testing.simulated_wishes import make_wish
@@ -339,12 +338,10 @@ class Simulation:
         for key, hashed in HASH_OF.items():
             worker = driver.workers[routing.owner_of_key(hashed)]
             hosted = worker.machine._hosted.get(NAME)
-            group = KeyGroup(GROUP_OF[key])
             assert hosted is not None, f"{worker.name} owns {key} and has no operator"
-            known = self._storage is None or group in hosted.owned | hosted.lodging
-            waits = hosted.parking.absent(group, lambda hashed=hashed: np.array([hashed]))  # type: ignore[misc]
+            known = self._storage is None or GROUP_OF[key] in hosted.owned | hosted.lodging
             assert known, f"who reads {key} at {worker.name} waits for ever: it does not know that it owns it"
-            assert not waits, f"who reads {key} at {worker.name} waits for ever: it is on its way"
+            assert not on_its_way(hosted, key), f"who reads {key} at {worker.name} waits for ever: it is on its way"
 
     # --- programs ---
 

@@ -116,9 +116,9 @@ class Values:
             now, then = now.view(bits), then.view(bits)
         return np.asarray(now != then, np.bool_)
 
-    def take(self, slots: Slots, places: npt.NDArray[np.integer[Any]] | None) -> npt.NDArray[Any]:
+    def take(self, slots: slice | Slots, places: npt.NDArray[np.integer[Any]] | None) -> npt.NDArray[Any]:
         """The current values of slots, or the old ones of those with a place (from 1 on; 0 is none)."""
-        taken: npt.NDArray[Any] = self.live[as_range(slots)]
+        taken: npt.NDArray[Any] = self.live[slots]
         if places is None:
             return taken.copy() if taken.base is not None else taken
         marked = np.flatnonzero(places)
@@ -220,8 +220,8 @@ class Column:
         if self.mask is not None:
             _fill(self.mask.live, slots, True if valid is None else valid, runs)
 
-    def read(self, slots: Slots, places: npt.NDArray[np.integer[Any]] | None) -> pa.Array:
-        """The current values as Arrow, or the old ones of slots with a place."""
+    def read(self, slots: slice | Slots, places: npt.NDArray[np.integer[Any]] | None) -> pa.Array:
+        """The current values as Arrow, or the old ones of slots with a place; slots as :func:`as_range` gives them."""
         spec, values = self.spec, self.values.take(slots, places)
         if spec.fixed:
             return arrow_of(values, None if self.mask is None else self.mask.take(slots, places), spec.type)

@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from bedload.core.errors import ProtocolError
 from bedload.core.ids import KeyGroup
-from bedload.store.columns.column import Column, ColumnSpec, Values, as_runs
+from bedload.store.columns.column import Column, ColumnSpec, Values, as_range, as_runs
 from bedload.store.columns.index import BLOCK, MAX_SLOTS, Flags, KeyIndex, Slots
 from bedload.store.columns.key_words import KeyWords
 from bedload.store.columns.memory import GrowingArray
@@ -439,7 +439,8 @@ class ColumnTable:
         return places if places.any() else None
 
     def _batch(self, slots: Slots, places: npt.NDArray[np.int32] | None) -> pa.RecordBatch:
-        made = [column.read(slots, places) for column in self._columns.values()]
+        together = as_range(slots)  # once, and not for every column
+        made = [column.read(together, places) for column in self._columns.values()]
         schema = pa.schema([(spec.name, spec.type) for spec in self.columns])
         return pa.RecordBatch.from_arrays(made, schema=schema)
 
