@@ -19,14 +19,14 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from bedload.core.errors import BedloadError, DefinitionError, OperatorFailed, ProtocolError
+from bedload.core.errors import BedloadError, DataError, DefinitionError, OperatorFailed, ProtocolError
 from bedload.core.ids import NO_EPOCH, Epoch, KeyGroup, OperatorName, WorkerId
 from bedload.state import RecordLayout, codec
 from bedload.store import Changes, RowStore
 from bedload.store.deltas import SmallDelta, StateVariable, describe, rows_delta
 from bedload.store.row_table import RowTable
 from bedload.store.shelf import Selection, Shelf, key_hashes
-from bedload.worker.failures import operator_failed, report
+from bedload.worker.failures import located, operator_failed, report
 from bedload.worker.grouping import Grouped, group_rows
 from bedload.worker.operator import Context, Operator, make_shared, share, state_of
 from bedload.worker.outputs import OutputRows
@@ -301,13 +301,16 @@ class OperatorRuntime:
             for batch in whole:
                 self._process(batch, outputs)
         self._delta = None if self._layout.gather is None or not self.durable else SmallDelta(self._layout)
+        touched = [(group, store) for group, store in self._stores.items() if store.sizes().touched]
+        # SUBTLE: a result may change a container of another key that has rows. What is sealed must not change.
+        first = self._has_result and not self._layout.scalars_only
+        for _, store in touched if first else ():
+            self._results(store, outputs)
         # All steps on one key group, then on the next: its objects are in the processor's cache by then.
-        for group, store in self._stores.items():
-            if not store.sizes().touched:
-                continue
-            if self._has_result:
+        for group, store in touched:
+            if self._has_result and not first:
                 self._results(store, outputs)
-            store.seal()
+            store.seal(verify=not self.durable)
             if self._delta is not None:
                 self._delta.add(group, store.gather)
         return outputs.batch()
@@ -458,8 +461,8 @@ class OperatorRuntime:
                 if context._forgotten:
                     context._forgotten = False
                     self._forget(key, rows, grouped)
-        except BedloadError:
-            raise
+        except BedloadError as error:
+            raise self._located("process", error, key=key) from error
         except BaseException as error:
             raise self._failed("process", error, key=key) from error
         return outputs
@@ -480,8 +483,8 @@ class OperatorRuntime:
                 if context._forgotten:
                     context._forgotten = False
                     store.forget(key)
-        except BedloadError:
-            raise
+        except BedloadError as error:
+            raise self._located("result", error, key=key) from error
         except BaseException as error:
             raise self._failed("result", error, key=key) from error
 
@@ -495,10 +498,15 @@ class OperatorRuntime:
         """Run what may run user code, if only in a value's ``__eq__`` or in how it is pickled."""
         try:
             return function()
+        except (DefinitionError, DataError) as error:
+            raise self._located(method, error) from error
         except BedloadError:
             raise
         except BaseException as error:
             raise self._failed(method, error) from error
+
+    def _located(self, method: str, error: BedloadError, **where: Any) -> BedloadError:
+        return located(error, self.deployment.name, method, epoch=self._context.epoch, **where)
 
     def _failed(self, method: str, error: BaseException, **where: Any) -> OperatorFailed:
         return operator_failed(
