@@ -231,8 +231,6 @@ class Coordinator:
         self._missing[worker] = error
         self._shipping.only(self._addresses)
         out = self._deployed_by_all()
-        for compaction in self._compactions.values():
-            out += compaction.lost(worker)
         for epochs in self._operators.values():
             out += epochs.lost(worker, error)
             if self._takes_slots:
@@ -476,10 +474,10 @@ class Coordinator:
         ended = {step.operator for step in steps if isinstance(step, EpochEnded) and step.committed}
         if ended:
             self._losses = 0
-        return [
-            *steps,
-            *(more for name in ended if name in self._compactions for more in self._compactions[name].committed()),
-        ]
+        for name, compaction in self._compactions.items():
+            steps += compaction.go_on()
+            steps += compaction.committed() if name in ended else []
+        return steps
 
     def _unneeded(self) -> list[Instruction]:
         """Whoever was lost and should have left anyway is not waited for; if its replacement came, it leaves."""

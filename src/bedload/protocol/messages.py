@@ -278,6 +278,8 @@ class Compact(Message, frozen=True):
     operator: OperatorName
     turn: Turn
     groups: tuple[KeyGroup, ...]
+    ticket: int
+    """Comes back with the answer: the same turn may be asked for again, with other key groups."""
 
 
 class Compacted(Message, frozen=True):
@@ -285,7 +287,7 @@ class Compacted(Message, frozen=True):
 
     worker: WorkerId
     operator: OperatorName
-    turn: Turn
+    ticket: int
     error: WireError | None
 
 

@@ -331,5 +331,5 @@ class SimulatedWorker:
         except BedloadError as problem:
             self._network.note(f"{self.name} cannot compact {message}: {problem}"[:300])
             error = m.WireError.of(problem)
-        answer = m.Compacted(self.worker, message.operator, message.turn, error)
+        answer = m.Compacted(self.worker, message.operator, message.ticket, error)
         self._network.after(self._network.delay(), lambda: self._do(lambda: [(COORDINATOR, answer, parts)]))
