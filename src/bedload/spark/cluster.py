@@ -29,7 +29,7 @@ from bedload.spark.driver import Driver
 from bedload.spark.keeper import Keeper
 from bedload.spark.listener import ProgressListener
 from bedload.spark.moves import table_schema
-from bedload.spark.plan import Plans
+from bedload.spark.plan import Plans, keep_empty_partitions
 from bedload.spark.state_view import OperatorState
 from bedload.spark.supervisor import Supervised, starter
 from bedload.worker.operator import Operator
@@ -386,7 +386,10 @@ class Cluster:
         self, name: OperatorName, df: DataFrame, key: str | list[str] | tuple[str, ...], key_groups: int | None
     ) -> Keyed:
         self._check_running()
-        return Keyed.of(self._spark, name, df, key, self._attached.key_groups if key_groups is None else key_groups)
+        groups = self._attached.key_groups if key_groups is None else key_groups
+        keyed = Keyed.of(self._spark, name, df, key, groups)
+        keep_empty_partitions(df.sparkSession)
+        return keyed
 
     def _check_running(self) -> None:
         if self._stopped:

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import TypeVar
 
 from bedload.control.changes import Stage, Wish
@@ -325,8 +326,8 @@ class Driver(Handler):
                     to.send(m.encode(message))
                 case InspectStage():
                     self._pool.submit(self._inspect_stage, step)
-                case InspectQuery():
-                    self._pool.submit(self._inspect_query, step)
+                case InspectQuery(pause=pause):
+                    self._endpoint.call_later(pause, partial(self._pool.submit, self._inspect_query, step))
                 case DeployResult(to=to, error=error):
                     assert isinstance(to, Future)
                     if error is None:
@@ -385,7 +386,7 @@ class Driver(Handler):
 
     def _inspect_query(self, step: InspectQuery) -> None:
         try:
-            facts = self._plans.facts(step.query, step.location)
+            facts = self._plans.facts(step.query, step.location, step.gap)
         except Exception as error:
             problem = error if isinstance(error, BedloadError) else ProtocolError(f"{step}: {error!r}")
             self._soon(lambda c: c.query_unknown(step.operator, problem))

@@ -197,7 +197,7 @@ class Application:
 
     def inspect_query(self, step: InspectQuery) -> None:
         """Look at a query, some time later."""
-        self._network.after(self._network.delay(), lambda: self._look_at_query(step))
+        self._network.after(step.pause + self._network.delay(), lambda: self._look_at_query(step))
 
     def _look_at_query(self, step: InspectQuery) -> None:
         assert self.driver is not None
