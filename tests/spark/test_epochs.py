@@ -301,9 +301,7 @@ def test_an_epoch_without_data_for_the_operator_is_no_gap(
 
 
 @pytest.mark.parametrize("kind", ["json", "csv"])
-def test_an_epoch_of_empty_files_is_no_gap(
-    spark: SparkSession, cluster: bl.Cluster, tmp_path: Path, kind: str
-) -> None:
+def test_an_epoch_of_empty_files_is_no_gap(spark: SparkSession, cluster: bl.Cluster, tmp_path: Path, kind: str) -> None:
     folder = tmp_path / "in"
     folder.mkdir()
     row = {"json": '{"key": 1, "value": %d}\n', "csv": "1,%d\n"}[kind]

@@ -140,8 +140,8 @@ class Compaction:
         if covered != list(range(self._epochs.routing.key_groups)):
             return self._fail(
                 ProtocolError(
-                    f"operator {self._epochs.name}: the parts of a snapshot of turn {running.turn} do not cover each key "
-                    f"group once. It was not made to count; all epochs are durable without it"
+                    f"operator {self._epochs.name}: the parts of a snapshot of turn {running.turn} do not cover each "
+                    f"key group once. It was not made to count; all epochs are durable without it"
                 )
             )
         return [WriteManifest(self._epochs.name, self._manifest(running))]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from bedload.core.errors import (
     BedloadError,
     CheckpointForeign,
@@ -92,7 +94,7 @@ def deleted(name: OperatorName, ask: m.Open, query: QueryId, last: Epoch, locati
     )
 
 
-def skipped(name: OperatorName, missing: list[int]) -> BedloadError:
+def skipped(name: OperatorName, missing: Sequence[int]) -> BedloadError:
     """An epoch never came, yet Spark committed it."""
     return EpochIncomplete(
         f"operator {name}: the rows of epoch {missing[0]} never came, yet Spark committed it, and its sources had "

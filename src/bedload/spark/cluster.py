@@ -15,6 +15,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from pyspark.sql.types import StructType
 
 from bedload.checkpoint.storage import open_storage
+from bedload.control.liveness import Patience
 from bedload.core.errors import ClusterStopped
 from bedload.core.ids import Epoch, OperatorName
 from bedload.keys import DEFAULT_KEY_GROUPS
@@ -46,6 +47,8 @@ def attach(
     checkpoint: str | os.PathLike[str] | None = None,
     storage_options: Mapping[str, Any] | None = None,
     retain_epochs: int = 100,
+    silent_seconds: float = 60.0,
+    stuck_seconds: float = 600.0,
 ) -> Cluster:
     """Start workers for a Spark session.
 
@@ -58,9 +61,13 @@ def attach(
     kept durable; all machines of the cluster must reach it. Without one, state lives and dies with the workers.
     ``storage_options`` go to the fsspec filesystem. ``retain_epochs``: so many epochs back can be restored and read.
 
+    A worker that hangs is killed and counts as lost: after ``silent_seconds`` if its process gives no sign of life, and
+    after ``stuck_seconds`` if it has been busy with one thing for so long, such as a call of ``process`` on one batch.
+
     Use it as a context manager, or call :meth:`Cluster.stop`. Sets
     ``spark.sql.execution.arrow.maxRecordsPerBatch`` to 65536 on the session unless it was changed from
-    Spark's default of 10000: larger batches are faster here.
+    Spark's default of 10000: larger batches are faster here. :meth:`Cluster.apply` and :meth:`Cluster.aggregate` add
+    a rule to ``spark.sql.adaptive.optimizer.excludedRules``, so that batches without rows are seen, too.
     """
     return Cluster(
         Attachment.of(
@@ -72,6 +79,7 @@ def attach(
             checkpoint=checkpoint,
             storage_options=storage_options,
             retain_epochs=retain_epochs,
+            patience=Patience(silent_seconds, stuck_seconds),
         )
     )
 
@@ -95,6 +103,7 @@ class Cluster:
             keeper=keeper,
             retention=attached.retention,
             replace_seconds=attached.start_seconds,
+            patience=attached.patience,
         )
         self._deployments = Deployments(attached, self._driver, self._secret)
         self._wishes = Wishes(self._driver, self._deployments.states, self._driver.members, host.room)

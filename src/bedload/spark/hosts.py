@@ -58,6 +58,10 @@ class WorkerHost(Protocol):
         """Start a worker in place of one that was lost, and make sure that the lost one is gone."""
         ...
 
+    def kill(self, worker: WorkerId, task: int) -> None:
+        """End a worker that hangs, by force. It is lost; another one may be started in its place."""
+        ...
+
     def room(self, workers: int) -> None:
         """Raise if there is no room for so many workers at once."""
         ...
@@ -118,6 +122,13 @@ class ProcessHost:
                 old.close()
             if not self._stopped:
                 self._start(worker)
+
+    def kill(self, worker: WorkerId, task: int) -> None:
+        """Kill its process."""
+        with self._lock:
+            found = self._children.get(worker)
+            if found is not None:
+                found.kill(_STOP_SECONDS)
 
     def room(self, workers: int) -> None:
         """There is always room: the machine decides how well they run."""
@@ -237,6 +248,10 @@ class TaskHost:
             job.ended.wait(_TASK_RETRY_SECONDS)
         if not self._stopped and (job is None or job.ended.is_set()):
             self._start([worker])
+
+    def kill(self, worker: WorkerId, task: int) -> None:
+        """Have Spark kill the task, whose process it ends with it, and start it again."""
+        self._context._jsc.sc().killTaskAttempt(task, True, f"Bedload worker {worker} hangs")
 
     def room(self, workers: int) -> None:
         """Raise unless Spark has a task slot for each, and one for a feeder."""

@@ -197,14 +197,13 @@ def _read_nothing(execution: Any, epoch: Epoch) -> bool:
     """
     try:
         sources, log = execution.sources(), execution.offsetLog()
-        logged = [log.get(epoch - 1), log.get(epoch)]
-        before, after = (item.get().offsets() if item.isDefined() else None for item in logged)
-        for index in range(sources.size() if after is not None else 0):
+        logged, before = log.get(epoch), log.get(epoch - 1)
+        for index in range(sources.size() if logged.isDefined() else 0):
             source = sources.apply(index)
-            end = after.apply(index)
+            end = logged.get().offsets().apply(index)
             if source.getClass().getSimpleName() == "FileStreamSource" and end.isDefined():
-                # The first epoch starts from nowhere: an empty option, as one that has no offset of this source.
-                start = before.apply(index) if before is not None else log.get(-1)
+                # The first epoch starts from nowhere: an empty option, as of a source without an offset.
+                start = before.get().offsets().apply(index) if before.isDefined() else before
                 files = source.getBatch(start, end.get()).queryExecution().analyzed().relation().location()
                 # SUBTLE: a file that was removed since is not listed, and is no proof of anything.
                 if files.sizeInBytes() == 0 and len(files.inputFiles()) == files.rootPaths().size():
