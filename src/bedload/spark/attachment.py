@@ -18,6 +18,7 @@ from bedload.core.errors import DefinitionError
 from bedload.keys import check_key_groups
 from bedload.spark.hosts import ProcessHost, TaskHost, WorkerHost
 from bedload.spark.keeper import Keeper
+from bedload.transport import is_loopback
 
 _ARROW_ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
 
@@ -36,6 +37,8 @@ class Attachment:
     keeper: Keeper | None
     """None: state is kept in memory only."""
     retention: Retention
+    encrypt: bool
+    """Whether connections are encrypted."""
 
     @classmethod
     def of(
@@ -49,6 +52,7 @@ class Attachment:
         checkpoint: str | os.PathLike[str] | None,
         storage_options: Mapping[str, Any] | None,
         retain_epochs: int,
+        encrypt: bool | None,
     ) -> Attachment:
         """Check what the user asks for, set the session up for it, and open the checkpoint."""
         if workers < 1:
@@ -65,7 +69,9 @@ class Attachment:
         listen = "127.0.0.1" if local else str(spark.sparkContext.getConf().get("spark.driver.host"))
         chosen: WorkerHost = ProcessHost() if kind == "process" else TaskHost(spark)
         keeper = None if url is None else Keeper(url, storage_options)
-        return cls(spark, chosen, listen, workers, key_groups, start_seconds, keeper, Retention(retain_epochs))
+        secure = not is_loopback(listen) if encrypt is None else encrypt
+        retention = Retention(retain_epochs)
+        return cls(spark, chosen, listen, workers, key_groups, start_seconds, keeper, retention, secure)
 
     def durable(self, what: str) -> Keeper:
         """The keeper of the checkpoint; raises if there is none, which ``what`` needs."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any, Literal, overload
@@ -32,6 +31,7 @@ from bedload.spark.moves import table_schema
 from bedload.spark.plan import Plans
 from bedload.spark.state_view import OperatorState
 from bedload.spark.supervisor import Supervised, starter
+from bedload.transport import Credentials
 from bedload.worker.operator import Operator
 from bedload.worker.vector import VectorOperator
 
@@ -46,6 +46,7 @@ def attach(
     checkpoint: str | os.PathLike[str] | None = None,
     storage_options: Mapping[str, Any] | None = None,
     retain_epochs: int = 100,
+    encrypt: bool | None = None,
 ) -> Cluster:
     """Start workers for a Spark session.
 
@@ -57,6 +58,9 @@ def attach(
     ``checkpoint``: a URL (``file:///...``, ``s3://...``, any fsspec filesystem) or a local path under which state is
     kept durable; all machines of the cluster must reach it. Without one, state lives and dies with the workers.
     ``storage_options`` go to the fsspec filesystem. ``retain_epochs``: so many epochs back can be restored and read.
+
+    ``encrypt``: whether connections between driver, workers and feeders are encrypted (TLS 1.3, with a certificate that
+    is made for this attachment). Left out, they are if the driver is reached by other than a loopback address.
 
     Use it as a context manager, or call :meth:`Cluster.stop`. Sets
     ``spark.sql.execution.arrow.maxRecordsPerBatch`` to 65536 on the session unless it was changed from
@@ -72,6 +76,7 @@ def attach(
             checkpoint=checkpoint,
             storage_options=storage_options,
             retain_epochs=retain_epochs,
+            encrypt=encrypt,
         )
     )
 
@@ -84,11 +89,11 @@ class Cluster:
         self._attached = attached
         self._spark = spark
         self._host = host
-        self._secret = secrets.token_bytes(32)
+        self._credentials = Credentials.fresh(encrypted=attached.encrypt)
         self._stopped = False
         self._driver = Driver(
             attached.listen,
-            self._secret,
+            self._credentials,
             Plans(spark),
             host,
             attached.workers,
@@ -96,11 +101,13 @@ class Cluster:
             retention=attached.retention,
             replace_seconds=attached.start_seconds,
         )
-        self._deployments = Deployments(attached, self._driver, self._secret)
+        self._deployments = Deployments(attached, self._driver, self._credentials)
         self._wishes = Wishes(self._driver, self._deployments.states, self._driver.members, host.room)
         self._listener = ProgressListener(self._driver)
         try:
-            host.start(self._driver.address, self._secret, attached.workers, None if keeper is None else keeper.place)
+            host.start(
+                self._driver.address, self._credentials, attached.workers, None if keeper is None else keeper.place
+            )
             self._driver.wait_for_workers(attached.start_seconds, host.check)
             spark.streams.addListener(self._listener)
         except BaseException:

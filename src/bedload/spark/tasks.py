@@ -5,14 +5,14 @@ from __future__ import annotations
 import socket
 
 from bedload.core.ids import WorkerId
-from bedload.transport import parse_address
+from bedload.transport import Credentials, parse_address
 from bedload.worker.durable import Place
 from bedload.worker.server import serve
 
 
-def serve_in_task(worker: WorkerId, coordinator: str, secret: bytes, place: Place | None) -> None:
+def serve_in_task(worker: WorkerId, coordinator: str, credentials: Credentials, place: Place | None) -> None:
     """Serve until the cluster ends."""
-    serve(worker, coordinator, secret, own_address, place)
+    serve(worker, coordinator, credentials, own_address, place)
 
 
 def own_address(coordinator: str) -> str:

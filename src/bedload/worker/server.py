@@ -22,7 +22,7 @@ from bedload.core.errors import BedloadError, OperatorNotShippable
 from bedload.core.ids import WorkerId
 from bedload.protocol import messages as m
 from bedload.protocol.messages import Body
-from bedload.transport import Endpoint, Handler, Peer
+from bedload.transport import Credentials, Endpoint, Handler, Peer
 from bedload.transport.endpoint import Timer
 from bedload.worker.durability import Load, Loaded, LoadFailed
 from bedload.worker.durable import CheckpointDurability, Compactor, Loader, Place
@@ -72,14 +72,14 @@ class WorkerServer(Handler):
     """One worker: listens for feeders and readers, and keeps a connection to the coordinator."""
 
     def __init__(
-        self, worker: WorkerId, coordinator: str, secret: bytes, host: str, place: Place | None = None
+        self, worker: WorkerId, coordinator: str, credentials: Credentials, host: str, place: Place | None = None
     ) -> None:
         storage = None if place is None else place.open()
         durability = None if storage is None or place is None else CheckpointDurability(storage, place.generation)
         self._loader = None if storage is None else Loader(storage)
         self._compactor = None if place is None else Compactor(worker, place)
         self._machine = WorkerMachine(worker, self._load_deployment, SystemClock(), durability)
-        self._endpoint = Endpoint(host, secret=secret, handler=self)
+        self._endpoint = Endpoint(host, credentials=credentials, handler=self)
         self._coordinator = self._endpoint.connect(coordinator)
         register = m.Register(worker, self._endpoint.address, os.getpid())
         self._coordinator.send(m.encode(register))
@@ -212,10 +212,10 @@ def _buffers(body: Body) -> tuple[memoryview, ...]:
 
 
 def serve(
-    worker: WorkerId, coordinator: str, secret: bytes, host: Callable[[str], str], place: Place | None = None
+    worker: WorkerId, coordinator: str, credentials: Credentials, host: Callable[[str], str], place: Place | None = None
 ) -> None:
     """Run a worker in this process until the cluster ends.
 
     ``host`` gives the address to listen on, ``place`` the checkpoint; without one, state is in memory only.
     """
-    WorkerServer(worker, coordinator, secret, host(coordinator), place).run()
+    WorkerServer(worker, coordinator, credentials, host(coordinator), place).run()
