@@ -193,18 +193,19 @@ def test_different_versions_are_named_at_both_ends():
 
 
 @contextlib.contextmanager
-def acting(play: Callable[[socket.socket], None], *, encrypted: bool = True) -> Iterator[str]:
-    """An address where ``play`` is given the first connection."""
+def acting(play: Callable[[socket.socket], None], *, encrypted: bool = True, calls: int = 1) -> Iterator[str]:
+    """An address where ``play`` is given the first connections."""
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def serve() -> None:
-            sock, _ = server.accept()
-            sock.settimeout(PATIENCE)
-            if encrypted and CREDENTIALS.encrypted:
-                sock = tls.wrap(sock, CREDENTIALS, server=True)
-                sock.do_handshake()
-            with sock:
-                play(sock)
+            for _ in range(calls):
+                sock, _ = server.accept()
+                sock.settimeout(PATIENCE)
+                if encrypted and CREDENTIALS.encrypted:
+                    sock = tls.wrap(sock, CREDENTIALS, server=True)
+                    sock.do_handshake()
+                with sock:
+                    play(sock)
 
         thread = threading.Thread(target=serve)
         thread.start()
@@ -251,7 +252,7 @@ def test_a_channel_to_another_kind_of_server_says_so():
 
 def test_a_channel_to_one_who_hangs_up_says_so():
     with (
-        acting(lambda sock: None, encrypted=False) as address,
+        acting(lambda sock: None, encrypted=False, calls=4) as address,
         pytest.raises(WorkerUnreachable, match="during the handshake"),
     ):
         Channel.connect(address, CREDENTIALS, PATIENCE)

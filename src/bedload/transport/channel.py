@@ -18,6 +18,7 @@ import secrets
 import selectors
 import socket
 from collections.abc import Iterable, Sequence
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -64,7 +65,7 @@ class Channel:
     ) -> Self:
         """Connect and shake hands, within ``timeout`` seconds."""
         clock = clock or SystemClock()
-        handshake = ClientHandshake(credentials.secret, version, nonces)
+        handshake = partial(ClientHandshake, credentials.secret, version, nonces)
         sock = sockets.call(address, timeout, clock, handshake, credentials)
         return cls(sock, address, clock)
 

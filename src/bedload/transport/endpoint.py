@@ -164,7 +164,7 @@ class Endpoint:
         time is up. Between workers use :meth:`connect_soon`.
         """
         self._check_not_over()
-        handshake = ClientHandshake(self._credentials.secret, self._version, self._nonces)
+        handshake = partial(ClientHandshake, self._credentials.secret, self._version, self._nonces)
         sock = sockets.call(address, timeout, self._clock, handshake, self._credentials)
         sock.setblocking(False)
         peer = Peer(self, sock, address)

@@ -284,12 +284,13 @@ class Peer:
         assert self._securing is not None
         try:
             self._sock, self._wants = self._securing.advance(self._sock)
-        except tls.PlainCaller as error:
+        except tls.PlainCaller:
+            error = ProtocolError("a caller does not encrypt, and this cluster does: its connection was refused")
             self._out.push([memoryview(TLS_ONLY)])
             self._fail_handshake(sockets.at_address(error, self.address))
             return
-        except OSError as error:
-            self._fail_handshake(sockets.not_secured(self.address, error), linger=True)
+        except OSError as problem:
+            self._fail_handshake(sockets.not_secured(self.address, problem), linger=True)
             return
         if self._wants:
             self._loop.rearm(self)

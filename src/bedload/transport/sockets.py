@@ -16,6 +16,8 @@ import functools
 import ipaddress
 import socket
 import ssl
+import time
+from collections.abc import Callable
 
 from bedload.core.clock import Clock
 from bedload.core.errors import BedloadError, ClusterError, ProtocolError, WorkerUnreachable
@@ -23,6 +25,9 @@ from bedload.transport import tls
 from bedload.transport.auth import ClientHandshake
 from bedload.transport.credentials import Credentials
 from bedload.transport.silence import KEEPALIVE
+
+_AGAIN_SECONDS = (0.02, 0.1, 0.5)
+"""How long a caller that was closed during its handshake waits before it calls again, each time."""
 
 _BUFFER_BYTES = 4 * 1024 * 1024
 """A few bulk batches: an end that computes for a while does not stall the one that feeds it."""
@@ -117,11 +122,28 @@ def start_connect(address: str) -> socket.socket:
 
 
 def call(
-    address: str, timeout: float, clock: Clock, handshake: ClientHandshake, credentials: Credentials
+    address: str, timeout: float, clock: Clock, handshake: Callable[[], ClientHandshake], credentials: Credentials
 ) -> socket.socket:
-    """Connect and shake hands; blocks at most ``timeout`` seconds. The socket is left in blocking mode."""
-    host, port = parse_address(address)
+    """Connect and shake hands; blocks at most ``timeout`` seconds. The socket is left in blocking mode.
+
+    An endpoint that strangers crowd may close a caller before it has proven itself, so one that was closed in the
+    middle of its handshake calls again, a few times.
+    """
     deadline = clock.monotonic() + timeout
+    for pause in _AGAIN_SECONDS:
+        try:
+            return _call(address, deadline, timeout, clock, handshake(), credentials)
+        except WorkerUnreachable as error:
+            if not error.details.get("hung_up"):
+                raise
+            time.sleep(max(0.0, min(pause, deadline - clock.monotonic())))
+    return _call(address, deadline, timeout, clock, handshake(), credentials)
+
+
+def _call(
+    address: str, deadline: float, timeout: float, clock: Clock, handshake: ClientHandshake, credentials: Credentials
+) -> socket.socket:
+    host, port = parse_address(address)
 
     def left() -> float:
         seconds = deadline - clock.monotonic()
@@ -130,7 +152,7 @@ def call(
         return seconds
 
     try:
-        sock = socket.create_connection((host, port), timeout=timeout)
+        sock = socket.create_connection((host, port), timeout=left())
     except OSError as error:
         raise unreachable(address, error) from error
     try:
@@ -166,17 +188,20 @@ def not_secured(address: str, error: OSError) -> BedloadError:
     """The error for a handshake that did not come to its end."""
     known = tls.explained(error)
     if isinstance(error, ConnectionResetError | BrokenPipeError | ssl.SSLEOFError):
-        return unreachable(address, f"it closed the connection during the handshake ({error})")
+        return unreachable(address, f"it closed the connection during the handshake ({error})", hung_up=True)
     return unreachable(address, error) if known is None else at_address(known, address)
 
 
-def unreachable(address: str, cause: BaseException | str, *, timed_out: bool = False) -> WorkerUnreachable:
+def unreachable(
+    address: str, cause: BaseException | str, *, timed_out: bool = False, hung_up: bool = False
+) -> WorkerUnreachable:
     """The error for a connection that did not come up."""
     return WorkerUnreachable(
         f"no connection to {address}: {cause}; check that its process runs and that the network lets this "
         "host reach it",
         address=address,
         timed_out=timed_out or isinstance(cause, TimeoutError),
+        hung_up=hung_up,
     )
 
 

@@ -117,7 +117,7 @@ class Securing:
                 except (BlockingIOError, InterruptedError):
                     return sock, selectors.EVENT_READ
                 if first and first[0] != HANDSHAKE_RECORD:
-                    raise PlainCaller("a caller does not encrypt, and this cluster does: its connection was refused")
+                    raise PlainCaller
             sock = wrap(sock, self._credentials, server=self._server)
         try:
             sock.do_handshake()
@@ -129,7 +129,7 @@ class Securing:
         return sock, 0
 
 
-class PlainCaller(ProtocolError):
+class PlainCaller(Exception):
     """A caller does not speak TLS."""
 
 

@@ -18,7 +18,7 @@ from collections.abc import Callable
 import cloudpickle
 
 from bedload.core.clock import SystemClock
-from bedload.core.errors import BedloadError, OperatorNotShippable
+from bedload.core.errors import BedloadError, OperatorNotShippable, TooLarge
 from bedload.core.ids import WorkerId
 from bedload.protocol import messages as m
 from bedload.protocol.messages import Body
@@ -155,7 +155,13 @@ class WorkerServer(Handler):
                 if target is None:
                     continue
             assert isinstance(target, Peer)
-            target.send(m.encode(message), _buffers(body))
+            try:
+                target.send(m.encode(message), _buffers(body))
+            except TooLarge as error:
+                if to == COORDINATOR or target in self._called:
+                    raise
+                # An answer to a feeder or a reader: whoever asked has to hear why there is none.
+                target.send(m.encode(m.Refused(m.WireError.of(error))))
 
     # --- moving state ---
 
