@@ -397,7 +397,7 @@ def test_messages_of_a_former_run_are_refused(spark: SparkSession, cluster: bl.C
             "zombie",
         )
         driver = cluster._driver
-        with Channel.connect(driver.address, cluster._secret) as channel:
+        with Channel.connect(driver.address, cluster._credentials) as channel:
             channel.send(m.encode(former))
             answer = m.decode(channel.recv(10).header)
         assert isinstance(answer, m.Refused)
@@ -405,7 +405,7 @@ def test_messages_of_a_former_run_are_refused(spark: SparkSession, cluster: bl.C
         coordinator = driver.coordinator
         assert coordinator is not None
         worker_address = next(iter(coordinator.workers.values()))
-        with Channel.connect(worker_address, cluster._secret) as channel:
+        with Channel.connect(worker_address, cluster._credentials) as channel:
             join = m.Join(OperatorName("Former"), m.Turn(0), m.FeederId(0, 0))
             channel.send(m.encode(join), (pa.schema([]).serialize(),))
             answer = m.decode(channel.recv(10).header)

@@ -13,6 +13,7 @@
     ├── DataError                  fix the data or the code that meets it; the epoch was rolled back
     │   ├── NullKey                a row's key is null
     │   ├── OutputError            an output row does not fit the declared schema
+    │   ├── TooLarge               rows, outputs or state do not fit into one message: make the batches smaller
     │   └── OperatorFailed         user code raised; carries its traceback, key and epoch
     ├── EpochError                 the epoch did not count; start the query again
     │   ├── EpochAborted           rolled back on every worker; a restart replays it
@@ -108,6 +109,10 @@ class NullKey(DataError):
 
 class OutputError(DataError):
     """An output row does not fit the declared schema."""
+
+
+class TooLarge(DataError):
+    """Rows, outputs or state do not fit into one message."""
 
 
 class OperatorFailed(DataError):

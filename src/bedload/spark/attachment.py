@@ -19,6 +19,7 @@ from bedload.core.errors import DefinitionError
 from bedload.keys import check_key_groups
 from bedload.spark.hosts import ProcessHost, TaskHost, WorkerHost
 from bedload.spark.keeper import Keeper
+from bedload.transport import is_loopback
 
 _ARROW_ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
 
@@ -38,6 +39,8 @@ class Attachment:
     """None: state is kept in memory only."""
     retention: Retention
     patience: Patience
+    encrypt: bool
+    """Whether connections are encrypted."""
 
     @classmethod
     def of(
@@ -52,6 +55,7 @@ class Attachment:
         storage_options: Mapping[str, Any] | None,
         retain_epochs: int,
         patience: Patience,
+        encrypt: bool | None,
     ) -> Attachment:
         """Check what the user asks for, set the session up for it, and open the checkpoint."""
         if workers < 1:
@@ -73,9 +77,9 @@ class Attachment:
         listen = "127.0.0.1" if local else str(spark.sparkContext.getConf().get("spark.driver.host"))
         chosen: WorkerHost = ProcessHost() if kind == "process" else TaskHost(spark)
         keeper = None if url is None else Keeper(url, storage_options)
-        return cls(
-            spark, chosen, listen, workers, key_groups, start_seconds, keeper, Retention(retain_epochs), patience
-        )
+        secure = not is_loopback(listen) if encrypt is None else encrypt
+        retention = Retention(retain_epochs)
+        return cls(spark, chosen, listen, workers, key_groups, start_seconds, keeper, retention, patience, secure)
 
     def durable(self, what: str) -> Keeper:
         """The keeper of the checkpoint; raises if there is none, which ``what`` needs."""

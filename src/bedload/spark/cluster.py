@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any, Literal, overload
@@ -33,6 +32,7 @@ from bedload.spark.moves import table_schema
 from bedload.spark.plan import Plans, keep_empty_partitions
 from bedload.spark.state_view import OperatorState
 from bedload.spark.supervisor import Supervised, starter
+from bedload.transport import Credentials
 from bedload.worker.operator import Operator
 from bedload.worker.vector import VectorOperator
 
@@ -49,6 +49,7 @@ def attach(
     retain_epochs: int = 100,
     silent_seconds: float = 60.0,
     stuck_seconds: float = 600.0,
+    encrypt: bool | None = None,
 ) -> Cluster:
     """Start workers for a Spark session.
 
@@ -63,6 +64,9 @@ def attach(
 
     A worker that hangs is killed and counts as lost: after ``silent_seconds`` if its process gives no sign of life, and
     after ``stuck_seconds`` if it has been busy with one thing for so long, such as a call of ``process`` on one batch.
+
+    ``encrypt``: whether connections between driver, workers and feeders are encrypted (TLS 1.3, with a certificate that
+    is made for this attachment). Left out, they are if the driver is reached by other than a loopback address.
 
     Use it as a context manager, or call :meth:`Cluster.stop`. Sets
     ``spark.sql.execution.arrow.maxRecordsPerBatch`` to 65536 on the session unless it was changed from
@@ -80,6 +84,7 @@ def attach(
             storage_options=storage_options,
             retain_epochs=retain_epochs,
             patience=Patience(silent_seconds, stuck_seconds),
+            encrypt=encrypt,
         )
     )
 
@@ -92,11 +97,11 @@ class Cluster:
         self._attached = attached
         self._spark = spark
         self._host = host
-        self._secret = secrets.token_bytes(32)
+        self._credentials = Credentials.fresh(encrypted=attached.encrypt)
         self._stopped = False
         self._driver = Driver(
             attached.listen,
-            self._secret,
+            self._credentials,
             Plans(spark),
             host,
             attached.workers,
@@ -105,11 +110,13 @@ class Cluster:
             replace_seconds=attached.start_seconds,
             patience=attached.patience,
         )
-        self._deployments = Deployments(attached, self._driver, self._secret)
+        self._deployments = Deployments(attached, self._driver, self._credentials)
         self._wishes = Wishes(self._driver, self._deployments.states, self._driver.members, host.room)
         self._listener = ProgressListener(self._driver)
         try:
-            host.start(self._driver.address, self._secret, attached.workers, None if keeper is None else keeper.place)
+            host.start(
+                self._driver.address, self._credentials, attached.workers, None if keeper is None else keeper.place
+            )
             self._driver.wait_for_workers(attached.start_seconds, host.check)
             spark.streams.addListener(self._listener)
         except BaseException:

@@ -62,7 +62,7 @@ from bedload.spark.inspector import Inspector
 from bedload.spark.keeper import Keeper
 from bedload.spark.moves import Moves
 from bedload.spark.plan import Plans
-from bedload.transport import Endpoint, Handler, Peer
+from bedload.transport import Credentials, Endpoint, Handler, Peer
 
 _log = logging.getLogger("bedload")
 _T = TypeVar("_T")
@@ -78,7 +78,7 @@ class Driver(Handler):
     def __init__(
         self,
         listen: str,
-        secret: bytes,
+        credentials: Credentials,
         plans: Plans,
         host: WorkerHost,
         workers: int,
@@ -94,7 +94,7 @@ class Driver(Handler):
         self._keeper = keeper
         self._retention = retention
         self._replace_seconds = replace_seconds
-        self._endpoint = Endpoint(listen, secret=secret, handler=self)
+        self._endpoint = Endpoint(listen, credentials=credentials, handler=self)
         self._pool = ThreadPoolExecutor(max_workers=4, thread_name_prefix="bedload-plan")
         # Apart from the plans': a slow store must not keep an epoch from being counted, nor the other way round.
         self._files = ThreadPoolExecutor(max_workers=4, thread_name_prefix="bedload-files")

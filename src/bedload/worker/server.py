@@ -19,11 +19,11 @@ from functools import partial
 import cloudpickle
 
 from bedload.core.clock import SystemClock
-from bedload.core.errors import BedloadError, OperatorNotShippable
+from bedload.core.errors import BedloadError, OperatorNotShippable, TooLarge
 from bedload.core.ids import WorkerId
 from bedload.protocol import messages as m
 from bedload.protocol.messages import Body
-from bedload.transport import Channel, Endpoint, Handler, Peer
+from bedload.transport import Channel, Credentials, Endpoint, Handler, Peer
 from bedload.transport.endpoint import Timer
 from bedload.worker.durability import Load, Loaded, LoadFailed
 from bedload.worker.durable import CheckpointDurability, Compactor, Loader, Place
@@ -77,7 +77,7 @@ class WorkerServer(Handler):
         self,
         worker: WorkerId,
         coordinator: str,
-        secret: bytes,
+        credentials: Credentials,
         host: str,
         place: Place | None = None,
         task: int = -1,
@@ -88,9 +88,9 @@ class WorkerServer(Handler):
         self._compactor = None if place is None else Compactor(worker, place)
         self._clock = SystemClock()
         self._machine = WorkerMachine(worker, self._load_deployment, self._clock, durability)
-        self._endpoint = Endpoint(host, secret=secret, handler=self)
+        self._endpoint = Endpoint(host, credentials=credentials, handler=self)
         self._coordinator = self._endpoint.connect(coordinator)
-        self._call_driver = partial(Channel.connect, coordinator, secret)
+        self._call_driver = partial(Channel.connect, coordinator, credentials)
         self._pulse: Pulse | None = None
         register = m.Register(worker, self._endpoint.address, os.getpid(), task)
         self._coordinator.send(m.encode(register))
@@ -171,7 +171,13 @@ class WorkerServer(Handler):
                 if target is None:
                     continue
             assert isinstance(target, Peer)
-            target.send(m.encode(message), _buffers(body))
+            try:
+                target.send(m.encode(message), _buffers(body))
+            except TooLarge as error:
+                if to == COORDINATOR or target in self._called:
+                    raise
+                # An answer to a feeder or a reader: whoever asked has to hear why there is none.
+                target.send(m.encode(m.Refused(m.WireError.of(error))))
 
     # --- moving state ---
 
@@ -230,7 +236,7 @@ def _buffers(body: Body) -> tuple[memoryview, ...]:
 def serve(
     worker: WorkerId,
     coordinator: str,
-    secret: bytes,
+    credentials: Credentials,
     host: Callable[[str], str],
     place: Place | None = None,
     task: int = -1,
@@ -240,4 +246,4 @@ def serve(
     ``host`` gives the address to listen on, ``place`` the checkpoint; without one, state is in memory only. ``task`` is
     the attempt of the Spark task that it runs in.
     """
-    WorkerServer(worker, coordinator, secret, host(coordinator), place, task).run()
+    WorkerServer(worker, coordinator, credentials, host(coordinator), place, task).run()
