@@ -28,7 +28,7 @@ import gc
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -50,6 +50,7 @@ from bedload.testing.simulated_holdings import on_its_way
 from bedload.testing.simulated_query import SimulatedQuery
 from bedload.testing.simulated_storage import MemoryStorage, Outages, TroubledStorage
 from bedload.testing.simulated_wishes import make_wish
+from bedload.testing.time_limit import TookTooLong, time_limit
 from bedload.testing.watcher import CommitLog, Plain, Watcher
 from bedload.testing.workload import GROUP_OF, HASH_OF, KEYS, MORE_KEYS, NAME, Kind, Poison, make_deployment, plan_query
 from bedload.worker.machine import Phase
@@ -84,15 +85,24 @@ class Report:
     story: list[str] = field(default_factory=list)
 
 
-def simulate(seed: int, scenario: Scenario | None = None, *, moves: bool = False, tracing: bool = False) -> Report:
+def simulate(
+    seed: int,
+    scenario: Scenario | None = None,
+    *,
+    moves: bool = False,
+    tracing: bool = False,
+    limit: float | None = None,
+) -> Report:
     """Run one simulation; an AssertionError that names the seed if anything is wrong.
 
-    Without a scenario the seed chooses one; with ``moves`` it is one in which the cluster is changed.
+    Without a scenario the seed chooses one; with ``moves`` it is one in which the cluster is changed. With a ``limit``
+    it may take so many seconds of processor time.
     """
     simulation = Simulation(seed, scenario, moves=moves, tracing=tracing)
     try:
-        return simulation.run()
-    except (Exception, Broken) as raised:
+        with nullcontext() if limit is None else time_limit(limit):
+            return simulation.run()
+    except (Exception, Broken, TookTooLong) as raised:
         error = raised.error if isinstance(raised, Broken) else raised
         for line in simulation.network.story:
             print(line)
