@@ -79,7 +79,7 @@ def turn_is_given_up_without_a_mark(patch: Patch) -> None:
         if not missing:
             original(self, step, workers)
             return
-        self._watcher.given_up(step.turn, missing)
+        self._watchers[step.operator].given_up(step.turn, missing)
         self._later(lambda: lambda c: c.turn_checked(step.operator, step.turn, False), lambda error: None)
 
     patch.setattr(Desk, "check_turn", check_turn)
@@ -126,7 +126,7 @@ def claim_comes_after_the_look(patch: Patch) -> None:
     def look_no_more(self: Any, deployment: Any) -> Any:
         found = lineage(self, deployment)
         history, seen = looked[self._network]
-        self._watcher.attached(self.generation, seen)
+        self._watchers[NAME].attached(self.generation, seen)
         return Lineage(self.generation, history, found.schemas)
 
     patch.setattr(Application, "_claim", look_first)

@@ -71,7 +71,8 @@ def _tell(report: Report) -> None:
         print(line)
     tallies = tallies_of(report)
     print(
-        f"seed {report.seed}: {report.kind.name} on {report.workers} workers, state {next(iter(tallies['state']))}, "
+        f"seed {report.seed}: {report.layout.value} ({report.kind.name}) on {report.workers} workers, "
+        f"state {next(iter(tallies['state']))}, "
         f"{report.attachments} attachments, {report.events} events, {report.turns} turns, "
         f"{report.committed} epochs committed, {report.aborted} turns rolled back"
     )

@@ -6,7 +6,7 @@ looking, and giving a turn up before looking for its segments; other things happ
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import msgspec
 import pyarrow as pa
@@ -19,10 +19,10 @@ from bedload.control.coordinator import Coordinator
 from bedload.control.instructions import CheckTurn, CollectGarbage, Instruction, WriteManifest, WriteTurn
 from bedload.control.lineage import Lineage
 from bedload.core.errors import BedloadError
-from bedload.core.ids import WorkerId
+from bedload.core.ids import OperatorName, WorkerId
 from bedload.testing.network import Network
 from bedload.testing.watcher import Watcher
-from bedload.testing.workload import KEY_GROUPS, NAME
+from bedload.testing.workload import KEY_GROUPS
 from bedload.worker.runtime import Startable
 
 Event = Callable[[Coordinator], list[Instruction]]
@@ -31,10 +31,12 @@ Event = Callable[[Coordinator], list[Instruction]]
 class Desk:
     """One attachment to the checkpoint, from its claim on."""
 
-    def __init__(self, network: Network, storage: Storage, watcher: Watcher, number: int) -> None:
+    def __init__(
+        self, network: Network, storage: Storage, watchers: Mapping[OperatorName, Watcher], number: int
+    ) -> None:
         self._network = network
         self._storage = storage
-        self._watcher = watcher
+        self._watchers = watchers
         self._checkpoint = Checkpoint.open(storage, clock=network.time, new_id=lambda: f"attachment {number}")
         self.generation = self._checkpoint.claim()
         self.report: Callable[[Event], None] = lambda _: None
@@ -42,9 +44,10 @@ class Desk:
 
     def lineage(self, deployment: Startable) -> Lineage:
         """What there is: look only after the claim."""
-        schema = self._checkpoint.add_schema(NAME, schema_of(deployment))
-        history = self._checkpoint.load_history(NAME)
-        self._watcher.attached(self.generation, self._storage.list(paths.deltas(NAME)))
+        name = deployment.name
+        schema = self._checkpoint.add_schema(name, schema_of(deployment))
+        history = self._checkpoint.load_history(name)
+        self._watchers[name].attached(self.generation, self._storage.list(paths.deltas(name)))
         return Lineage(self.generation, history, {schema.number: schema})
 
     # --- instructions ---
@@ -68,7 +71,7 @@ class Desk:
             missing = [w for w in workers if paths.delta(step.operator, step.turn, w).rpartition("/")[2] not in there]
             self._network.note(f"of turn {step.turn} the segments of {missing or 'no worker'} are missing")
             if missing:
-                self._watcher.given_up(step.turn, missing)
+                self._watchers[step.operator].given_up(step.turn, missing)
             return lambda c: c.turn_checked(step.operator, step.turn, not missing)
 
         def mark() -> Event:

@@ -71,6 +71,7 @@ def tallies_of(report: Report) -> dict[str, Counter[str]]:
     """What is counted over many simulations."""
     return {
         "state": Counter(["in a checkpoint" if report.durable else "in memory only"]),
+        "layout": Counter([report.layout.name]),
         "faults": +report.faults,
         "queries": Counter(report.endings.values()),
         "changes": report.changes,
