@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
+from bedload.checkpoint.records import TurnRecord
 from bedload.control.compaction import Retention
 from bedload.control.coordinator import Coordinator
 from bedload.control.instructions import (
@@ -30,6 +31,7 @@ from bedload.control.instructions import (
     WriteManifest,
     WriteTurn,
 )
+from bedload.control.paperwork import Event, FileStep
 from bedload.control.standing import Phase as ControlPhase
 from bedload.control.transfer import Stage
 from bedload.core.errors import BedloadError
@@ -37,7 +39,7 @@ from bedload.core.ids import NO_TURN, OperatorName, Turn, WorkerId
 from bedload.protocol import messages as m
 from bedload.testing.faults import Faults
 from bedload.testing.network import Body, Connection, Network
-from bedload.testing.simulated_desk import Desk, Event
+from bedload.testing.simulated_desk import Desk
 from bedload.testing.simulated_wishes import Wishes
 from bedload.testing.simulated_worker import SimulatedWorker
 from bedload.testing.watcher import Watcher
@@ -141,7 +143,7 @@ class SimulatedDriver:
                     assert not left, f"workers {left} left and were not told to stop"
                 case ChangeResult():
                     self.wishes.ended(step, self.coordinator)
-                case _:
+                case WriteTurn() | CheckTurn() | WriteManifest() | CollectGarbage():
                     self._on_files(step)
         self.check()
         self._look_at_stage()
@@ -177,22 +179,18 @@ class SimulatedDriver:
             if isinstance(message, m.Stop):  # another one of that number may come
                 del self._links[worker], self._names[link]
 
-    def _on_files(self, step: Instruction) -> None:
+    def _on_files(self, step: FileStep) -> None:
         assert self._desk is not None, f"{step} without a checkpoint"
+        known: TurnRecord | None = None
         match step:
             case WriteTurn(record=record):
                 watcher = self._watchers[step.operator]
                 base = watcher.histories[NO_TURN if record.parent is None else record.parent]
                 watcher.begun(record.turn, record.query, record.epoch, base, live=self.live)
-                self._desk.write_turn(step)
             case CheckTurn(operator=operator, turn=turn):
                 known = self.coordinator.record(operator, turn)
                 assert known is not None
-                self._desk.check_turn(step, known.workers)
-            case WriteManifest():
-                self._desk.write_manifest(step)
-            case CollectGarbage():
-                self._desk.collect(step)
+        self._desk.do(step, known)
 
     def on_message(self, connection: Connection, message: m.Message, body: Body) -> None:
         """A message of a worker or a feeder."""
