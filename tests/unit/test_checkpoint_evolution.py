@@ -699,7 +699,7 @@ def record_of(turn: Turn, parent: Turn | None, generation: Generation, schema: i
 def complete_turn(keeper: Keeper, lineage: Lineage) -> None:
     head = lineage.history.head
     record = record_of(lineage.next_turn(head or Turn(0)), head, keeper.generation, lineage.schema.number)
-    keeper.write_turn(OPERATOR, record, "")
+    keeper.write_turn(OPERATOR, record)
 
 
 def test_a_change_is_measured_against_the_state_and_not_against_an_attempt(tmp_path: Path) -> None:
