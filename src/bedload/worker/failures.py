@@ -1,7 +1,12 @@
-"""Exceptions of user code, as errors that say where: operator, method, key, epoch, and the user's own traceback."""
+"""Exceptions of user code, as errors that say where: operator, method, key, epoch, and the user's own traceback.
+
+Whatever user code raises is one of them, ``SystemExit`` and the like included: a library that calls ``sys.exit()``
+must fail the epoch, not end the worker with the state of every other operator.
+"""
 
 from __future__ import annotations
 
+import sys
 import traceback
 from typing import Any
 
@@ -19,7 +24,7 @@ _HINT = (
 def operator_failed(
     name: OperatorName,
     method: str,
-    error: Exception,
+    error: BaseException,
     *,
     worker: WorkerId,
     epoch: Epoch,
@@ -30,7 +35,7 @@ def operator_failed(
     trace = "".join(traceback.format_exception(type(error), error, _skip_own(error.__traceback__))).rstrip()
     assigned = isinstance(error, AttributeError) and ("read-only" in str(error) or "no attribute" in str(error))
     where = f", key {key!r}" if key is not _NO_KEY else ""
-    where += f", epoch {epoch}" if method in ("process", "result") else ""
+    where += f", epoch {epoch}" if method in ("process", "result", "seal") else ""
     return OperatorFailed(
         f"{method} of operator {name}{where}, worker {worker} raised "
         f"{type(error).__name__}: {error}{_HINT if assigned else ''}\n{trace}",
@@ -40,6 +45,12 @@ def operator_failed(
         worker=worker,
         error=f"{type(error).__name__}: {error}",
     )
+
+
+def report(error: OperatorFailed | None) -> None:
+    """Put a failure that stops nothing into the worker's log: a ``close`` that raised."""
+    if error is not None:
+        print(f"{error.message}\nThe worker goes on without it.", file=sys.stderr, flush=True)
 
 
 def _skip_own(trace: Any) -> Any:

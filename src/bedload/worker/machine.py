@@ -46,6 +46,7 @@ from bedload.protocol import messages as m
 from bedload.protocol.messages import Body
 from bedload.protocol.split import unpack
 from bedload.worker.durability import Durability, InMemoryOnly
+from bedload.worker.failures import report
 from bedload.worker.hosted import (
     COORDINATOR,
     LOADER,
@@ -141,7 +142,7 @@ class WorkerMachine(Moving):
         """The worker ends: let operators release what they hold."""
         for hosted in self._hosted.values():
             if hosted.runtime is not None:
-                hosted.runtime.close()
+                report(hosted.runtime.close())
 
     def runtime(self, operator: OperatorName) -> Runtime | None:
         """The running operator, for reads and tests."""
@@ -246,7 +247,7 @@ class WorkerMachine(Moving):
     def _reset(self, operator: OperatorName) -> list[Out]:
         hosted = self._hosted.get(operator)
         if hosted is not None and hosted.runtime is not None:
-            hosted.runtime.close()
+            report(hosted.runtime.close())
             hosted.runtime, hosted.active = None, None
             hosted.committed, hosted.committed_query = NO_EPOCH, NO_QUERY
             hosted.parking, hosted.owned, hosted.base, hosted.unrestored = Parking(), frozenset(), NO_TURN, None
@@ -460,8 +461,11 @@ class WorkerMachine(Moving):
         if hosted.unrestored is not None:
             return [(peer, m.Refused(m.WireError.of(hosted.unrestored)), None)]
         state = None
-        if runtime is not None and body is not None:
-            state = runtime.read_batch(message.group, one_key(body))
+        try:
+            if runtime is not None and body is not None:
+                state = runtime.read_batch(message.group, one_key(body))
+        except BedloadError as error:
+            return [(peer, m.Refused(m.WireError.of(error)), None)]
         answer = m.ReadAnswer(state is not None, hosted.committed, hosted.committed_query)
         if state is None:
             return [(peer, answer, None)]

@@ -40,7 +40,7 @@ def load_deployment(payload: bytes) -> Startable:
         deployment.prepare()
     except BedloadError:
         raise
-    except Exception as error:
+    except BaseException as error:  # a module that calls sys.exit() when it is imported ends no worker
         raise OperatorNotShippable(
             f"{type(error).__name__}: {error}. Is a module that the operator needs missing there? "
             f"Ship it with spark.addArtifact(..., pyfile=True) or sc.addPyFile(...), or install it there"
