@@ -32,7 +32,7 @@ from bedload.core.ids import DeploymentId, Epoch, OperatorName, QueryId, RunId, 
 from bedload.keys import RoutingTable, hash_key, key_group
 from bedload.protocol import messages as m
 from bedload.spark import hosts
-from bedload.transport import Channel, parse_address
+from bedload.transport import Channel, Credentials, parse_address
 from tests.spark.apps import alive, eventually, running
 from tests.spark.apps.session import no_jobs
 from tests.spark.conftest import Sink, numbers, run, start
@@ -280,20 +280,20 @@ def test_workers_that_never_come_are_given_up_and_ended(
 def test_a_caller_with_another_secret_is_refused_everywhere(two: bl.Cluster) -> None:
     for address in (two._driver.address, *addresses(two).values()):
         with pytest.raises(SecretRefused):
-            Channel.connect(address, b"x" * 32)
-        Channel.connect(address, two._secret).close()
+            Channel.connect(address, Credentials(b"x" * 32))
+        Channel.connect(address, two._credentials).close()
 
 
 def test_a_refused_caller_changes_nothing(spark: SparkSession, two: bl.Cluster, tmp_path: Path) -> None:
     for address in (two._driver.address, *addresses(two).values()):
         with pytest.raises(SecretRefused):
-            Channel.connect(address, b"x" * 32)
+            Channel.connect(address, Credentials(b"x" * 32))
     count_of_counts(spark, two, tmp_path)
 
 
 def test_each_attachment_has_a_secret_of_its_own(spark: SparkSession, two: bl.Cluster) -> None:
     with bl.attach(spark, workers=1) as other, pytest.raises(SecretRefused):
-        Channel.connect(two._driver.address, other._secret)
+        Channel.connect(two._driver.address, other._credentials)
 
 
 def test_in_local_mode_all_sockets_listen_on_loopback_only(two: bl.Cluster) -> None:
@@ -309,7 +309,8 @@ def test_in_local_mode_all_sockets_listen_on_loopback_only(two: bl.Cluster) -> N
 
 
 def test_the_secret_is_in_no_argument_list_and_no_environment(two: bl.Cluster) -> None:
-    forms = (two._secret.hex(), base64.b64encode(two._secret).decode())
+    secret = two._credentials.secret
+    forms = (secret.hex(), base64.b64encode(secret).decode())
     for pid in two.workers.values():
         process = psutil.Process(pid)
         visible = " ".join([*process.cmdline(), *process.environ().values()])
@@ -354,7 +355,7 @@ def test_a_worker_killed_in_an_epoch_fails_the_query_and_the_others_roll_back(
     (tmp_path / "go").touch()
     expected = sum(_owner(value, routing) == 1 for value in range(100))
     assert 0 < expected < 100
-    with Channel.connect(where[WorkerId(1)], two._secret) as channel:
+    with Channel.connect(where[WorkerId(1)], two._credentials) as channel:
         # It answers only after what it was told before, so after the roll-back.
         assert _keys(channel, "Waits") == expected
 
@@ -403,7 +404,7 @@ def test_a_copy_of_a_worker_that_lives_is_left_waiting_and_one_of_a_lost_worker_
     spark: SparkSession, two: bl.Cluster, tmp_path: Path
 ) -> None:
     register = m.encode(m.Register(WorkerId(0), "127.0.0.1:1", 1))
-    with Channel.connect(two._driver.address, two._secret) as copy:
+    with Channel.connect(two._driver.address, two._credentials) as copy:
         copy.send(register)
         copy.send(m.encode(_open("nothing")))
         answer = m.decode(copy.recv(30).header)
@@ -413,7 +414,7 @@ def test_a_copy_of_a_worker_that_lives_is_left_waiting_and_one_of_a_lost_worker_
 
     os.kill(two.workers[0], signal.SIGKILL)
     eventually(lambda: 0 not in two.workers, "the loss was noticed")
-    with Channel.connect(two._driver.address, two._secret) as late:
+    with Channel.connect(two._driver.address, two._credentials) as late:
         late.send(register)
         assert isinstance(m.decode(late.recv(30).header), m.Stop)
 
@@ -438,7 +439,7 @@ def test_a_worker_in_a_task_frees_its_slot_when_the_cluster_stops(spark: SparkSe
         (address,) = addresses(cluster).values()
     no_jobs(spark)
     with pytest.raises(WorkerUnreachable):
-        Channel.connect(address, cluster._secret, 1.0)
+        Channel.connect(address, cluster._credentials, 1.0)
     assert leftovers() == before
 
 

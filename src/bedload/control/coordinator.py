@@ -167,16 +167,22 @@ class Coordinator:
             error = UnknownOperator(f"operator {ask.operator!r} was not applied on this cluster")
         if error is not None or epochs is None:
             return [Reply(token, m.Refused(m.WireError.of(error or ProtocolError("no operator"))))]
+        # Spark begins an epoch when the one before it is committed, of every operator of the query. It may be all that
+        # they hear of it: progress events get lost, and what begins an epoch may wait for the others' last one to end.
+        others = [other for other in self._operators.values() if other is not epochs]
+        before = Epoch(ask.epoch - 1)
+        out = [step for other in others for step in other.progress(ask.query, ask.run, before)]
         late = not epochs.holds(ask)
         if self._missing and late:
             if self._takes_slots:
-                return [Reply(token, m.Refused(m.WireError.of(next(iter(self._missing.values())))))]
+                error = next(iter(self._missing.values()))
+                return self._then([*out, Reply(token, m.Refused(m.WireError.of(error)))])
             epochs.asked(ask)
             self._waiting.append((token, ask))
-            return []
+            return self._then(out)
         # SUBTLE: before a restart, too. It begins nothing then, but it may be all that says what became of the epoch
         # before it, which the restart waits for.
-        out = epochs.open(token, ask)
+        out += epochs.open(token, ask)
         if self.changes.holding and self._takes_slots and late:
             out += epochs.refuse_parked(refusals.restarting())
         return self._then(out)
@@ -231,8 +237,6 @@ class Coordinator:
         self._missing[worker] = error
         self._shipping.only(self._addresses)
         out = self._deployed_by_all()
-        for compaction in self._compactions.values():
-            out += compaction.lost(worker)
         for epochs in self._operators.values():
             out += epochs.lost(worker, error)
             if self._takes_slots:
@@ -476,10 +480,10 @@ class Coordinator:
         ended = {step.operator for step in steps if isinstance(step, EpochEnded) and step.committed}
         if ended:
             self._losses = 0
-        return [
-            *steps,
-            *(more for name in ended if name in self._compactions for more in self._compactions[name].committed()),
-        ]
+        for name, compaction in self._compactions.items():
+            steps += compaction.go_on()
+            steps += compaction.committed() if name in ended else []
+        return steps
 
     def _unneeded(self) -> list[Instruction]:
         """Whoever was lost and should have left anyway is not waited for; if its replacement came, it leaves."""

@@ -62,7 +62,7 @@ class QueryFacts:
     committed: Epoch | None
     """The latest epoch in the query's commit log, if that could be read."""
     without_data: frozenset[Epoch]
-    """Recent epochs in which a source had no new data, so that an operator may have had no partition."""
+    """Epochs in which a source had nothing to read, so that an operator may have had no partition."""
     location: str = ""
     """The query's checkpoint location, if that is known."""
     log_read: bool = False
@@ -98,6 +98,10 @@ class OperatorEpochs(Turns):
         self.hold: Callable[[], bool] = lambda: False
         """Whether no turn may begin for now."""
         self._query_ended = False
+        self._looking: set[QueryId] = set()
+        """Queries that somebody looks at because of an open."""
+        self._behind: dict[tuple[RunId, Epoch], float] = {}
+        """Since when the commit log has not reached what an open follows."""
         if lineage is not None and lineage.history.head is not None:
             self._take_up(lineage, lineage.history.head)
 
@@ -178,11 +182,13 @@ class OperatorEpochs(Turns):
 
     def query_inspected(self, query: QueryId, turn: Turn, facts: QueryFacts) -> list[Instruction]:
         """What was found out about a query that stands in the way of an open, or about its own gap."""
+        self._looking.discard(query)
         # SUBTLE: the query may have started again since somebody looked. Then it has begun another turn.
         return self._unpark((query, facts) if turn == self.turn else None)
 
     def query_unknown(self, error: BedloadError) -> list[Instruction]:
         """A query could not be inspected: whoever waited for that is refused, and Spark tries again."""
+        self._looking.clear()
         return self.refuse_parked(error)
 
     def query_ended(self, query: QueryId, run: RunId) -> list[Instruction]:
@@ -252,14 +258,14 @@ class OperatorEpochs(Turns):
             return self._go_back(token, ask, last)
         if self.lineage is not None and self.committed and ask.query not in self.committed and not self.fresh:
             if found is None or found[0] != ask.query:
-                return self._park(token, ask, [InspectQuery(self.name, ask.query, self.turn)])
+                return self._park(token, ask, self._look(ask.query))
             owner = self._at(found[1].location)
             if owner is not None:
                 error = refusals.deleted(self.name, ask, owner, self.committed[owner], found[1].location)
                 return [refuse(token, error)]
         if ask.epoch > last + 1 and not self.fresh:
             if found is None or found[0] != ask.query:
-                return self._park(token, ask, [InspectQuery(self.name, ask.query, self.turn)])
+                return self._park(token, ask, self._look(ask.query, gap=self._gap(ask)))
             return self._after_gap(token, ask, found[1])
         return self._begin(token, ask)
 
@@ -297,7 +303,7 @@ class OperatorEpochs(Turns):
         """Another query wants the state: it gets it if the one that has it is over."""
         if found is None or found[0] != owner:
             place = "" if self.lineage is None else self.lineage.locations.get(owner, "")
-            return self._park(token, ask, [InspectQuery(self.name, owner, self.turn, place)])
+            return self._park(token, ask, self._look(owner, place))
         facts = found[1]
         if facts.active:
             return [refuse(token, refusals.busy(self.name, ask, self.query))]
@@ -318,6 +324,7 @@ class OperatorEpochs(Turns):
         # Who takes part is known only when it is known what flips here.
         self._current = Attempt(frozenset(), self._first_ask[2], first_stage=ask.stage, recorded=lineage is None)
         self._query_ended = False
+        self._behind.clear()
         if self.fresh and ask.epoch > self.committed.get(ask.query, Epoch(-1)) + 1:
             # The user lets the query start here: what was before it is no gap, also if this epoch has to be replayed.
             self.committed[ask.query] = Epoch(ask.epoch - 1)
@@ -384,15 +391,37 @@ class OperatorEpochs(Turns):
         parked, self._parked = self._parked, []
         return [step for token, ask in parked for step in self.open(token, ask, found)]
 
+    def _look(
+        self, query: QueryId, place: str = "", *, gap: tuple[Epoch, ...] = (), pause: float = 0.0
+    ) -> list[Instruction]:
+        """Have somebody look at a query, unless somebody does: the answer is for all that wait."""
+        if query in self._looking:
+            return []
+        self._looking.add(query)
+        return [InspectQuery(self.name, query, self.turn, place, gap, pause)]
+
+    def _gap(self, ask: m.Open) -> tuple[Epoch, ...]:
+        """The epochs between the state's and the asked one."""
+        last = self.committed.get(ask.query, Epoch(-1))
+        return tuple(Epoch(epoch) for epoch in range(last + 1, ask.epoch))
+
     def _after_gap(self, token: Token, ask: m.Open, facts: QueryFacts) -> list[Instruction]:
         """Begin, if there was nothing in the epochs between the state's and the asked one."""
-        last = self.committed.get(ask.query, Epoch(-1))
-        missing = [epoch for epoch in range(last + 1, ask.epoch) if Epoch(epoch) not in facts.without_data]
+        gap = self._gap(ask)
+        missing = [epoch for epoch in gap if epoch not in facts.without_data]
         if not missing:
             return self._begin(token, ask)
-        if not facts.reaches(Epoch(ask.epoch - 1)):
+        if not facts.reaches(gap[-1]):
             # SUBTLE: another query's open had somebody look before Spark committed what lies between.
-            return self._park(token, ask, [InspectQuery(self.name, ask.query, self.turn)])
+            since = self._behind.setdefault((ask.run, ask.epoch), self.now)
+            if self.now - since < _LOG_SECONDS:
+                return self._park(token, ask, self._look(ask.query, gap=gap, pause=_LOOK_AGAIN_SECONDS))
+            return [refuse(token, refusals.log_behind(self.name, ask, facts.committed, _LOG_SECONDS))]
         if ask.query in self.committed:
             return [refuse(token, refusals.skipped(self.name, missing))]
         return [refuse(token, refusals.no_state(self.name, ask))]
+
+
+_LOOK_AGAIN_SECONDS = 0.2
+_LOG_SECONDS = 60.0
+"""How long Spark's commit log may stay behind the epoch that it asks for."""

@@ -14,6 +14,7 @@
     │   ├── NullKey                a row's key is null
     │   ├── OutputError            an output row does not fit the declared schema
     │   ├── StateNotOpen           a key's state was changed in an epoch in which the key has no rows
+    │   ├── TooLarge               rows, outputs or state do not fit into one message: make the batches smaller
     │   └── OperatorFailed         user code raised; carries its traceback, key and epoch
     ├── EpochError                 the epoch did not count; start the query again
     │   ├── EpochAborted           rolled back on every worker; a restart replays it
@@ -113,6 +114,10 @@ class OutputError(DataError):
 
 class StateNotOpen(DataError):
     """A key's state was to be changed in an epoch in which the key has no rows."""
+
+
+class TooLarge(DataError):
+    """Rows, outputs or state do not fit into one message."""
 
 
 class OperatorFailed(DataError):

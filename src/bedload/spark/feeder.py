@@ -34,7 +34,7 @@ from bedload.core.ids import DeploymentId, Epoch, OperatorName, QueryId, RunId, 
 from bedload.protocol import messages as m
 from bedload.protocol.feeder import FeederSession, Send
 from bedload.protocol.split import unpack
-from bedload.transport import Channel, wait
+from bedload.transport import Channel, Credentials, wait
 
 WINDOW = 8
 """Sub-batches under way per feeder, over all workers: enough to keep them busy while the next batch is
@@ -45,7 +45,7 @@ COMBINE_BELOW = 0.5
 
 _LOSS_TRIES, _LOSS_PAUSE_SECONDS = 20, 0.1
 
-_pool: dict[tuple[str, bytes], list[Channel]] = {}
+_pool: dict[tuple[str, Credentials], list[Channel]] = {}
 _opens = itertools.count()
 _fed = itertools.count()
 _FREEZES = 3
@@ -67,7 +67,7 @@ class FeederSpec:
     operator: OperatorName
     deployment: DeploymentId
     coordinator: str
-    secret: bytes
+    credentials: Credentials
     key: tuple[tuple[int, str], ...]
     """Position and name of the key's columns."""
     output: pa.Schema
@@ -249,14 +249,14 @@ def _spare_the_collector() -> None:
 
 
 def _take(address: str, spec: FeederSpec) -> Channel:
-    idle = _pool.get((address, spec.secret))
+    idle = _pool.get((address, spec.credentials))
     while idle:
         channel = idle.pop()
         if not channel.poll():  # readable while idle means that it was closed
             return channel
         channel.close()
-    return Channel.connect(address, spec.secret, spec.connect_seconds)
+    return Channel.connect(address, spec.credentials, spec.connect_seconds)
 
 
 def _give(channel: Channel, spec: FeederSpec) -> None:
-    _pool.setdefault((channel.address, spec.secret), []).append(channel)
+    _pool.setdefault((channel.address, spec.credentials), []).append(channel)

@@ -10,9 +10,10 @@ there are more faults, and fewer errors are final.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from bedload.testing.chance import Chance
+from bedload.testing.workload import Layout
 
 BUDGETS = {
     "crash": 6,
@@ -120,6 +121,7 @@ class Scenario:
     """How state moves; none: all ways there are."""
     wishes: tuple[str, ...] = ()
     """What is asked for; none: all that there is."""
+    layout: Layout = Layout.ONE
 
     @classmethod
     def chosen(cls, chance: Chance, *, moves: bool = False) -> Scenario:
@@ -135,6 +137,11 @@ class Scenario:
         if moves:
             extra |= {fault for fault in (*MOVES, *DURABLE_MOVES) if chance.happens(0.4)}
         return cls(ALWAYS | extra, chance.pick([0.05, 0.12, 0.3]), durable, count)
+
+    def extended(self, chance: Chance) -> Scenario:
+        """The same with some of what not every simulation has, from a chance of its own."""
+        layout = chance.pick([Layout.BESIDE, Layout.CHAINED, Layout.APART]) if chance.happens(0.2) else Layout.ONE
+        return replace(self, layout=layout)
 
 
 class Faults:

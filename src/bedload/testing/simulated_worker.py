@@ -24,11 +24,9 @@ from bedload.core.ids import Epoch, Generation, OperatorName, QueryId, Turn, Wor
 from bedload.protocol import messages as m
 from bedload.testing.faults import Faults
 from bedload.testing.network import Body, Connection, End, Network, VirtualTime
-from bedload.testing.oracle import History
 from bedload.testing.simulated_holdings import Holdings
 from bedload.testing.simulated_storage import SlowStorage
-from bedload.testing.watcher import Plain, Watcher
-from bedload.testing.workload import NAME
+from bedload.testing.watcher import Watcher
 from bedload.worker.durability import Load, Loaded, LoadFailed
 from bedload.worker.durable import CheckpointDurability, load
 from bedload.worker.machine import COORDINATOR, LOADER, Out, Phase, WorkerMachine
@@ -72,8 +70,8 @@ class SimulatedWorker:
         network: Network,
         worker: WorkerId,
         name: str,
-        deployment: Startable,
-        watcher: Watcher,
+        deployments: Mapping[OperatorName, Startable],
+        watchers: Mapping[OperatorName, Watcher],
         faults: Faults,
         place: tuple[Storage, Generation] | None = None,
     ) -> None:
@@ -82,10 +80,14 @@ class SimulatedWorker:
         self.alive = True
         self.places: Mapping[str, SimulatedWorker] = {}
         """All processes of the cluster, by address."""
-        self.machine = WorkerMachine(worker, lambda _: deployment, _BusyClock(network.time), self)
-        self.holdings = Holdings(worker, name, lambda: self.machine, watcher, durable=place is not None)
+        self.machine = WorkerMachine(worker, self._load_code, _BusyClock(network.time), self)
+        self.holdings = {
+            operator: Holdings(worker, name, lambda: self.machine, watcher, durable=place is not None)
+            for operator, watcher in watchers.items()
+        }
         self._network = network
-        self._watcher = watcher
+        self._deployments = deployments
+        self._watchers = watchers
         self._faults = faults
         self._place = place
         self._driver: Connection | None = None
@@ -97,7 +99,7 @@ class SimulatedWorker:
         """Messages since the state was looked at."""
         self._busy = False
         self._waiting: list[Callable[[], list[Out]]] = []
-        self._told: Turn | None = None
+        self._told: tuple[OperatorName, Turn] | None = None
 
     # --- the process ---
 
@@ -105,6 +107,9 @@ class SimulatedWorker:
         """This is the connection to the coordinator."""
         self._driver = driver
         self._connections[driver] = None
+
+    def _load_code(self, payload: bytes) -> Startable:
+        return self._deployments[OperatorName(payload.decode())]
 
     def accept(self, caller: End) -> Connection:
         """A feeder or another worker connects."""
@@ -170,18 +175,27 @@ class SimulatedWorker:
         if isinstance(message, m.Stop):
             return self._end()
         self._unseen += 1 if isinstance(message, _HARMLESS) else _LOOK_EVERY
-        self.holdings.told(message)
-        sealed = NAME in self.machine._hosted and self.machine.phase(NAME) is Phase.SEALED
+        if isinstance(message, m.Begin | m.Restore | m.Flip | m.Release):
+            self.holdings[message.operator].told(message)
+        if not isinstance(message, m.Commit):
+            return self.machine.handle(peer, message, body)
+        hosted = self.machine._hosted.get(message.operator)
+        sealed = hosted is not None and hosted.phase is Phase.SEALED
         out = self.machine.handle(peer, message, body)
-        if isinstance(message, m.Commit) and sealed and self.machine.phase(NAME) is Phase.IDLE:
-            self.holdings.committed(message.turn)
+        if hosted is not None and sealed and hosted.phase is Phase.IDLE:
+            self.holdings[message.operator].committed(message.turn)
         return out
 
     def _send(self, out: list[Out]) -> None:
         if self._told is not None:
-            self._watcher.acknowledged(self, self._told)
+            operator, turn = self._told
+            self._watchers[operator].acknowledged(self.holdings[operator], turn)
             self._told = None
-            if self._place is None and self.holdings.handed_something and self._faults.strikes("lost newcomer", 2):
+            if (
+                self._place is None
+                and self.holdings[operator].handed_something
+                and self._faults.strikes("lost newcomer", 2)
+            ):
                 self._network.after(self._network.delay(), self.kill)  # when only the sink knows that all is sealed
         for to, answer, data in out:
             if isinstance(answer, Load):
@@ -195,26 +209,16 @@ class SimulatedWorker:
                 target.send(self, answer, data)
         if self._unseen >= _LOOK_EVERY:
             self._unseen = 0
-            self._watcher.check_worker(self)
-
-    @property
-    def history(self) -> History:
-        """The epochs whose state it should have."""
-        return self.holdings.history
-
-    def state(self) -> tuple[Plain, set[str]]:
-        """The committed state that is here, and the keys that should be."""
-        return self.holdings.state()
+            for operator, watcher in self._watchers.items():
+                watcher.check_worker(self.holdings[operator])
 
     def check_at_rest(self) -> None:
         """Nothing is left of any move."""
-        hosted = self.machine._hosted.get(NAME)
-        if hosted is None:
-            return
-        assert hosted.sender is None, f"{self.name} still sends move {hosted.sender.move}"
-        assert hosted.receiver is None, f"{self.name} still receives move {hosted.receiver.move}"
-        stale = self.holdings.leftovers()
-        assert not stale, f"{self.name} has state of {sorted(stale)}, which it does not own"
+        for operator, hosted in self.machine._hosted.items():
+            assert hosted.sender is None, f"{self.name} still sends move {hosted.sender.move}"
+            assert hosted.receiver is None, f"{self.name} still receives move {hosted.receiver.move}"
+            stale = self.holdings[operator].leftovers()
+            assert not stale, f"{self.name} has state of {sorted(stale)}, which it does not own"
 
     # --- moving state ---
 
@@ -270,13 +274,14 @@ class SimulatedWorker:
         delta: Callable[[], pa.RecordBatch | None],
     ) -> int:
         """The machine seals: write, or back up and look whether the backup is right."""
-        size, backup = 0, self.holdings.sealing((query, epoch))
+        holdings = self.holdings[operator]
+        size, backup = 0, holdings.sealing((query, epoch))
         if self._place is not None:
             storage, generation = self._place
             files = CheckpointDurability(SlowStorage(storage, self._pause), generation)
             size = files.persist(worker, operator, query, epoch, turn, delta)
-        self.holdings.sealed(turn, (query, epoch), backup)
-        self._told = turn
+        holdings.sealed(turn, (query, epoch), backup)
+        self._told = operator, turn
         return size
 
     def _pause(self, where: str, path: str) -> None:
@@ -331,5 +336,5 @@ class SimulatedWorker:
         except BedloadError as problem:
             self._network.note(f"{self.name} cannot compact {message}: {problem}"[:300])
             error = m.WireError.of(problem)
-        answer = m.Compacted(self.worker, message.operator, message.turn, error)
+        answer = m.Compacted(self.worker, message.operator, message.ticket, error)
         self._network.after(self._network.delay(), lambda: self._do(lambda: [(COORDINATOR, answer, parts)]))

@@ -438,6 +438,13 @@ class WorkerMachine(Moving):
     # --- reads ---
 
     def _look(self, peer: Peer, message: m.Read | m.Inspect, body: Body) -> list[Out]:
+        try:
+            return self._find(peer, message, body)
+        except Exception as error:  # of state that cannot be encoded, say: whoever asks has to hear of it
+            problem = error if isinstance(error, BedloadError) else bug(error)
+            return [(peer, m.Refused(m.WireError.of(problem)), None)]
+
+    def _find(self, peer: Peer, message: m.Read | m.Inspect, body: Body) -> list[Out]:
         hosted = self._hosted.get(message.operator)
         runtime = None if hosted is None else hosted.runtime
         if hosted is None or (runtime is None and not hosted.deployments):
