@@ -844,3 +844,10 @@ def test_changes_that_cannot_be_written_roll_the_turn_back() -> None:
     (failed,) = [message for message in rig.to(COORDINATOR) if isinstance(message, m.Failed)]
     assert (failed.error.kind, failed.unrestored) == ("StoreError", False)
     assert rig.totals == {}
+
+
+def test_a_read_that_fails_is_answered_with_its_error() -> None:
+    rig = Rig()
+    rig.begin(1)
+    (answer,) = rig.tell("reader", m.Read(NAME, KeyGroup(0)), b"this is no key")
+    assert isinstance(answer, m.Refused)
