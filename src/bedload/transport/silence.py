@@ -65,13 +65,15 @@ class Watch:
     """Looks after the blocking connections of a process, on a thread that is started when there is the first one."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a collection may close a connection within any of these calls
+        self._over = threading.Event()  # there is nothing to watch any more
         self._watched: weakref.WeakSet[Watched] = weakref.WeakSet()
         self._runs = False
 
     def forked(self) -> None:
         """This process is a fork: it has no threads but the one that made it, and a lock may be theirs for ever."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+        self._over = threading.Event()
         self._watched = weakref.WeakSet()
         self._runs = False
 
@@ -87,11 +89,14 @@ class Watch:
         """Look after it no longer."""
         with self._lock:
             self._watched.discard(watched)
+            if not self._watched:
+                self._over.set()
 
     def _run(self) -> None:
-        pause = threading.Event()
-        while not pause.wait(LOOK_SECONDS):
+        while True:
+            self._over.wait(LOOK_SECONDS)
             with self._lock:
+                self._over.clear()
                 connections = list(self._watched)
                 if not connections:
                     self._runs = False
