@@ -19,6 +19,7 @@ import bedload as bl
 from bedload.control.changes import Wish
 from bedload.control.compaction import Retention
 from bedload.control.epochs import QueryFacts
+from bedload.control.liveness import Patience
 from bedload.core.ids import Epoch, OperatorName, QueryId, RunId, WorkerId
 from bedload.keys import RoutingTable, hash_columns, key_groups
 from bedload.migration import strategy_named
@@ -52,7 +53,7 @@ class _Plans:
     def location(self, query: QueryId) -> str:
         return ""
 
-    def facts(self, query: QueryId, location: str = "") -> QueryFacts:
+    def facts(self, query: QueryId, location: str = "", gap: tuple[Epoch, ...] = ()) -> QueryFacts:
         return QueryFacts(True, None, frozenset(), "", log_read=True)
 
 
@@ -66,6 +67,7 @@ class RealCluster:
         workers: int = 2,
         checkpoint: str | None = None,
         encrypted: bool = False,
+        patience: Patience | None = None,
     ) -> None:
         self.credentials = Credentials.fresh(encrypted=encrypted)
         self.host = ProcessHost()
@@ -79,6 +81,7 @@ class RealCluster:
             keeper=self.keeper,
             retention=Retention(100),
             replace_seconds=_START_SECONDS,
+            patience=patience,
         )
         self.name = OperatorName("op")
         self._out = pa.schema([("k", pa.int64()), ("n", pa.int64())])
@@ -109,6 +112,11 @@ class RealCluster:
         self._epoch += 1
         self.driver.call(lambda coordinator: None)
         return outputs
+
+    def restart(self) -> None:
+        """The query starts again, after a failure."""
+        self.driver.query_ended(self._query, self._run)
+        self._run = RunId(f"{self._run} again")
 
     def change(self, kind: str, strategy: str = "seamless", **more: Any) -> Any:
         """Ask for a change of the cluster; a future of its records."""
@@ -164,9 +172,8 @@ class RealCluster:
         )
 
         class Feed(feeder._Feed):
-            def _ask_to_open(self) -> m.Message:
-                self._coordinator.send(m.encode(opening))
-                return m.decode(self._coordinator.recv(_START_SECONDS).header)
+            def _make_opening(self) -> m.Open:
+                return opening
 
         outputs: Iterator[pa.RecordBatch] = Feed(spec).run(iter(batches))
         return [row for batch in outputs for row in batch.to_pylist()]
