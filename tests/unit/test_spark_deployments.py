@@ -1,4 +1,4 @@
-"""The same operator name, applied again: what has to stay as it was, and that a refusal comes before anything is done."""
+"""The same operator name, applied again: what has to stay, and that a refusal comes before anything is done."""
 
 from __future__ import annotations
 

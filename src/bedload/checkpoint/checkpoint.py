@@ -24,6 +24,7 @@ from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from importlib import metadata
+from typing import TypeVar
 
 import msgspec
 
@@ -40,8 +41,10 @@ from bedload.checkpoint.records import (
     TurnRecord,
     decode,
     encode,
+    is_of,
 )
 from bedload.checkpoint.storage import Storage, without_secrets
+from bedload.checkpoint.strays import stray_files
 from bedload.core.clock import Clock, SystemClock
 from bedload.core.errors import CheckpointDamaged, CheckpointError, CheckpointForeign, Fenced
 from bedload.core.ids import Generation, OperatorName, Turn, generation_of
@@ -52,6 +55,9 @@ _THREADS = 16
 
 def _random_id() -> str:
     return secrets.token_hex(16)
+
+
+T = TypeVar("T", TurnRecord, Manifest)
 
 
 class Checkpoint:
@@ -136,6 +142,12 @@ class Checkpoint:
                     "file back from a copy of the checkpoint.",
                     path=path,
                 )
+            if known.number != number:
+                raise CheckpointDamaged(
+                    f"{_shown(self.storage)}/{path} is schema {known.number} of its operator. Files of a checkpoint "
+                    "must not be renamed or copied over each other; go on from a copy or an export of it.",
+                    path=path,
+                )
             self._schemas[operator, number] = known
         return known
 
@@ -157,11 +169,13 @@ class Checkpoint:
 
     def write_turn(self, operator: OperatorName, record: TurnRecord) -> None:
         """Write a turn's record; only after that may a worker say that it has sealed the turn."""
-        self.storage.write(paths.turn(operator, record.turn), encode(record))
+        named = msgspec.structs.replace(record, operator=operator)
+        self.storage.write(paths.turn(operator, record.turn), encode(named))
 
     def write_manifest(self, operator: OperatorName, manifest: Manifest) -> None:
         """Make a snapshot count; only after all its files were written."""
-        self.storage.write(paths.manifest(operator, manifest.turn), encode(manifest))
+        named = msgspec.structs.replace(manifest, operator=operator)
+        self.storage.write(paths.manifest(operator, manifest.turn), encode(named))
 
     def load_history(self, operator: OperatorName) -> History:
         """All turns and snapshots of an operator. To go on from it, claim first."""
@@ -173,9 +187,9 @@ class Checkpoint:
             manifests = pool.map(lambda turn: self._read(Manifest, paths.manifest(operator, turn)), snapshots)
             return History(
                 operator,
-                [self._named(turn, found) for turn, found in zip(turns, records, strict=True) if found],
+                [self._named(operator, turn, found) for turn, found in zip(turns, records, strict=True) if found],
                 segments,
-                [self._named(turn, found) for turn, found in zip(snapshots, manifests, strict=True) if found],
+                [self._named(operator, turn, found) for turn, found in zip(snapshots, manifests, strict=True) if found],
             )
 
     # --- garbage ---
@@ -275,19 +289,20 @@ class Checkpoint:
     def _numbered(self, folder: str, parse: Callable[[str], Turn | None]) -> list[Turn]:
         return sorted(turn for name in self.storage.list(folder) if (turn := parse(name)) is not None)
 
-    def _named(self, turn: Turn, found: R) -> R:
-        if getattr(found, "turn", turn) != turn:
+    def _named(self, operator: OperatorName, turn: Turn, found: T) -> T:
+        if not is_of(found, operator, turn):
             raise CheckpointDamaged(
-                f"the file of turn {turn} under {_shown(self.storage)} is that of another turn: {found}. Files of a "
-                "checkpoint must not be renamed or copied over each other; go on from a copy or an export of it."
+                f"the file of operator {operator} and turn {turn} under {_shown(self.storage)} is that of another turn "
+                f"or operator: {found}. Files of a checkpoint must not be renamed or copied over each other; go on "
+                "from a copy or an export of it."
             )
-        return found
+        return msgspec.structs.replace(found, operator=msgspec.UNSET)  # as those that are not read back have it
 
     def _unfinished_snapshots(self, operator: OperatorName, floor: Turn) -> list[str]:
         found: list[str] = []
         for turn in self._numbered(paths.snapshots(operator), paths.parse_snapshot):
             if turn < floor and not self.storage.exists(paths.manifest(operator, turn)):
-                found += _files_under(self.storage, paths.snapshot(operator, turn))
+                found += stray_files(self.storage, paths.snapshot(operator, turn), ())
         return found
 
 
@@ -344,15 +359,6 @@ def _read(storage: Storage, path: str) -> bytes | None:
         return storage.read(path)
     except FileNotFoundError:
         return None
-
-
-def _files_under(storage: Storage, folder: str) -> list[str]:
-    files = storage.sizes(folder)
-    found = [f"{folder}/{name}" for name in files]
-    for name in storage.list(folder):
-        if name not in files:
-            found += _files_under(storage, f"{folder}/{name}")
-    return found
 
 
 def _shown(storage: Storage) -> str:

@@ -37,8 +37,8 @@ from typing import Any, TypeVar
 import fsspec
 from fsspec.asyn import AsyncFileSystem, sync
 
-from bedload.checkpoint.storage import Buffers, failed, joined, without_secrets
-from bedload.core.errors import DefinitionError, StoreError
+from bedload.checkpoint.storage import Buffers, failed, inside, joined, without_secrets
+from bedload.core.errors import CheckpointError, DefinitionError
 
 T = TypeVar("T")
 
@@ -63,7 +63,7 @@ _REFUSING = frozenset({"hdfs", "arrow_hdfs"})
 """Whose rename fails if the name is taken."""
 
 _FINAL = (FileNotFoundError, FileExistsError, PermissionError, IsADirectoryError, NotADirectoryError)
-_FINAL_TOO = (ValueError, TypeError, NotImplementedError, ImportError, StoreError)
+_FINAL_TOO = (ValueError, TypeError, NotImplementedError, ImportError)
 _MEMORY = threading.Lock()
 """All memory filesystems of a process share their files."""
 
@@ -132,7 +132,7 @@ class FsspecStorage:
     # --- steps ---
 
     def _full(self, path: str) -> str:
-        return f"{self._root}/{path}"
+        return f"{self._root}/{inside(self.url, path)}"
 
     def _try(self, operation: str, path: str, step: Callable[[], T], absent: bool = True) -> T:
         """Take a step, again if that may help; ``absent``: that a file is not there is an answer."""
@@ -143,7 +143,7 @@ class FsspecStorage:
             except Exception as error:
                 if absent and isinstance(error, FileNotFoundError):
                     raise
-                if isinstance(error, StoreError):
+                if isinstance(error, CheckpointError):
                     raise
                 if isinstance(error, _FINAL + _FINAL_TOO) or not tries_left:
                     raise failed(operation, self.url, path, error) from error

@@ -8,6 +8,8 @@ Invariants, of every :class:`Storage`:
 - Of several :meth:`Storage.create` of one path with different content, one succeeds, for ever. A create of
   the very content that is there already succeeds too: a try whose answer was lost can be made again. So
   content that tells who was first must be unique.
+- A path never leads out of the root: one that is absolute or goes up is :class:`CheckpointDamaged`, as what is read
+  from files must not say what is read or deleted elsewhere.
 - Every failure is a :class:`StoreError` that names operation, place, cause and what to do. Only the absence
   of a file is a plain ``FileNotFoundError``.
 
@@ -24,7 +26,7 @@ from typing import Any, Protocol, TypeAlias
 
 import pyarrow as pa
 
-from bedload.core.errors import DefinitionError, StoreError
+from bedload.core.errors import CheckpointDamaged, DefinitionError, StoreError
 
 Data: TypeAlias = bytes | bytearray | memoryview | pa.Buffer
 Buffers: TypeAlias = Data | Sequence[Data]
@@ -108,6 +110,17 @@ def local_path(url: str) -> Path | None:
             "(file:///data/checkpoint), or a plain path"
         )
     return Path(rest)
+
+
+def inside(url: str, path: str) -> str:
+    """The path, if it is one below the root."""
+    if path.startswith("/") or "\0" in path or (".." in path and ".." in re.split(r"[/\\\\]", path)):
+        raise CheckpointDamaged(
+            f"{path!r} leads out of {without_secrets(url)}, so it is no file of the checkpoint, and is left alone. Put "
+            "the file that names it back from a copy of the checkpoint",
+            path=path,
+        )
+    return path
 
 
 def buffers(data: Buffers) -> list[memoryview]:

@@ -18,8 +18,8 @@ from bedload.checkpoint.evolution import same_state
 from bedload.checkpoint.history import Garbage, History
 from bedload.checkpoint.intact import advise
 from bedload.checkpoint.records import Manifest, OperatorSchema, TurnRecord
-from bedload.checkpoint.snapshots import stray_files
 from bedload.checkpoint.storage import open_storage
+from bedload.checkpoint.strays import stray_files
 from bedload.control.lineage import Lineage
 from bedload.core.errors import CheckpointDamaged, EpochNotRetained
 from bedload.core.ids import Generation, OperatorName
