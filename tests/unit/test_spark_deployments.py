@@ -10,12 +10,21 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from tests.checkpoint_states import COUNTS
 
 import bedload as bl
+from bedload.checkpoint.records import TurnRecord, pack_owners
 from bedload.control.coordinator import Coordinator
 from bedload.control.lineage import Lineage
-from bedload.core.errors import BedloadError, KeyGroupsChanged, OperatorNotShippable, SchemaChanged, StateTypeError
-from bedload.core.ids import DeploymentId, OperatorName, WorkerId
+from bedload.core.errors import (
+    BedloadError,
+    Fenced,
+    KeyGroupsChanged,
+    OperatorNotShippable,
+    SchemaChanged,
+    StateTypeError,
+)
+from bedload.core.ids import NO_TURN, DeploymentId, Epoch, OperatorName, QueryId, WorkerId
 from bedload.spark.application import Application, Keyed
 from bedload.spark.deployments import Deployments
 from bedload.spark.keeper import Keeper
@@ -189,3 +198,27 @@ def test_other_variables_are_refused_as_before(durable: bool, tmp_path: Path) ->
     says = "attach again with the same checkpoint" if durable else "m differ.*fresh=True"
     with pytest.raises((SchemaChanged, StateTypeError), match=says):
         cluster.apply(CAR, Wider)
+
+
+def test_an_attachment_that_a_newer_one_has_run_past_does_not_go_on_from_its_turns(tmp_path: Path) -> None:
+    """Its own turns would get the numbers of the newer one's, and be written over them."""
+    old, new = Keeper(str(tmp_path)), Keeper(str(tmp_path))
+    wanted = COUNTS
+    head = new.lineage(NAME, wanted).next_turn(NO_TURN)
+    record = TurnRecord(
+        turn=head,
+        parent=None,
+        generation=new.generation,
+        query=QueryId("q"),
+        run="r",
+        epoch=Epoch(0),
+        location="",
+        schema=1,
+        owners=pack_owners([0] * 8),
+        workers=(),
+        committed={},
+    )
+    new.checkpoint.write_turn(NAME, record)
+    for fresh in (False, True):
+        with pytest.raises(Fenced, match="taken over by generation 2"):
+            old.lineage(NAME, wanted, fresh=fresh)

@@ -49,6 +49,8 @@ from bedload.core.clock import Clock, SystemClock
 from bedload.core.errors import CheckpointDamaged, CheckpointError, CheckpointForeign, Fenced
 from bedload.core.ids import Generation, OperatorName, Turn, generation_of
 
+_CLAIMS = 100
+"""Numbers that an attachment tries in a row; somebody else may be quicker, but not for ever."""
 _THREADS = 16
 """Reads of small files under way at a time: an object store answers each in some 20 ms, whatever its size."""
 
@@ -97,11 +99,19 @@ class Checkpoint:
 
     def claim(self) -> Generation:
         """Take the next generation: from here on, older attachments are fenced off."""
-        number = Generation((self.newest_generation() or 0) + 1)
-        while not self.storage.create(paths.generation(number), encode(self._claim(number))):
-            number = Generation(number + 1)
-        self.generation = number
-        return number
+        first = (self.newest_generation() or 0) + 1
+        for number in map(Generation, range(first, first + _CLAIMS)):
+            path, claim = paths.generation(number), encode(self._claim(number))
+            if self.storage.create(path, claim):
+                self.generation = number
+                return number
+            # SUBTLE: a number that nobody got counts as claimed all the same: the one before it looks for it.
+            if not self.storage.exists(path):
+                self.storage.write(path, claim)
+        raise CheckpointError(
+            f"{_shown(self.storage)}: {_CLAIMS} generations were claimed by others while this attachment tried to take "
+            "the next one. See that nothing attaches to it again and again, and attach again"
+        )
 
     def newest_generation(self) -> Generation | None:
         """The last one that was claimed."""
@@ -266,7 +276,7 @@ class Checkpoint:
         newest = Generation(max([self.newest_generation() or 0, *(generation_of(turn) for turn in copied.values())]))
         if newest:
             to.write(paths.generation(newest), encode(self._claim(newest, exported_from=self.format.id)))
-        to.create(paths.FORMAT, encode(Format(id=self._new_id(), bedload=installed_version())))
+        _write_format(to, self._new_id)
         return copied
 
     # --- steps ---
@@ -350,8 +360,15 @@ def _make(storage: Storage, new_id: Callable[[], str], create: bool) -> bytes:
             )
         if not create:
             raise CheckpointForeign(f"there is no checkpoint at {_shown(storage)}: see that the URL is right")
-        storage.create(paths.FORMAT, encode(Format(id=new_id(), bedload=installed_version())))
+        _write_format(storage, new_id)
     return storage.read(paths.FORMAT)
+
+
+def _write_format(storage: Storage, new_id: Callable[[], str]) -> None:
+    """Say that this is a checkpoint; whoever else says so at the same time, it is one of the two."""
+    made = encode(Format(id=new_id(), bedload=installed_version()))
+    if not storage.create(paths.FORMAT, made) and not storage.exists(paths.FORMAT):
+        storage.write(paths.FORMAT, made)
 
 
 def _read(storage: Storage, path: str) -> bytes | None:

@@ -5,9 +5,10 @@ Invariants, of every :class:`Storage`:
 - A file appears whole or not at all: a reader never sees half of one, a crash never leaves half of one.
 - What was written is seen by everyone at once: a read, a look or a listing that begins after a write
   returned sees the file. Fencing rests on this.
-- Of several :meth:`Storage.create` of one path with different content, one succeeds, for ever. A create of
-  the very content that is there already succeeds too: a try whose answer was lost can be made again. So
-  content that tells who was first must be unique.
+- Of several :meth:`Storage.create` of one path with different content, at most one succeeds, for ever. If several are
+  made at once it may be none, and maybe there is no such file then. A create of the very content that is there
+  already succeeds too: a try whose answer was lost can be made again. So content that tells who was first must be
+  unique.
 - A path never leads out of the root: one that is absolute or goes up is :class:`CheckpointDamaged`, as what is read
   from files must not say what is read or deleted elsewhere.
 - Every failure is a :class:`StoreError` that names operation, place, cause and what to do. Only the absence
@@ -48,7 +49,7 @@ class Storage(Protocol):
         ...
 
     def create(self, path: str, data: Buffers) -> bool:
-        """Write a file if there is none of that path. False: there is one, and it has other content."""
+        """Write a file if there is none of that path. False: there is one of other content, or somebody makes one."""
         ...
 
     def exists(self, path: str) -> bool:

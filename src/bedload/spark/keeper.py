@@ -1,7 +1,10 @@
 """The driver's part in a checkpoint: what the coordinator decides, carried out on files.
 
-Invariant: giving a turn up leaves its mark first and looks for segments second; a worker that seals writes its
-segment first and looks for the mark second. So a turn is never both given up here and acknowledged there.
+Invariants:
+
+- No history is gone on from in which a newer attachment may have turns.
+- Giving a turn up leaves its mark first and looks for segments second; a worker that seals writes its segment first and
+  looks for the mark second. So a turn is never both given up here and acknowledged there.
 """
 
 from __future__ import annotations
@@ -82,6 +85,9 @@ class Keeper:
         except (CheckpointDamaged, EpochNotRetained) as error:
             damaged = CheckpointDamaged(error.message, **error.details)
             raise advise(self.checkpoint.storage, operator, None, damaged) from error
+        # SUBTLE: after the look. Turns of a newer attachment may be in it, and to go on from them would be to write
+        # turns of their numbers over theirs.
+        self.checkpoint.check_fence()
         return history
 
     def write_turn(self, operator: OperatorName, record: TurnRecord, location: str) -> None:
