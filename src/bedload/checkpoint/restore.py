@@ -163,9 +163,17 @@ class Restore:
             ]
             for stage in stages
         ]
-        read = [[segment.result() for segment in of_stage] for of_stage in segments]
-        deltas = [[segment.batch for segment in of_stage if segment.batch.num_rows] for of_stage in read]
-        bytes_read, done = sum(segment.bytes for of_stage in read for segment in of_stage), 0
+        deltas: list[list[pa.RecordBatch]] = []
+        bytes_read, done = 0, 0
+        for of_stage in segments:
+            deltas.append([])
+            for segment in of_stage:
+                read = segment.result()
+                bytes_read += read.bytes
+                if read.batch.num_rows:
+                    deltas[-1].append(read.batch)
+                if progress is not None:
+                    progress(0, len(wanted), bytes_read)
         running: deque[tuple[_Piece, Future[pa.RecordBatch]]] = deque()
         pieces = self._pieces(wanted, chunk_groups, stages[0])
         while True:

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import errno
 import re
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
@@ -76,10 +77,19 @@ class Storage(Protocol):
 def open_storage(url: str, options: Mapping[str, Any] | None = None) -> Storage:
     """The storage at a URL: a plain path or ``file://`` by the system's own calls, all else by fsspec.
 
-    ``options`` of a local one: ``fsync`` (see :class:`~bedload.checkpoint.local_storage.LocalStorage`). Those
-    of all others go to the fsspec filesystem: credentials, ``endpoint_url`` and the like.
+    ``options`` of all: ``deadline``, in how many seconds the store has to answer (60; see
+    :mod:`bedload.checkpoint.deadlines`). Of a local one: ``fsync`` (see
+    :class:`~bedload.checkpoint.local_storage.LocalStorage`). Those of all others go to the fsspec filesystem:
+    credentials, ``endpoint_url`` and the like.
     """
+    from bedload.checkpoint.deadlines import Deadline, DeadlineStorage
+
     options = dict(options or {})
+    deadline = Deadline(url, _deadline(url, options))
+    return DeadlineStorage(deadline.call("open", "", lambda: _open(url, options)), deadline)
+
+
+def _open(url: str, options: dict[str, Any]) -> Storage:
     local = local_path(url)
     if local is None:
         from bedload.checkpoint.fsspec_storage import FsspecStorage
@@ -90,10 +100,25 @@ def open_storage(url: str, options: Mapping[str, Any] | None = None) -> Storage:
     fsync = options.pop("fsync", False)
     if options:
         raise DefinitionError(
-            f"the checkpoint at {url} is a local folder, which has no option {', '.join(sorted(options))}: the only "
-            "one is fsync. Leave the options out, or correct the URL."
+            f"the checkpoint at {url} is a local folder, which has no option {', '.join(sorted(options))}: there are "
+            "fsync and deadline. Leave the others out, or correct the URL."
         )
     return LocalStorage(local, fsync=bool(fsync))
+
+
+def _deadline(url: str, options: dict[str, Any]) -> float:
+    from bedload.checkpoint.deadlines import DEFAULT_SECONDS
+
+    given = options.pop("deadline", DEFAULT_SECONDS)
+    try:
+        seconds = float(given)
+    except (TypeError, ValueError):
+        seconds = 0.0
+    if not 0.0 < seconds < threading.TIMEOUT_MAX:
+        raise DefinitionError(
+            f"storage option deadline={given!r} of {without_secrets(url)} is no number of seconds: give one above 0"
+        )
+    return seconds
 
 
 def local_path(url: str) -> Path | None:
@@ -164,6 +189,10 @@ def _advice(cause: BaseException) -> str:
         return "The file system is read-only: choose another place."
     if isinstance(cause, NotADirectoryError | IsADirectoryError | FileExistsError):
         return "Something else has that name: give the checkpoint a folder of its own."
+    if isinstance(cause, TimeoutError):
+        return (
+            "See that the store is up and reachable from here; if it is only slow, raise the storage option deadline."
+        )
     if isinstance(cause, FileNotFoundError):
         return "See that the bucket or the host in the URL is there and spelled right."
     return "See that the store is up and reachable from here, then start the query again."
