@@ -272,6 +272,8 @@ class OperatorEpochs(Turns):
             assert self._error is not None
             return [refuse(token, self._error)]
         current = self._current
+        if ask.deployment != current.deployment:
+            return [refuse(token, refusals.used_twice(self.name, ask.query))]
         if current.gone is not None:
             return [refuse(token, current.gone)]  # nobody can repeat its outputs: Spark has to replay the epoch
         again = current.opened(ask.nonce)
@@ -376,7 +378,7 @@ class OperatorEpochs(Turns):
         if self.transfer is not None and self.transfer.due and not self.reads_back:
             out += self.transfer.flip()
         workers = self._taking_part()
-        self._current.workers = frozenset(workers)
+        self._current.workers, self._current.deployment = frozenset(workers), ask.deployment
         if lineage is not None:
             lineage.begins(workers)
             record = lineage.record(self.turn, ask.query, ask.run, ask.epoch, self.routing, self.committed)
