@@ -23,7 +23,7 @@ from bedload.operators.aggregates import Function
 from bedload.spark import applying
 from bedload.spark.application import Keyed
 from bedload.spark.attachment import Attachment
-from bedload.spark.changes import Change, Wishes
+from bedload.spark.changes import WAIT_SECONDS, Change, Wishes
 from bedload.spark.deployments import Deployments
 from bedload.spark.driver import Driver
 from bedload.spark.keeper import Keeper
@@ -295,22 +295,31 @@ class Cluster:
             forget_after=forget_after,
         )
 
-    def checkpoint(self) -> dict[str, int]:
+    def checkpoint(self, *, timeout: float = WAIT_SECONDS) -> dict[str, int]:
         """Write everything that is committed now as snapshots, and return when they are there.
 
-        Every epoch is durable without it. It makes the next restore fast, and the state readable as Parquet by
+        After ``timeout`` seconds ``TimeoutError`` is raised, and the writing goes on. Every epoch is durable without it. It makes the next restore fast, and the state readable as Parquet by
         whatever reads that. Returns the last committed epoch of each operator that has one.
         """
         self._durable("checkpoint()")
         names = self._driver.call(lambda c: c.operators)
-        self._driver.checkpoint(names)
+        self._driver.checkpoint(names, timeout)
         found = self._driver.call(lambda c: {name: c.operator(name).committed for name in names})
         return {str(name): max(epochs.values()) for name, epochs in found.items() if epochs}
 
-    def export(self, path: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | None = None) -> str:
-        """Make a copy of the committed state that another cluster, site or machine can start from; its URL."""
+    def export(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        storage_options: Mapping[str, Any] | None = None,
+        timeout: float = WAIT_SECONDS,
+    ) -> str:
+        """Make a copy of the committed state that another cluster, site or machine can start from; its URL.
+
+        ``timeout`` is for the snapshots that it begins with, as for :meth:`checkpoint`.
+        """
         keeper = self._durable("export()")
-        self.checkpoint()
+        self.checkpoint(timeout=timeout)
         target = open_storage(os.fspath(path), storage_options)
         keeper.checkpoint.export(target)
         return target.url
