@@ -172,6 +172,12 @@ class Mishaps:
         wish = make_wish(self._chance, driver.coordinator, kinds, strategies, durable=scenario.durable)
         driver.wishes.ask(wish, driver.tell, driver.coordinator)
 
+    def on_copied(self) -> None:
+        """A worker that copies state ahead has sealed an epoch, and sends what it changed: it may not count."""
+        if self._faults.strikes("aborted after copying", 3):
+            for query in self._queries:
+                self._later(2, query.fail)
+
     def on_stage(self, driver: SimulatedDriver, name: OperatorName, stage: Stage) -> None:
         """A move has come to a stage: somebody who has a part in it may be lost in it."""
         self.stages[stage.name] += 1

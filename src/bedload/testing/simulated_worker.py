@@ -73,6 +73,7 @@ class SimulatedWorker:
         deployments: Mapping[OperatorName, Startable],
         watchers: Mapping[OperatorName, Watcher],
         faults: Faults,
+        on_copied: Callable[[], None],
         place: tuple[Storage, Generation] | None = None,
     ) -> None:
         self.name = name
@@ -90,6 +91,7 @@ class SimulatedWorker:
         self._deployments = deployments
         self._watchers = watchers
         self._faults = faults
+        self._on_copied = on_copied
         self._place = place
         self._driver: Connection | None = None
         self._connections: dict[Connection, None] = {}
@@ -223,6 +225,8 @@ class SimulatedWorker:
             operator, turn = self._told
             self._watchers[operator].acknowledged(self.holdings[operator], turn)
             self._told = None
+            if self.machine._hosted[operator].sender is not None:
+                self._on_copied()
             if (
                 self._place is None
                 and self.holdings[operator].handed_something
