@@ -77,7 +77,6 @@ EXTRA = {
     "exit": 1,
     "forget and raise": 1,
     "misfit": 1,
-    "setup fails": 1,
     "close fails": 1,
     "aborted after copying": 3,
 }

@@ -82,6 +82,7 @@ class SimulatedWorker:
         self.places: Mapping[str, SimulatedWorker] = {}
         """All processes of the cluster, by address."""
         self.machine = WorkerMachine(worker, self._load_code, _BusyClock(network.time), self)
+        self.machine._durable = place is not None  # what is persisted in memory only is looked at, and not kept
         self.holdings = {
             operator: Holdings(worker, name, lambda: self.machine, watcher, durable=place is not None)
             for operator, watcher in watchers.items()
@@ -194,6 +195,9 @@ class SimulatedWorker:
             try:
                 out = self._waiting.pop(0)()
             except ProcessKilled:
+                return
+            except SystemExit:  # operator code ended the process
+                self.kill()
                 return
             finally:
                 self._busy = False

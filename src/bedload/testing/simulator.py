@@ -25,10 +25,11 @@ Its limits: at most two operators, messages lost only with their connection.
 from __future__ import annotations
 
 import gc
+import io
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, redirect_stderr
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -200,7 +201,8 @@ class Simulation:
             # Sometimes it comes too early and is refused for a while; at the latest it comes when A is over.
             self.network.after(self.chance.delay(60), queries[1].start)
         self._mishaps.plan()
-        with _in_small_steps(self._most_keys):
+        # What a worker writes into its log is for its user.
+        with _in_small_steps(self._most_keys), redirect_stderr(io.StringIO()):
             self._drain()
             for poison in self._poisons.values():
                 poison.end()
