@@ -16,6 +16,7 @@ from bedload.store.rows import RowStore
 from bedload.testing import Scenario
 from bedload.testing.faults import ALWAYS, DURABLE_EXTRA, EXTRA
 from bedload.testing.simulator import simulate
+from bedload.worker.machine import WorkerMachine
 from bedload.worker.runtime import OperatorRuntime
 
 ONLY_WITH_MOVES = {"aborted after copying"}
@@ -91,6 +92,24 @@ def segments_that_are_damaged_are_taken_for_empty(patch: Patch) -> None:
     patch.setattr(restore, "load_delta", load_delta)
 
 
+def reads_that_wait_are_never_answered(patch: Patch) -> None:
+    patch.setattr(WorkerMachine, "_answer_reads", lambda self, hosted: [])
+
+
+def reads_see_the_epoch_under_way(patch: Patch) -> None:
+    # It is taken for the one before, as a reader that looks past the before-images would.
+    original = WorkerMachine._commit
+
+    def commit(self: Any, message: Any) -> Any:
+        hosted = self._hosted[message.operator]
+        before = hosted.committed, hosted.committed_query
+        out = original(self, message)
+        hosted.committed, hosted.committed_query = before
+        return out
+
+    patch.setattr(WorkerMachine, "_commit", commit)
+
+
 MUTANTS: list[tuple[Callable[[Patch], None], Scenario]] = [
     (
         writer_of_a_snapshot_that_leaves_is_waited_for,
@@ -99,6 +118,8 @@ MUTANTS: list[tuple[Callable[[Patch], None], Scenario]] = [
     (types_are_not_checked_at_the_seal, scenario("misfit", durable=False)),
     (user_code_that_exits_ends_the_worker, scenario("exit", durable=False)),
     (worker_that_wakes_up_acknowledges_what_was_given_up, scenario("hung worker", durable=True)),
+    (reads_that_wait_are_never_answered, scenario("read", durable=True, moves=3)),
+    (reads_see_the_epoch_under_way, scenario("read", durable=False)),
     (segments_that_are_damaged_are_taken_for_empty, scenario("damaged file", durable=True)),
 ]
 

@@ -74,6 +74,7 @@ EXTRA = {
     "hung worker": 1,
     "vanished worker": 1,
     "redeploy": 2,
+    "read": 8,
     "exit": 1,
     "forget and raise": 1,
     "misfit": 1,

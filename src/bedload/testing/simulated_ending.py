@@ -160,6 +160,8 @@ class Ending:
         coordinator, durable = driver.coordinator, self._world.storage is not None
         if coordinator._missing:
             return
+        unanswered = [reader.name for reader in driver.readers if reader.waits]
+        assert not unanswered, f"{unanswered} wait for ever"
         for name in coordinator.operators:
             routing = coordinator.operator(name).routing
             for key, hashed in HASH_OF.items():

@@ -185,7 +185,13 @@ class Simulation:
         self._most_keys = chance.pick([1, 2, 5]) if scenario.moves else sender._MOST_KEYS
         self._applications: list[Application] = []
         self._mishaps = Mishaps(
-            self.network, self.faults, scenario, list(self.queries.values()), outages, lambda: self._applications[-1]
+            self.network,
+            self.faults,
+            scenario,
+            list(self.queries.values()),
+            outages,
+            lambda: self._applications[-1],
+            self._world.deployments,
         )
         self._attach()
 
