@@ -81,7 +81,9 @@ class Transfer:
         self._numbers = numbers
         self._steps: deque[RoutingTable] = deque(steps_of(epochs.routing, target, strategy.groups_per_flip))
         self._total = len(self._steps)
-        self._before = epochs.routing
+        self._before = self._first = epochs.routing
+        self._switched = False
+        """Ownership changed at once, since there was no state to move."""
         """The routing before the flip."""
         self._move = -1
         self._lots: tuple[m.Lot, ...] = ()
@@ -101,8 +103,8 @@ class Transfer:
 
     @property
     def flipped(self) -> bool:
-        """Whether ownership of any of it has changed."""
-        return self.flips > 0
+        """Whether ownership of any of it has changed, and somebody has state by that."""
+        return self.flips > 0 or (self._switched and not self.epochs.nobody_has_state)
 
     @property
     def progress(self) -> float:
@@ -249,6 +251,8 @@ class Transfer:
     def called_off(self) -> list[Instruction]:
         """Nobody wants it any more; before the flip."""
         self._steps.clear()
+        if self._switched and not self.flipped:
+            self.epochs.routing = self._first  # there is no state still, and its new owners may leave
         if self.stage in (Stage.COPYING, Stage.DUE):
             return self._call_off()
         if self.stage is Stage.WAITING and not self._open:
@@ -293,6 +297,7 @@ class Transfer:
         groups = self.epochs.routing.key_groups
         self._lots = tuple(_lot(move, groups) for move in self.epochs.routing.diff(self._steps[0]))
         if not self._lots or self.epochs.nobody_has_state:
+            self._switched = True
             self.epochs.routing = self._steps.popleft()
             return self._start()
         if not self._all_here:

@@ -74,6 +74,12 @@ EXTRA = {
     "hung worker": 1,
     "vanished worker": 1,
     "redeploy": 2,
+    "read": 8,
+    "exit": 1,
+    "forget and raise": 1,
+    "misfit": 1,
+    "close fails": 1,
+    "aborted after copying": 3,
 }
 """Budgets of what only some simulations have."""
 
@@ -83,6 +89,7 @@ DURABLE_EXTRA = {
     "slow snapshot": 6,
     "slow store": 3,
     "snapshot": 4,
+    "damaged file": 1,
 }
 """The same with a checkpoint alone, or more of it. A snapshot that is asked for is no fault, and comes beside some."""
 
@@ -102,11 +109,12 @@ LOSSES = (frozenset(DURABLE) - {"set back", "store failure"}) | DURABLE_MOVES.ke
 
 EXPLAINS: dict[str, tuple[str, ...]] = {
     "TaskCrashed": ("crash",),
-    "OperatorFailed": ("poison",),
+    "OperatorFailed": ("poison", "exit", "forget and raise", "misfit", "setup fails"),
     "NotDeterministic": ("noise", "other shape"),
     "EpochIncomplete": ("stop early", "no action"),
     "EpochMismatch": ("stop early", "no action"),
     "WorkerLost": ("lost worker", "lost newcomer", "dead newcomer", "hung worker", "vanished worker"),
+    "StateTypeError": ("misfit",),
     "OperatorBusy": ("second query",),
     "NullKey": ("bad data",),
     "ProtocolError": ("unreadable plan",),
@@ -121,9 +129,12 @@ EXPLAINS_DURABLE: dict[str, tuple[str, ...]] = EXPLAINS | {
     "EpochNotRetained": ("set back beyond what is retained",),
     "StoreError": ("store failure",),
     "WorkerStartFailed": ("no newcomer", "dead newcomer"),
+    "CheckpointDamaged": ("damaged file",),
 }
+for _kind in ("EpochIncomplete", "EpochMismatch", "EpochNotRetained"):
+    EXPLAINS_DURABLE[_kind] += ("damaged file",)
 
-FINAL = frozenset({"EpochIncomplete", "EpochMismatch", "EpochNotRetained", "QueryStopped"})
+FINAL = frozenset({"EpochIncomplete", "EpochMismatch", "EpochNotRetained", "QueryStopped", "CheckpointDamaged"})
 """Errors after which no restart helps, or comes; in memory only, the loss of a worker is one of them."""
 
 

@@ -73,6 +73,7 @@ class SimulatedWorker:
         deployments: Mapping[OperatorName, Startable],
         watchers: Mapping[OperatorName, Watcher],
         faults: Faults,
+        on_copied: Callable[[], None],
         place: tuple[Storage, Generation] | None = None,
     ) -> None:
         self.name = name
@@ -81,6 +82,7 @@ class SimulatedWorker:
         self.places: Mapping[str, SimulatedWorker] = {}
         """All processes of the cluster, by address."""
         self.machine = WorkerMachine(worker, self._load_code, _BusyClock(network.time), self)
+        self.machine._durable = place is not None  # what is persisted in memory only is looked at, and not kept
         self.holdings = {
             operator: Holdings(worker, name, lambda: self.machine, watcher, durable=place is not None)
             for operator, watcher in watchers.items()
@@ -90,6 +92,7 @@ class SimulatedWorker:
         self._deployments = deployments
         self._watchers = watchers
         self._faults = faults
+        self._on_copied = on_copied
         self._place = place
         self._driver: Connection | None = None
         self._connections: dict[Connection, None] = {}
@@ -193,6 +196,9 @@ class SimulatedWorker:
                 out = self._waiting.pop(0)()
             except ProcessKilled:
                 return
+            except SystemExit:  # operator code ended the process
+                self.kill()
+                return
             finally:
                 self._busy = False
             self._send(out)
@@ -223,6 +229,8 @@ class SimulatedWorker:
             operator, turn = self._told
             self._watchers[operator].acknowledged(self.holdings[operator], turn)
             self._told = None
+            if self.machine._hosted[operator].sender is not None:
+                self._on_copied()
             if (
                 self._place is None
                 and self.holdings[operator].handed_something
