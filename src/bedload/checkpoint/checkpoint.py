@@ -99,7 +99,8 @@ class Checkpoint:
 
     def claim(self) -> Generation:
         """Take the next generation: from here on, older attachments are fenced off."""
-        first = (self.newest_generation() or 0) + 1
+        # SUBTLE: claims that somebody deleted leave turns behind, and no two attachments may have turns of one number.
+        first = max(self.newest_generation() or 0, self._newest_written()) + 1
         for number in map(Generation, range(first, first + _CLAIMS)):
             path, claim = paths.generation(number), encode(self._claim(number))
             if self.storage.create(path, claim):
@@ -117,6 +118,13 @@ class Checkpoint:
         """The last one that was claimed."""
         names = self.storage.list(paths.GENERATIONS)
         return max((number for name in names if (number := paths.parse_generation(name)) is not None), default=None)
+
+    def _newest_written(self) -> int:
+        """The last generation that left a turn or a delta."""
+        folders = [folder(operator) for operator in self.operators() for folder in (paths.turns, paths.deltas)]
+        with ThreadPoolExecutor(_THREADS, "bedload-checkpoint") as pool:
+            names = [name for listed in pool.map(self.storage.list, folders) for name in listed[-1:]]
+        return max((int(name[:10]) for name in names if name[:10].isdecimal()), default=0)
 
     def newer_generation(self, generation: Generation) -> Claim | None:
         """The claim of the next generation, if there is one: then this one is over."""
