@@ -191,9 +191,19 @@ class Checkpoint:
         self.storage.write(paths.turn(operator, record.turn), encode(named))
 
     def write_manifest(self, operator: OperatorName, manifest: Manifest) -> None:
-        """Make a snapshot count; only after all its files were written."""
+        """Make a snapshot count; only after all its files were written.
+
+        Created, not written: an older attachment that is not over yet may make one of the same turn, of other files,
+        and each would take the other's for what failed attempts left.
+        """
+        path = paths.manifest(operator, manifest.turn)
         named = msgspec.structs.replace(manifest, operator=operator)
-        self.storage.write(paths.manifest(operator, manifest.turn), encode(named))
+        if not self.storage.create(path, encode(named)):
+            raise CheckpointError(
+                f"operator {operator}: another attachment has made a snapshot of the state after epoch "
+                f"{manifest.epoch}, or makes one now ({_shown(self.storage)}/{path}). Nothing is lost: see that only "
+                "one attachment runs, and ask for a snapshot again after the next epoch"
+            )
 
     def load_history(self, operator: OperatorName) -> History:
         """All turns and snapshots of an operator. To go on from it, claim first."""
