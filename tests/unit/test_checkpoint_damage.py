@@ -11,8 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
-from tests.checkpoint_states import OPERATOR
+from tests.checkpoint_states import COUNTS, OPERATOR, Writer, delta
 from tests.source_states import Baskets
 
 from bedload.checkpoint import paths
@@ -20,7 +21,7 @@ from bedload.checkpoint.checkpoint import Checkpoint
 from bedload.checkpoint.compaction import compact, restore_at
 from bedload.checkpoint.orders import RestoreOrder, encode_order
 from bedload.checkpoint.storage import open_storage
-from bedload.core.errors import BedloadError, CheckpointError
+from bedload.core.errors import BedloadError, CheckpointDamaged, CheckpointError
 from bedload.core.ids import KeyGroup, Turn, generation_of
 from bedload.spark.keeper import Keeper
 from bedload.spark.source_columns import columns_of
@@ -240,3 +241,19 @@ def test_turns_of_attachments_whose_claims_are_gone_are_not_written_again(
     shutil.rmtree(root / paths.GENERATIONS)
     keeper = Keeper(str(root))
     assert keeper.generation > max(generation_of(record.turn) for record in made[1].writer.records)
+
+
+@pytest.mark.parametrize("missing", [1, 2, 3])
+def test_a_missing_schema_is_damage_also_one_that_state_only_went_through(missing: int, tmp_path: Path) -> None:
+    """Schema 2 renamed a variable and schema 3 kept the new name: without 2, its state would look new."""
+    storage = open_storage(str(tmp_path))
+    checkpoint = Checkpoint.open(storage)
+    for number, groups in ((1, 8), (2, 9), (3, 10)):
+        base = number - 1 or None
+        made = checkpoint.add_schema(OPERATOR, msgspec.structs.replace(COUNTS, base=base, key_groups=groups))
+        assert made.number == number
+    record = Writer(storage, made).turn(delta(made, {1: {"n": 1}}))
+    checkpoint.write_turn(OPERATOR, record)
+    (tmp_path / paths.schema(OPERATOR, missing)).unlink()
+    with pytest.raises(CheckpointDamaged, match=rf"000{missing}\.json is missing"):
+        Keeper(str(tmp_path)).lineage(OPERATOR, COUNTS)

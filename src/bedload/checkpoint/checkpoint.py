@@ -144,9 +144,14 @@ class Checkpoint:
         return sorted(name for name in found if name is not None)
 
     def schemas(self, operator: OperatorName) -> list[OperatorSchema]:
-        """All schemas of an operator, oldest first."""
+        """All schemas of an operator, oldest first. None is ever deleted, so what one builds upon is there, too."""
         numbers = map(paths.parse_schema, self.storage.list(paths.schemas(operator)))
-        return [self.schema(operator, number) for number in sorted(n for n in numbers if n is not None)]
+        found = [self.schema(operator, number) for number in sorted(n for n in numbers if n is not None)]
+        # SUBTLE: without one in between, what was renamed there would be taken for new.
+        for base in {schema.base for schema in found} - {schema.number for schema in found} - {None}:
+            assert base is not None
+            self.schema(operator, base)
+        return found
 
     def schema(self, operator: OperatorName, number: int) -> OperatorSchema:
         """One schema of an operator."""
