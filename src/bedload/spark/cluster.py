@@ -60,7 +60,8 @@ def attach(
 
     ``checkpoint``: a URL (``file:///...``, ``s3://...``, any fsspec filesystem) or a local path under which state is
     kept durable; all machines of the cluster must reach it. Without one, state lives and dies with the workers.
-    ``storage_options`` go to the fsspec filesystem. ``retain_epochs``: so many epochs back can be restored and read.
+    ``storage_options`` go to the fsspec filesystem, but for ``deadline``: in how many seconds the store has to answer
+    (60), local folders included. ``retain_epochs``: so many epochs back can be restored and read.
 
     A worker that hangs is killed and counts as lost: after ``silent_seconds`` if its process gives no sign of life, and
     after ``stuck_seconds`` if it has been busy with one thing for so long, such as a call of ``process`` on one batch.
