@@ -37,6 +37,7 @@ FIGURES = {
     "round_trip_us": ("round trip µs", "{:,.0f}"),
     "small_frames_per_s": ("256 B frames/s", "{:,.0f}"),
     "large_mb_per_s": ("1 MiB bodies MB/s", "{:,.0f}"),
+    "large_cpu_ms": ("CPU ms/MiB", "{:.2f}"),
     "connect_ms": ("connect ms", "{:.2f}"),
     "operator_rows_per_s": ("operator rows/s", "{:,.0f}"),
     "aggregate_rows_per_s": ("aggregate rows/s", "{:,.0f}"),
@@ -45,14 +46,15 @@ COLUMNS = tuple(Column(name, title, form) for name, (title, form) in FIGURES.ite
 
 SERVER = """
 import sys
+import time
 import msgspec
 from bedload.transport import Credentials, Endpoint, Handler
 
 class Counter(Handler):
-    '''Answers every frame whose header is not empty, and says nothing about the others.'''
+    '''Answers every frame whose header is not empty by its own processor time, and says nothing about the others.'''
     def on_frame(self, peer, header, body):
         if header:
-            peer.send(header)
+            peer.send(b"%f" % time.process_time())
 
 credentials = msgspec.json.decode(sys.stdin.readline(), type=Credentials)
 endpoint = Endpoint("127.0.0.1", credentials=credentials, handler=Counter())
@@ -89,8 +91,8 @@ def frames(kind: str, quick: bool) -> dict[str, float]:
                 channel.send(b"?", (bytes(64),))
                 channel.recv()
                 trips.append(time.perf_counter() - began)
-            small = _per_second(channel, SMALL_BODY, 20_000 * scale)
-            large = _per_second(channel, LARGE_BODY, 500 * scale)
+            small, _ = _stream(channel, SMALL_BODY, 20_000 * scale)
+            large, processor = _stream(channel, LARGE_BODY, 500 * scale)
     finally:
         server.kill()
         server.wait()
@@ -98,24 +100,27 @@ def frames(kind: str, quick: bool) -> dict[str, float]:
         "round_trip_us": median(trips) * 1e6,
         "small_frames_per_s": small,
         "large_mb_per_s": large * LARGE_BODY / 1e6,
+        "large_cpu_ms": processor * 1e3,
         "connect_ms": median(connects) * 1e3,
     }
 
 
-def _per_second(channel: Any, size: int, count: int) -> float:
-    """Frames a second, of which each batch is answered once it is all there."""
+def _stream(channel: Any, size: int, count: int) -> tuple[float, float]:
+    """Frames a second, and processor seconds of both ends a frame; each batch is answered once it is all there."""
     body, batch = bytes(size), count // 20
     for _ in range(batch // 4):
         channel.send(b"", (body,))
     channel.send(b"ready")
-    channel.recv()
+    spent = float(channel.recv().header) + time.process_time()
     began = time.perf_counter()
     for _ in range(20):
         for _ in range(batch):
             channel.send(b"", (body,))
         channel.send(b"all here?")
-        channel.recv()
-    return 20 * batch / (time.perf_counter() - began)
+        answer = channel.recv().header
+    seconds = time.perf_counter() - began
+    spent = float(answer) + time.process_time() - spent
+    return 20 * batch / seconds, spent / (20 * batch)
 
 
 def query(kind: str, quick: bool, workdir: str) -> dict[str, float]:
