@@ -180,6 +180,42 @@ def test_a_send_that_is_not_taken_in_time_closes_the_channel(credentials):
         thread.join(PATIENCE)
 
 
+def test_a_send_that_goes_on_after_a_while_loses_and_doubles_nothing(credentials):
+    held, go = threading.Event(), threading.Event()
+    came: queue.Queue[bytes] = queue.Queue()
+
+    class Busy(Parrot):
+        def on_frame(self, peer: Peer, header: bytes, body: memoryview | None) -> None:
+            held.set()
+            go.wait(PATIENCE)
+            if body is not None:
+                came.put(bytes(body))
+
+    endpoint = Endpoint("127.0.0.1", credentials=credentials, handler=Busy())
+    thread = threading.Thread(target=endpoint.run)
+    thread.start()
+    times = 0
+
+    def blocked() -> None:
+        nonlocal times
+        times += 1
+        if times == 3:
+            go.set()
+
+    body = bytes(range(256)) * (1 << 17)  # more than the sockets hold
+    try:
+        with Channel.connect(endpoint.address, credentials, PATIENCE) as channel:
+            channel.send(b"hold")
+            assert held.wait(PATIENCE)
+            channel.send(b"bulk", [body[:100], body[100:]], 0.05, blocked=blocked)
+            assert came.get(timeout=PATIENCE) == body
+        assert times >= 3
+    finally:
+        go.set()
+        endpoint.stop()
+        thread.join(PATIENCE)
+
+
 def test_an_interrupted_receive_closes_the_channel(parrot, credentials, monkeypatch):
     endpoint, _ = parrot
     with Channel.connect(endpoint.address, credentials, PATIENCE) as channel:

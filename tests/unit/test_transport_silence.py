@@ -189,6 +189,17 @@ def test_a_host_that_answers_is_there_however_busy_its_process_is(monkeypatch: p
             assert far.recv(1)
 
 
+def test_a_host_that_was_never_there_is_for_the_deadline_of_the_call(other: Other) -> None:
+    other.vanish()
+    handler = Sink()
+    endpoint = Endpoint(other.here, credentials=credentials_of("plain"), handler=handler)
+    with running(endpoint):
+        endpoint.call_soon(lambda: endpoint.connect_soon(f"{other.there}:9", 4.0) and None)
+        reason = handler.ended.get(timeout=PATIENCE).reason
+        assert isinstance(reason, WorkerUnreachable)
+        assert "no handshake within 4 seconds" in str(reason) or "No route to host" in str(reason)
+
+
 def test_a_closed_connection_is_not_silent() -> None:
     sock = socket.socket()
     sock.close()
