@@ -150,7 +150,7 @@ def test_a_value_of_another_type_fails_the_epoch_and_is_named(what: str, first: 
     h = OperatorHarness(Everything, schema=OUT, key="k", input=IN)
     h.run_epoch([row("a", first), row("b", first)])
     before = h.snapshot()
-    with pytest.raises(StateTypeError, match="operator Everything, epoch 1.*key 'b'"):
+    with pytest.raises(StateTypeError, match=r"operator Everything, epoch 1.*key 'b'"):
         h.run_epoch([row("a", "good"), row("b", what)])
     assert h.snapshot() == before
     h.run_epoch([row("a", "good"), row("b", "good")])

@@ -19,9 +19,11 @@ from operator import attrgetter
 from typing import Any, TypeAlias
 
 from bedload.state.arrow import encoder
+from bedload.state.heap import Heap
 from bedload.state.types import (
     CounterNode,
     DequeNode,
+    HeapNode,
     ListNode,
     MapNode,
     OptionalNode,
@@ -51,15 +53,15 @@ def check_whole(node: TypeNode) -> Check:
             inner = check_whole(item)
             return lambda values: inner([value for value in values if value is not None])
         case TupleNode(items, repeated=True):
-            return _check_items(tuple, check_whole(items[0]))
+            return _check_items((tuple,), check_whole(items[0]))
         case TupleNode(items):
             return _check_tuple([check_whole(item) for item in items])
         case SetNode(item):
-            return _check_items(set, check_whole(item))
+            return _check_items((set,), check_whole(item))
         case DequeNode(item):
-            return _check_items(deque, check_whole(item))
+            return _check_items((deque,), check_whole(item))
         case ListNode(item):
-            return _check_items(list, check_whole(item))
+            return _check_items((list, Heap) if isinstance(node, HeapNode) else (list,), check_whole(item))
         case MapNode(key, value):
             return _check_map(dict, check_whole(key), check_whole(value))
         case CounterNode(key):
@@ -120,13 +122,13 @@ def _each(encode: Callable[[Any], Any]) -> Check:
     return check
 
 
-def _kinds(py: type, values: list[Any]) -> None:
+def _kinds(py: type | tuple[type, ...], values: list[Any]) -> None:
     for kind in set(map(type, values)):
         if not issubclass(kind, py):
             raise TypeError(kind)
 
 
-def _check_items(py: type, item: Check) -> Check:
+def _check_items(py: tuple[type, ...], item: Check) -> Check:
     def check(values: list[Any]) -> None:
         _kinds(py, values)
         item(_flat(values))
