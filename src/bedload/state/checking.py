@@ -78,11 +78,9 @@ def check_news(node: TypeNode) -> Check:
         case OptionalNode(item):
             return check_news(item)
         case ListNode(item) | SetNode(item) | DequeNode(item):
-            inner = check_whole(item)
-            return lambda found: inner(_flat(container._bl_news() for container in found))
+            return _check_new_items(check_whole(item), backwards=isinstance(node, ListNode))
         case MapNode() | CounterNode():
-            whole = check_whole(MapNode(node.key, node.value if isinstance(node, MapNode) else _INT))
-            return lambda found: whole([container._bl_news() for container in found])
+            return _check_new_entries(check_whole(node.key), check_whole(getattr(node, "value", _INT)))
         case StructNode():
             fields = {name: check_whole(field) for name, field in node.fields}
             return lambda found: _check_fields(fields, [container._bl_news() for container in found])
@@ -129,9 +127,29 @@ def _kinds(py: type | tuple[type, ...], values: list[Any]) -> None:
 
 
 def _check_items(py: tuple[type, ...], item: Check) -> Check:
+    backwards = list in py
+
     def check(values: list[Any]) -> None:
         _kinds(py, values)
-        item(_flat(values))
+        item(_flat(map(reversed, values) if backwards else values))
+
+    return check
+
+
+def _check_new_items(item: Check, *, backwards: bool) -> Check:
+    def check(found: list[Any]) -> None:
+        news = [c if c._bl_flat else c._bl_news() for c in found]
+        # SUBTLE: of tracked lists, only the iterator from the end is the builtin's own. It is the fastest.
+        item(_flat(map(reversed, news) if backwards else news))
+
+    return check
+
+
+def _check_new_entries(key: Check, value: Check) -> Check:
+    def check(found: list[Any]) -> None:
+        news = [c if c._bl_flat else c._bl_news() for c in found]
+        key(_flat(news))
+        value(_flat(map(dict.values, news)))
 
     return check
 

@@ -59,6 +59,9 @@ class TrackedHeap(Tracked, Heap[Any]):
     def __iter__(self) -> Any:
         return iter(self._bl_items[:])
 
+    def __reversed__(self) -> Any:
+        return reversed(self._bl_items)
+
     def __contains__(self, item: object) -> bool:
         return item in self._bl_items
 

@@ -159,6 +159,7 @@ def list_family(node: ListNode) -> Adopt:
         """The log is a copy."""
 
         __slots__ = ()
+        _bl_flat = item is None
         if item is not None or maxlen is not None:
 
             def insert(self, index: Any, value: Any, /) -> None:
