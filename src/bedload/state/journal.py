@@ -73,7 +73,7 @@ class Tracked:
     _bl_owner: Tracked | None
     """The container that this one is an entry of; None for an operator's own attribute."""
     _bl_key: Any
-    """Under which key the owner has it (maps, structs). Without an owner its place: the id of its record, and a number."""
+    """Under which key the owner has it (maps, structs). Without an owner its place: its record's id, and a number."""
     _bl_log: Any
 
     def _bl_attach(self: Any, journal: Journal, owner: Tracked | None, key: Any) -> None:
