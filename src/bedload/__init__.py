@@ -41,7 +41,7 @@ from typing import TYPE_CHECKING, Any
 from bedload.core import errors
 from bedload.migration.strategies import STRATEGIES as strategies  # noqa: N811 - a public name like the others
 from bedload.migration.strategies import Strategy
-from bedload.state import counter, deque, list, map, set, value  # noqa: A004 - named for what they declare
+from bedload.state import Heap, counter, deque, heap, list, map, set, value  # noqa: A004 - named for what they declare
 from bedload.worker.operator import Context, Operator
 from bedload.worker.rows import Rows
 
@@ -58,6 +58,7 @@ __all__ = [
     "Change",
     "Cluster",
     "Context",
+    "Heap",
     "MoveResult",
     "Operator",
     "OperatorState",
@@ -72,6 +73,7 @@ __all__ = [
     "counter",
     "deque",
     "errors",
+    "heap",
     "list",
     "map",
     "set",

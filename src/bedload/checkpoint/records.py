@@ -73,7 +73,7 @@ class Variable(msgspec.Struct, frozen=True, kw_only=True):
     """The declared type as text."""
     arrow: bytes
     """A serialized Arrow schema of one field: the variable's column in state form."""
-    kind: Literal["value", "list", "map", "set", "counter", "deque", "struct", "opaque", "column"]
+    kind: Literal["value", "list", "map", "set", "counter", "deque", "heap", "struct", "opaque", "column"]
     shape: Shape | None = None
     """What the declared type is made of; of a column that is told by its Arrow type."""
     default: bytes | None = None

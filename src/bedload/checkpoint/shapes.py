@@ -21,6 +21,7 @@ from bedload.state.arrow import arrow_type, encoder
 from bedload.state.types import (
     CounterNode,
     DequeNode,
+    HeapNode,
     ListNode,
     MapNode,
     OpaqueNode,
@@ -108,6 +109,8 @@ def shape_of(node: TypeNode) -> Shape:
             return Shape(kind="optional", items=(shape_of(item),))
         case TupleNode(items, repeated=repeated):
             return Shape(kind="tuple..." if repeated else "tuple", items=tuple(map(shape_of, items)))
+        case HeapNode(item):
+            return Shape(kind="list", items=(shape_of(item),))  # what its maxlen drops, only its order knows
         case ListNode(item, maxlen):
             return Shape(kind="list", items=(shape_of(item),), maxlen=maxlen)
         case DequeNode(item, maxlen, declared=True):

@@ -14,7 +14,7 @@
     │   ├── NullKey                a row's key is null
     │   ├── OutputError            an output row does not fit the declared schema
     │   ├── StateNotOpen           a key's state was changed in an epoch in which the key has no rows
-    │   ├── TooLarge               rows, outputs or state do not fit into one message: make the batches smaller
+    │   ├── TooLarge               what does not fit into a message or a worker's memory: make the batches smaller
     │   └── OperatorFailed         user code raised; carries its traceback, key and epoch
     ├── EpochError                 the epoch did not count; start the query again
     │   ├── EpochAborted           rolled back on every worker; a restart replays it
@@ -117,7 +117,7 @@ class StateNotOpen(DataError):
 
 
 class TooLarge(DataError):
-    """Rows, outputs or state do not fit into one message."""
+    """Rows, outputs or state do not fit into one message, or an epoch not into what a worker may use for it."""
 
 
 class OperatorFailed(DataError):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import cloudpickle
@@ -118,10 +118,10 @@ class Application:
         keyed = self.keyed
         return state_schema(self.deployment, keyed.names, keyed.types, keyed.groups, self.specs)
 
-    def payload(self) -> bytes:
+    def payload(self, epoch_bytes: int | None = None) -> bytes:
         """The operator as it is shipped."""
         try:
-            payload: bytes = cloudpickle.dumps(self.deployment)
+            payload: bytes = cloudpickle.dumps(replace(self.deployment, epoch_bytes=epoch_bytes))  # type: ignore[type-var]
         except BedloadError:
             raise
         except Exception as error:

@@ -20,6 +20,7 @@ from bedload.keys import check_key_groups
 from bedload.spark.hosts import ProcessHost, TaskHost, WorkerHost
 from bedload.spark.keeper import Keeper
 from bedload.transport import is_loopback
+from bedload.worker.memory import epoch_share
 
 _ARROW_ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
 
@@ -41,6 +42,8 @@ class Attachment:
     patience: Patience
     encrypt: bool
     """Whether connections are encrypted."""
+    epoch_bytes: int | None = None
+    """What an epoch may take at a worker beside the state; None: what each worker finds right."""
 
     @classmethod
     def of(
@@ -56,6 +59,7 @@ class Attachment:
         retain_epochs: int,
         patience: Patience,
         encrypt: bool | None,
+        epoch_bytes: int | None = None,
     ) -> Attachment:
         """Check what the user asks for, set the session up for it, and open the checkpoint."""
         if workers < 1:
@@ -68,6 +72,8 @@ class Attachment:
                 f"silent_seconds={patience.silent:g}, stuck_seconds={patience.stuck:g}: a worker needs some time to "
                 f"say that it lives"
             )
+        if epoch_bytes is not None and epoch_bytes < 1:
+            raise DefinitionError(f"epoch_bytes={epoch_bytes}: give a number of bytes, or leave it out")
         url = _url(checkpoint, storage_options)
         local = str(spark.sparkContext.master).startswith("local")
         kind = host or ("process" if local else "task")
@@ -79,7 +85,21 @@ class Attachment:
         keeper = None if url is None else Keeper(url, storage_options)
         secure = not is_loopback(listen) if encrypt is None else encrypt
         retention = Retention(retain_epochs)
-        return cls(spark, chosen, listen, workers, key_groups, start_seconds, keeper, retention, patience, secure)
+        if epoch_bytes is None and kind == "process":
+            epoch_bytes = epoch_share(workers)  # they share this machine; on a cluster each looks for itself
+        return cls(
+            spark,
+            chosen,
+            listen,
+            workers,
+            key_groups,
+            start_seconds,
+            keeper,
+            retention,
+            patience,
+            secure,
+            epoch_bytes,
+        )
 
     def durable(self, what: str) -> Keeper:
         """The keeper of the checkpoint; raises if there is none, which ``what`` needs."""

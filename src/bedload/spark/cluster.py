@@ -50,6 +50,7 @@ def attach(
     silent_seconds: float = 60.0,
     stuck_seconds: float = 600.0,
     encrypt: bool | None = None,
+    epoch_bytes: int | None = None,
 ) -> Cluster:
     """Start workers for a Spark session.
 
@@ -69,6 +70,10 @@ def attach(
     ``encrypt``: whether connections between driver, workers and feeders are encrypted (TLS 1.3, with a certificate that
     is made for this attachment). Left out, they are if the driver is reached by other than a loopback address.
 
+    ``epoch_bytes``: what one epoch of one operator may take at one worker beside the state: outputs until Spark commits
+    them, and what is needed to roll back. An epoch that takes more fails with ``TooLarge``. Left out, a quarter of the
+    machine's memory, shared by the workers that the driver starts on its own machine.
+
     Use it as a context manager, or call :meth:`Cluster.stop`. Sets
     ``spark.sql.execution.arrow.maxRecordsPerBatch`` to 65536 on the session unless it was changed from
     Spark's default of 10000: larger batches are faster here. :meth:`Cluster.apply` and :meth:`Cluster.aggregate` add
@@ -86,6 +91,7 @@ def attach(
             retain_epochs=retain_epochs,
             patience=Patience(silent_seconds, stuck_seconds),
             encrypt=encrypt,
+            epoch_bytes=epoch_bytes,
         )
     )
 

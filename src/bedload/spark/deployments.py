@@ -69,7 +69,7 @@ class Deployments:
         wanted = None if keeper is None else applied.schema()
         if not fresh:
             self._check_same_state(name, applied.shape, wanted)
-        payload = applied.payload()
+        payload = applied.payload(self._attached.epoch_bytes)
         lineage = None
         if keeper is not None and wanted is not None:
             if initial is not None:

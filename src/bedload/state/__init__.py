@@ -5,8 +5,8 @@ A declaration (``bl.list(maxlen=20)``) and an annotation make a frozen :class:`S
 tracked subclasses of the builtins. A :class:`Journal` knows what changed in the epoch, and commits or
 aborts it. :mod:`codec <bedload.state.codec>` turns plain values into typed Arrow columns and back.
 
-What is not seen: C code that writes into a builtin past its methods, above all ``heapq`` on a list.
-Work on a plain copy there and assign it back: ``h = self.heap[:]; heappush(h, x); self.heap = h``.
+C code that writes into lists past their methods, as ``heapq`` does, refuses tracked ones: a priority queue is a
+``bl.heap()``.
 """
 
 from bedload.state import codec, tracked_struct  # noqa: F401 - registers the family of dataclasses
@@ -18,13 +18,15 @@ from bedload.state.changes import (
     StructChanges,
     apply_changes,
 )
+from bedload.state.heap import Heap
 from bedload.state.journal import Journal, Tracked
 from bedload.state.record import RecordLayout
-from bedload.state.specs import Declaration, StateSpec, build_specs, counter, deque, value
+from bedload.state.specs import Declaration, StateSpec, build_specs, counter, deque, heap, value
 from bedload.state.specs import list_ as list  # noqa: A004 - public as bl.list
 from bedload.state.specs import map_ as map  # noqa: A004 - public as bl.map
 from bedload.state.specs import set_ as set  # noqa: A004 - public as bl.set
 from bedload.state.tracked_deque import TrackedDeque
+from bedload.state.tracked_heap import TrackedHeap
 from bedload.state.tracked_list import TrackedList
 from bedload.state.tracked_map import TrackedCounter, TrackedMap
 from bedload.state.tracked_set import TrackedSet
@@ -33,6 +35,7 @@ from bedload.state.types import TypeNode
 __all__ = [
     "Changes",
     "Declaration",
+    "Heap",
     "Journal",
     "MapChanges",
     "RecordLayout",
@@ -43,6 +46,7 @@ __all__ = [
     "Tracked",
     "TrackedCounter",
     "TrackedDeque",
+    "TrackedHeap",
     "TrackedList",
     "TrackedMap",
     "TrackedSet",
@@ -52,6 +56,7 @@ __all__ = [
     "codec",
     "counter",
     "deque",
+    "heap",
     "list",
     "map",
     "set",

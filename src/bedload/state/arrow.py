@@ -14,7 +14,7 @@ datetime            struct of wall (timestamp[us]), zone (string, null if naive)
 timedelta           duration[us]; beyond 292,000 years refused
 Decimal             string: a decimal128 column has one scale, and so would lose ``1.0`` against ``1.00``
 tuple               struct of f0, f1, ...; ``tuple[X, ...]`` a list
-set, list           list
+set, list, Heap     list; that of a heap is in heap order
 deque               list if declared by ``bl.deque``, else struct of items and maxlen
 dict, Counter       map; with None allowed as a key, a list of key and value, as Arrow's keys are not null
 dataclass           struct
@@ -41,10 +41,12 @@ import pyarrow as pa
 
 from bedload.core.errors import StateTypeError
 from bedload.state.handling import mismatch
+from bedload.state.heap import Heap
 from bedload.state.opaque import decode_opaque, encode_opaque
 from bedload.state.types import (
     CounterNode,
     DequeNode,
+    HeapNode,
     ListNode,
     MapNode,
     OpaqueNode,
@@ -127,6 +129,8 @@ def encoder(node: TypeNode) -> Convert:
             return lambda value: None if value is None else encode(value)
         case TupleNode():
             return _tuple_encoder(node)
+        case HeapNode(item):
+            return _items(node, (list, Heap), item)
         case ListNode(item):
             return _items(node, list, item)
         case SetNode(item):
@@ -235,7 +239,7 @@ _SCALAR_ENCODERS: dict[type, Convert] = {
 }
 
 
-def _items(node: TypeNode, py: type, item: TypeNode) -> Convert:
+def _items(node: TypeNode, py: type | tuple[type, ...], item: TypeNode) -> Convert:
     def encode(value: Any) -> list[Any]:
         if not isinstance(value, py):
             raise mismatch(node, value)

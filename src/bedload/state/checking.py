@@ -19,9 +19,11 @@ from operator import attrgetter
 from typing import Any, TypeAlias
 
 from bedload.state.arrow import encoder
+from bedload.state.heap import Heap
 from bedload.state.types import (
     CounterNode,
     DequeNode,
+    HeapNode,
     ListNode,
     MapNode,
     OptionalNode,
@@ -51,15 +53,15 @@ def check_whole(node: TypeNode) -> Check:
             inner = check_whole(item)
             return lambda values: inner([value for value in values if value is not None])
         case TupleNode(items, repeated=True):
-            return _check_items(tuple, check_whole(items[0]))
+            return _check_items((tuple,), check_whole(items[0]))
         case TupleNode(items):
             return _check_tuple([check_whole(item) for item in items])
         case SetNode(item):
-            return _check_items(set, check_whole(item))
+            return _check_items((set,), check_whole(item))
         case DequeNode(item):
-            return _check_items(deque, check_whole(item))
+            return _check_items((deque,), check_whole(item))
         case ListNode(item):
-            return _check_items(list, check_whole(item))
+            return _check_items((list, Heap) if isinstance(node, HeapNode) else (list,), check_whole(item))
         case MapNode(key, value):
             return _check_map(dict, check_whole(key), check_whole(value))
         case CounterNode(key):
@@ -76,11 +78,9 @@ def check_news(node: TypeNode) -> Check:
         case OptionalNode(item):
             return check_news(item)
         case ListNode(item) | SetNode(item) | DequeNode(item):
-            inner = check_whole(item)
-            return lambda found: inner(_flat(container._bl_news() for container in found))
+            return _check_new_items(check_whole(item), backwards=isinstance(node, ListNode))
         case MapNode() | CounterNode():
-            whole = check_whole(MapNode(node.key, node.value if isinstance(node, MapNode) else _INT))
-            return lambda found: whole([container._bl_news() for container in found])
+            return _check_new_entries(check_whole(node.key), check_whole(getattr(node, "value", _INT)))
         case StructNode():
             fields = {name: check_whole(field) for name, field in node.fields}
             return lambda found: _check_fields(fields, [container._bl_news() for container in found])
@@ -120,16 +120,36 @@ def _each(encode: Callable[[Any], Any]) -> Check:
     return check
 
 
-def _kinds(py: type, values: list[Any]) -> None:
+def _kinds(py: type | tuple[type, ...], values: list[Any]) -> None:
     for kind in set(map(type, values)):
         if not issubclass(kind, py):
             raise TypeError(kind)
 
 
-def _check_items(py: type, item: Check) -> Check:
+def _check_items(py: tuple[type, ...], item: Check) -> Check:
+    backwards = list in py
+
     def check(values: list[Any]) -> None:
         _kinds(py, values)
-        item(_flat(values))
+        item(_flat(map(reversed, values) if backwards else values))
+
+    return check
+
+
+def _check_new_items(item: Check, *, backwards: bool) -> Check:
+    def check(found: list[Any]) -> None:
+        news = [c if c._bl_flat else c._bl_news() for c in found]
+        # SUBTLE: of tracked lists, only the iterator from the end is the builtin's own. It is the fastest.
+        item(_flat(map(reversed, news) if backwards else news))
+
+    return check
+
+
+def _check_new_entries(key: Check, value: Check) -> Check:
+    def check(found: list[Any]) -> None:
+        news = [c if c._bl_flat else c._bl_news() for c in found]
+        key(_flat(news))
+        value(_flat(map(dict.values, news)))
 
     return check
 

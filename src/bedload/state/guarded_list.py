@@ -6,8 +6,8 @@ subclasses in its type, and refuses everything else with a ``TypeError``. So tra
 Python code they stay subclasses of ``list``: ``isinstance``, iteration, indexing and the methods do not ask for it.
 
 What it costs: C code that only reads, and insists on the flag, refuses them too. That is ``json.dumps`` and the like,
-which take a copy: ``json.dumps(self.items[:])``. Comparisons, ``+`` and iteration ask for it as well, and are written again in
-:mod:`bedload.state.tracked_list`; an iterator goes through the list as it was when it was made.
+which take a copy: ``json.dumps(self.items[:])``. Comparisons, ``+`` and iteration ask for it as well, and are written
+again in :mod:`bedload.state.tracked_list`; an iterator goes through the list as it was when it was made.
 
 Why not a check at the seal: it would have to look at every list of every key that has rows, and know what was in it.
 
@@ -30,7 +30,9 @@ _WORD = ctypes.sizeof(ctypes.c_ulong)
 def guard(*classes: type[Any]) -> None:
     """Take the flag of lists from classes."""
     at = _place_of_flags()
-    for cls in classes if at is not None else ():
+    if at is None:
+        return
+    for cls in classes:
         word = ctypes.c_ulong.from_address(id(cls) + at)
         word.value &= ~LIST_SUBCLASS
         assert not cls.__flags__ & LIST_SUBCLASS

@@ -36,6 +36,12 @@ SMALL: Final = 64
 """Copying 64 entries takes 100-250 ns, a logged write about 120 ns more than a plain one."""
 
 
+_SAMPLE = 64
+"""How many logs are looked at to say how large all are."""
+_LOG, _ENTRY = 100, 40
+"""Bytes of a log, and of one entry: between those of a copied list and of a dict."""
+
+
 class _Missing:
     """The before-image of an entry that was not there."""
 
@@ -46,9 +52,6 @@ class _Missing:
 
 
 MISSING: Final = _Missing()
-
-PLACE_BITS: Final = 12
-"""The place of a root container is the id of its record, then so many bits for the number of its variable."""
 
 SLOTS = ("_bl_journal", "_bl_key", "_bl_log", "_bl_owner")
 """What each tracked class adds to its builtin."""
@@ -64,11 +67,13 @@ class Tracked:
 
     _bl_clean: ClassVar[type[Any]]
     """The class that the container has between epochs."""
+    _bl_flat: ClassVar[bool] = False
+    """Whether the news are the container itself: its log is a copy, and its entries cannot change in place."""
     _bl_journal: Journal
     _bl_owner: Tracked | None
     """The container that this one is an entry of; None for an operator's own attribute."""
     _bl_key: Any
-    """Under which key the owner has it (maps, structs); of one without an owner, its place (``PLACE_BITS``)."""
+    """Under which key the owner has it (maps, structs). Without an owner its place: its record's id, and a number."""
     _bl_log: Any
 
     def _bl_attach(self: Any, journal: Journal, owner: Tracked | None, key: Any) -> None:
@@ -88,7 +93,7 @@ class Tracked:
         owner, journal = self._bl_owner, self._bl_journal
         if owner is not None:
             owner._bl_child_changed(self._bl_key)
-        elif journal.records is not None and self._bl_key >> PLACE_BITS not in journal.known:
+        elif self._bl_key not in journal.known:
             journal.admit(self)
         self._bl_begin()
         journal.dirty.append(self)
@@ -144,22 +149,28 @@ class Tracked:
 class Journal:
     """The containers of one key-group store that changed in this epoch."""
 
-    __slots__ = ("_counted", "dirty", "known", "records")
+    __slots__ = ("_containers", "_counted", "_records", "dirty", "known")
 
-    def __init__(self, records: list[Any] | None = None) -> None:
+    def __init__(self, records: list[Any] | None = None, containers: int = 0) -> None:
         self.dirty: list[Tracked] = []
-        self.records = records
+        self._records = records
         """The store's own list of the records that the epoch has touched; None: whatever changes is welcome."""
-        self.known: set[int] = set()
-        """Ids of the first so many of them. SUBTLE: the list keeps them alive, so the ids are theirs."""
+        self._containers = containers
+        """How many variables of a record are containers."""
+        self.known: set[Any] = set()
+        """Their places on the first so many records. SUBTLE: the list keeps those alive, so their ids stay theirs."""
         self._counted = 0
 
     def admit(self, container: Tracked) -> None:
         """Raise unless the record of a root container was touched in this epoch."""
-        assert self.records is not None
-        self.known.update(map(id, self.records[self._counted :]))
-        self._counted = len(self.records)
-        if container._bl_key >> PLACE_BITS not in self.known:
+        if self._records is None:
+            return
+        new = self._records[self._counted :]
+        self._counted = len(self._records)
+        self.known.update(map(id, new))
+        for number in range(1, self._containers):
+            self.known.update([id(record) + number for record in new])
+        if container._bl_key not in self.known:
             raise StateNotOpen(
                 f"a state container was to be changed in an epoch in which its key has no rows: {container!r:.100}. It "
                 "was kept from setup, from another key or from an earlier epoch, and the change was refused. Change a "
@@ -178,6 +189,12 @@ class Journal:
             container._bl_restore()
             container._bl_settle()
         self._end()
+
+    def log_bytes(self) -> int:
+        """Roughly the memory of the logs, from some of them."""
+        step = len(self.dirty) // _SAMPLE + 1
+        seen = self.dirty[::step]
+        return step * sum(_LOG + _ENTRY * len(container._bl_log) for container in seen)
 
     def _end(self) -> None:
         self.dirty.clear()

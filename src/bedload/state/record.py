@@ -17,20 +17,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, lru_cache
+from itertools import accumulate
 from operator import attrgetter
 from types import CodeType
 from typing import Any
 
 from bedload.core.errors import StateTypeError
-from bedload.state import codec
-from bedload.state.checking import check_news, check_whole
 from bedload.state.codec import check_value
 from bedload.state.handling import handling
-from bedload.state.journal import PLACE_BITS, Journal, Tracked
+from bedload.state.journal import Journal, Tracked
 from bedload.state.opaque import decode_opaque, encode_opaque
 from bedload.state.patches import is_exact, is_small
 from bedload.state.specs import StateSpec
 from bedload.state.types import OpaqueNode, OptionalNode, ScalarNode, TupleNode, TypeNode
+
+_WRAPPERS = (OptionalNode, TupleNode)
+"""Types whose values have no log of their own, but what is in them has."""
 
 
 class _Variable:
@@ -106,10 +108,12 @@ class RecordLayout:
 
     def __init__(self, specs: Sequence[StateSpec]) -> None:
         self.specs = tuple(specs)
-        if len(self.specs) > 1 << PLACE_BITS:
-            raise StateTypeError(f"{len(self.specs)} state variables are too many; {1 << PLACE_BITS} are possible")
         self.names = tuple(spec.name for spec in self.specs)
         self._variables = tuple(_Variable(spec) for spec in self.specs)
+        self.tracked = tuple(v.live is not None for v in self._variables)
+        """Which variables are containers, or hold some."""
+        self._numbers = tuple(accumulate(self.tracked[:-1], initial=0))
+        """For each variable, how many with containers come before it: its place on an object."""
         self.scalars_only = all(v.live is None and v.encode is None for v in self._variables)
         scope = self._scope()
         self.fill = _function("fill(obj, journal)", self._fill_lines(), scope)
@@ -187,7 +191,7 @@ class RecordLayout:
 
     def load_columns(self, objs: Sequence[Any], values: Mapping[str, Sequence[Any]], journal: Journal) -> None:
         """Install plain values on new objects, a column at a time; a variable without one gets its default."""
-        for number, variable in enumerate(self._variables):
+        for number, variable in zip(self._numbers, self._variables, strict=True):
             name, live = variable.name, variable.live
             if name not in values:
                 for obj in objs:
@@ -205,46 +209,30 @@ class RecordLayout:
             value = getattr(obj, variable.name)
             check_value(variable.spec, value if variable.live is None else variable.live.plain(value), key)
 
-    def verify(self, objs: Sequence[Any]) -> None:
-        """Raise unless all that an epoch may have left in these objects is of its declared type; after ``adopt``.
-
-        By columns, and of containers only what is new, so that it costs a fraction of encoding it. The error names
-        variable, key and value. A deleted attribute is an :class:`AttributeError`.
-        """
-        for number, (get, whole, news, dirty) in enumerate(self._checks):
-            values = list(map(get, objs))
-            try:
-                if news is None:
-                    whole(values)
-                    continue
-                fresh, changed = [], []
-                for obj, value in zip(objs, values, strict=True):
-                    image = obj._bedload_image
-                    if type(image) is not tuple or image[number] is not value:
-                        fresh.append(value)
-                    elif dirty(value):
-                        changed.append(value)
-                if fresh:
-                    whole(fresh)
-                if changed:
-                    news(changed)
-            except Exception:
-                # The slow way knows best: it names what does not fit, or finds that all of it does.
-                variable = self._variables[number]
-                rows = [{variable.name: v if variable.live is None else variable.live.plain(v)} for v in values]
-                codec.encode((variable.spec,), rows, [obj._bedload_key for obj in objs])
+    def plain_value(self, name: str, obj: Any) -> Any:
+        """One variable as a plain value; one that only a codec reads, as it is."""
+        variable, value = self._variables[self.names.index(name)], getattr(obj, name)
+        return value if variable.live is None else variable.live.plain(value)
 
     @cached_property
-    def _checks(self) -> list[tuple[Any, ...]]:
-        return [
-            (
-                attrgetter(v.name),
-                check_whole(v.spec.type),
-                None if v.live is None else check_news(v.spec.type),
-                None if v.live is None else v.live.dirty,
-            )
-            for v in self._variables
-        ]
+    def sort_out(self) -> Callable[..., None]:
+        """``sort_out(objs, journal, absent, *takers)`` adopts the containers of objects, and hands out what is new.
+
+        Each variable of containers has two takers: of those that are new, and of those that have changed.
+        """
+        live = [(i, v) for i, v in enumerate(self._variables) if v.live is not None]
+        lines = ["for obj in objs:", "    image = obj._bedload_image", "    new = image is absent"]
+        for i, v in live:
+            lines += [
+                *self._adopt_line(i, v),
+                f"    if new or x is not image[{i}]: fresh{i}(x)",
+                f"    elif {self._is_dirty(i, v)}: changed{i}(x)",
+            ]
+        names = "".join(f", fresh{i}, changed{i}" for i, _ in live)
+        made: Callable[..., None] = _function(
+            f"sort_out(objs, journal, absent{names})", lines if live else [], self._scope()
+        )
+        return made
 
     def _with(self, image: tuple[Any, ...]) -> zip[tuple[_Variable, Any]]:
         return zip(self._variables, image, strict=True)
@@ -267,7 +255,7 @@ class RecordLayout:
         lines = []
         for i, v in enumerate(self._variables):
             if v.live is not None:
-                lines.append(f"obj.{v.name} = adopt{i}(d{i}, journal, None, {_place_of(i)})")
+                lines.append(f"obj.{v.name} = adopt{i}(d{i}, journal, None, id(obj) + {self._numbers[i]})")
             elif v.encode is not None:
                 lines.append(f"obj.{v.name} = v{i}.fresh(journal, 0)")
             else:
@@ -298,19 +286,27 @@ class RecordLayout:
             if v.live is None:
                 lines.append(f"    obj.{v.name}")  # raises if it was deleted
             else:
-                lines += [
-                    f"    x = obj.{v.name}",
-                    f"    if not (isinstance(x, Tracked) and x._bl_owner is None and x._bl_key == ({_place_of(i)})):",
-                    f"        if not rooted(v{i}.spec.type, x, {_place_of(i)}):",
-                    f"            obj.{v.name} = v{i}.take(x, journal, {_place_of(i)})",
-                ]
+                lines += self._adopt_line(i, v)
         if not lines:
             return []
         return ["try:", *lines, "except AttributeError as error:", "    mend(obj, journal, error)"]
 
+    @staticmethod
+    def _is_dirty(i: int, variable: _Variable) -> str:
+        return f"dirty{i}(x)" if isinstance(variable.spec.type, _WRAPPERS) else "x._bl_log is not None"
+
+    def _adopt_line(self, i: int, variable: _Variable) -> list[str]:
+        place = f"id(obj) + {self._numbers[i]}"
+        return [
+            f"    x = obj.{variable.name}",
+            f"    if not (isinstance(x, Tracked) and x._bl_owner is None and x._bl_key == {place}):",
+            f"        if not rooted(v{i}.spec.type, x, {place}):",
+            f"            obj.{variable.name} = x = v{i}.take(x, journal, {place})",
+        ]
+
     def _mend(self, obj: Any, journal: Journal, error: AttributeError) -> None:
         """Give deleted attributes their default, then adopt the rest."""
-        missing = [(i, v) for i, v in enumerate(self._variables) if not hasattr(obj, v.name)]
+        missing = [(i, v) for i, v in zip(self._numbers, self._variables, strict=True) if not hasattr(obj, v.name)]
         if not missing:
             raise error
         for number, variable in missing:
@@ -351,13 +347,11 @@ class RecordLayout:
 
 
 def _place(obj: Any, number: int) -> int:
-    """Marks a container as the one of this variable of this object, without a reference cycle."""
-    return id(obj) << PLACE_BITS | number
+    """Marks a container as the one of this variable of this object, without a reference cycle.
 
-
-def _place_of(number: int) -> str:
-    """The same, written out."""
-    return f"id(obj) << {PLACE_BITS} | {number}"
+    SUBTLE: an object is at its id, and has more bytes than variables. So no other object's id is a place on it.
+    """
+    return id(obj) + number
 
 
 def _rooted(node: TypeNode, value: Any, place: int) -> bool:

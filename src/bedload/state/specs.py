@@ -22,6 +22,7 @@ from bedload.state.types import (
     Codec,
     CounterNode,
     DequeNode,
+    HeapNode,
     ListNode,
     MapNode,
     OpaqueNode,
@@ -33,7 +34,7 @@ from bedload.state.types import (
     rename_problem,
 )
 
-Kind = Literal["value", "list", "map", "set", "counter", "deque"]
+Kind = Literal["value", "list", "map", "set", "counter", "deque", "heap"]
 
 
 class _NoDefault:
@@ -85,6 +86,7 @@ _EMPTY: dict[str, Any] = {
     "set": set,
     "counter": collections.Counter,
     "deque": collections.deque,
+    "heap": list,
 }
 
 _NODES: dict[str, tuple[type[TypeNode], str]] = {
@@ -93,6 +95,7 @@ _NODES: dict[str, tuple[type[TypeNode], str]] = {
     "set": (SetNode, "set[str]"),
     "counter": (CounterNode, "Counter[str]"),
     "deque": (DequeNode, "deque[float]"),
+    "heap": (HeapNode, "bl.Heap[float]"),
 }
 
 _FACTORY_OF: tuple[tuple[type, str], ...] = (
@@ -138,6 +141,11 @@ def deque(maxlen: int | None = None, *, renamed_from: str | None = None) -> Any:
     return Declaration("deque", maxlen=maxlen, renamed_from=renamed_from)
 
 
+def heap(maxlen: int | None = None, *, renamed_from: str | None = None) -> Any:
+    """A priority queue, the smallest first (:class:`bedload.Heap`); with ``maxlen``, the largest so many stay."""
+    return Declaration("heap", maxlen=maxlen, renamed_from=renamed_from)
+
+
 def build_specs(
     cls_name: str, annotations: Mapping[str, Any], declarations: Mapping[str, Declaration]
 ) -> tuple[StateSpec, ...]:
@@ -174,7 +182,7 @@ def _container_node(where: str, annotation: Any, declared: Declaration) -> TypeN
     if maxlen is not None and (type(maxlen) is not int or maxlen < 1):
         raise StateTypeError(f"{where}: maxlen is {maxlen!r}; give a positive int, or leave it out")
     node = parse_type(annotation, where)
-    if not isinstance(node, expected):
+    if not isinstance(node, expected) or (isinstance(node, HeapNode) and declared.kind != "heap"):
         raise StateTypeError(
             f"{where}: bl.{declared.kind}() does not fit the annotation {node}; annotate it as in {example}"
         )
@@ -203,7 +211,7 @@ def _value_node(where: str, annotation: Any, declared: Declaration) -> TypeNode:
         raise StateTypeError(f"{where}: no type can be inferred from the default; annotate the variable")
     parsed = parse_type(annotation, where)
     for kind, (container, _) in _NODES.items():
-        if isinstance(parsed, container):
+        if type(parsed) is container:
             raise StateTypeError(f"{where}: bl.value() does not fit {parsed}; use bl.{kind}()")
     return parsed
 

@@ -134,6 +134,7 @@ def deque_family(node: DequeNode) -> Adopt:
         """The log is a copy."""
 
         __slots__ = ()
+        _bl_flat = item is None
         if item is not None:
 
             def append(self, value: Any, /) -> None:

@@ -98,7 +98,7 @@ def list_family(node: ListNode) -> Adopt:
                 list.extend(self, values if item is None else (_put(self, v) for v in values))
                 _trim(self)
 
-            def __iadd__(self, values: Any, /) -> Any:  # type: ignore[misc]
+            def __iadd__(self, values: Any, /) -> Any:
                 self.extend(values)
                 return self
 
@@ -159,6 +159,7 @@ def list_family(node: ListNode) -> Adopt:
         """The log is a copy."""
 
         __slots__ = ()
+        _bl_flat = item is None
         if item is not None or maxlen is not None:
 
             def insert(self, index: Any, value: Any, /) -> None:

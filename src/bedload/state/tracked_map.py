@@ -244,6 +244,7 @@ def _classes(base: Any, builtin: Any, item: Handling | None, *more: str) -> type
         """The log is a copy."""
 
         __slots__ = ()
+        _bl_flat = item is None
         if item is not None:
 
             def __setitem__(self, key: Any, value: Any, /) -> None:

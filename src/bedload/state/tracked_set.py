@@ -126,6 +126,7 @@ class RawSet(TrackedSet):
     """The log is a copy."""
 
     __slots__ = ()
+    _bl_flat = True
 
 
 @rewriting(*_REWRITERS)

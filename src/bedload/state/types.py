@@ -20,6 +20,7 @@ from decimal import Decimal
 from typing import Any, Literal
 
 from bedload.core.errors import StateTypeError
+from bedload.state.heap import Heap
 
 Codec = Literal["msgspec", "pickle"]
 
@@ -123,6 +124,14 @@ class ListNode(TypeNode):
 
     def __str__(self) -> str:
         return f"list[{self.item}]"
+
+
+@dataclasses.dataclass(frozen=True)
+class HeapNode(ListNode):
+    """A heap, stored as the list of its items in heap order; with ``maxlen`` it keeps the largest so many."""
+
+    def __str__(self) -> str:
+        return f"Heap[{self.item}]"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -237,6 +246,7 @@ _BARE = {
     tuple: "tuple[int, str]",
     collections.deque: "deque[float]",
     collections.Counter: "Counter[str]",
+    Heap: "Heap[float]",
 }
 
 
@@ -288,6 +298,8 @@ def _parse_generic(annotation: Any, origin: Any, args: tuple[Any, ...], outer: t
     nodes = [_parse(arg, outer) for arg in args] if origin in _BARE else []
     if origin is list:
         return ListNode(nodes[0])
+    if origin is Heap:
+        return HeapNode(_ordered(nodes[0], annotation))
     if origin is collections.deque:
         return DequeNode(nodes[0])
     if origin is set:
@@ -300,6 +312,26 @@ def _parse_generic(annotation: Any, origin: Any, args: tuple[Any, ...], outer: t
         f"{_name(annotation)} is not a type that Bedload tracks; use list, dict, set, Counter, deque, "
         'tuple or a dataclass, or ask for codec="msgspec" or codec="pickle"'
     )
+
+
+def _ordered(node: TypeNode, annotation: Any) -> TypeNode:
+    if not _has_order(node):
+        raise UnknownType(
+            f"the items of {_name(annotation)} have no order; use a scalar, a tuple or list that begins with one, "
+            "or a dataclass with order=True"
+        )
+    return node
+
+
+def _has_order(node: TypeNode) -> bool:
+    match node:
+        case TupleNode(items):
+            return bool(items) and _has_order(items[0])
+        case ListNode(item):
+            return not isinstance(node, HeapNode) and _has_order(item)
+        case StructNode(cls=cls):
+            return getattr(cls, "__lt__") is not getattr(object, "__lt__")  # noqa: B009 - not of the class, but on it
+    return isinstance(node, ScalarNode)
 
 
 def _key(node: TypeNode, annotation: Any, role: str) -> TypeNode:

@@ -47,7 +47,7 @@ def key_column(position: int) -> str:
     return f"bedload_key_{position}"
 
 
-Kind: TypeAlias = Literal["value", "list", "map", "set", "counter", "deque", "struct", "opaque", "column"]
+Kind: TypeAlias = Literal["value", "list", "map", "set", "counter", "deque", "heap", "struct", "opaque", "column"]
 """How a variable was declared, and for values what they are; a column is one of the other layout."""
 
 

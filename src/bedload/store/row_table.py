@@ -116,6 +116,10 @@ class RowTable(dict[KeyGroup, RowStore]):
         """Keys that the epoch has touched."""
         return sum(store.sizes().touched for store in self.values())
 
+    def image_bytes(self) -> int:
+        """Roughly the memory of the before-images."""
+        return sum(store.image_bytes() for store in self.values() if store.sizes().touched)
+
     def keys_in(self, groups: Iterable[KeyGroup]) -> int:
         """Keys with state in these key groups."""
         return sum(self[group].sizes().keys for group in groups if group in self)

@@ -21,6 +21,7 @@ import pyarrow as pa
 from bedload.core.errors import ProtocolError, StateTypeError
 from bedload.core.ids import KeyGroup
 from bedload.state import Journal, RecordLayout, codec
+from bedload.state.settling import Settling
 from bedload.store.base import Changes, Sizes
 from bedload.store.deltas import Written, plain_columns
 
@@ -31,6 +32,9 @@ ROW_SLOTS = ("_bedload_key", "_bedload_image")
 """What the class of the per-key objects has besides its state: the key, and the before-image or None."""
 
 _key_of = attrgetter("_bedload_key")
+
+_TUPLE, _VALUE = 56, 40
+"""Bytes of an image: of the tuple, and for each variable of its place there and of the old value."""
 
 
 class RowStore:
@@ -44,7 +48,7 @@ class RowStore:
         self._row: Any = row
         self._rows: dict[Any, Any] = {}
         self._touched: list[Any] = []
-        self._journal = Journal(self._touched)
+        self._journal = Journal(self._touched, sum(layout.tracked))
         self._gone: dict[Any, Any] = {}
         """Objects with committed state that the epoch removed."""
         self._forgotten: set[int] = set()
@@ -194,28 +198,24 @@ class RowStore:
         if self._touched:
             raise ProtocolError(f"key group {self.group}: an epoch began before the last one ended")
 
-    def seal(self, *, verify: bool = True) -> None:
-        """Track the plain containers that operator code assigned, and refuse values of other types than declared.
+    def seal(self, settling: Settling | None = None) -> None:
+        """Track the plain containers that operator code assigned; one that stayed plain would keep no before-image.
 
-        A container that stayed plain would keep no before-image in the next epoch. ``verify=False`` is for those who
-        encode what has changed anyway.
+        ``settling`` takes in what the epoch left, to be checked; None is for those who encode what has changed anyway.
         """
-        layout, live = self._layout, self._touched
+        live = self._touched
         if self._forgotten:
             live = [row for row in live if id(row) not in self._forgotten]
-        if not (verify and layout.scalars_only and self._verified(live)):
+        if settling is None:
             self._adopt(live)
-            if verify:
-                layout.verify(live)
+        else:
+            try:
+                settling.add(live, self._journal, _ABSENT)
+            except (AttributeError, StateTypeError):
+                # One by one: it gives what was deleted its default, or names the key that does not fit.
+                self._adopt(live)
+                settling.add(live, self._journal, _ABSENT)
         self._sealed = True
-
-    def _verified(self, live: list[Any]) -> bool:
-        """Whether scalars are as they should be; not if one was deleted, and has to get its default first."""
-        try:
-            self._layout.verify(live)
-        except AttributeError:
-            return False
-        return True
 
     def _adopt(self, live: list[Any]) -> None:
         adopt, journal = self._layout.adopt, self._journal
@@ -304,6 +304,10 @@ class RowStore:
     def sizes(self) -> Sizes:
         """How much is there."""
         return Sizes(len(self._rows), len(self._touched))
+
+    def image_bytes(self) -> int:
+        """Roughly the memory of the before-images; the logs of containers from a sample."""
+        return len(self._touched) * (_TUPLE + _VALUE * len(self._layout.names)) + self._journal.log_bytes()
 
     def _make(self, key: Any) -> Any:
         row = self._rows[key] = self._row.__new__(self._row)

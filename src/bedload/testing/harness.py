@@ -23,6 +23,7 @@ from bedload.state import codec
 from bedload.store import Changes
 from bedload.testing.input import InputFormat, Rows, as_schema
 from bedload.worker.operator import Operator, check_operator, state_of
+from bedload.worker.room import Room
 from bedload.worker.runtime import Deployment, OperatorRuntime
 
 LIMITS = (
@@ -39,7 +40,8 @@ class OperatorHarness:
 
     ``schema``: the output's columns, as a pyarrow schema or a mapping of names to Arrow types. ``key``: the key
     column, or a list of them. ``input``: the input's columns in the same form; without it they are inferred
-    from the first rows that are fed. ``key_groups``: how many.
+    from the first rows that are fed. ``key_groups``: how many. ``epoch_bytes``: as for ``attach``, but no limit if it
+    is left out.
 
     ::
 
@@ -58,6 +60,7 @@ class OperatorHarness:
         key: str | Sequence[str],
         input: pa.Schema | Mapping[str, pa.DataType] | None = None,  # noqa: A002 - the user's word for it
         key_groups: int = DEFAULT_KEY_GROUPS,
+        epoch_bytes: int | None = None,
     ) -> None:
         check_key_groups(key_groups)
         self._operator = check_operator(operator)
@@ -65,6 +68,7 @@ class OperatorHarness:
         self._output = as_schema(schema, "schema")
         self._key = key
         self._key_groups = key_groups
+        self._room = Room(OperatorName(self._operator.__name__), WorkerId(0), epoch_bytes)
         self._runtime: OperatorRuntime | None = None
         self._format: InputFormat | None = None
         if input is not None:
@@ -171,6 +175,7 @@ class OperatorHarness:
         assert self._runtime is not None
         if not self._open:
             self._epoch = Epoch(self._epoch + 1)
+            self._room.begin()
             self._runtime.begin(self._epoch, [KeyGroup(group) for group in range(self._key_groups)])
             self._open = True
         return self._runtime
@@ -184,6 +189,7 @@ class OperatorHarness:
         """An error of operator code ends the epoch, as it does on a cluster."""
         try:
             batch = call()
+            self._room.take(self._epoch, self._opened(), batch)
         except Exception:
             self.abort()
             raise

@@ -40,6 +40,8 @@ class ColumnDeployment:
     """The key's columns, by position in the input."""
     key_types: tuple[pa.DataType, ...]
     key_groups: int
+    epoch_bytes: int | None = None
+    """What an epoch may take at a worker beside the state; None: what the worker finds right."""
 
     @property
     def layout(self) -> Layout:
@@ -220,6 +222,10 @@ class ColumnRuntime:
     def touched_keys(self) -> int:
         """The number of keys that the current epoch has touched."""
         return len(self._table.index.touched)
+
+    def held_bytes(self) -> int:
+        """Roughly what is kept for the current epoch alone."""
+        return self._table.image_bytes
 
     def keys_in(self, groups: Collection[KeyGroup]) -> int:
         """The number of keys with state in these key groups."""

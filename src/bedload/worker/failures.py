@@ -17,8 +17,8 @@ from bedload.state import TrackedList
 _NO_KEY: Any = object()
 
 _C_CODE = (
-    "\nC code does not take a state list for a list, because it could write past its methods: give it a copy, x[:]. For a "
-    "priority queue declare bl.heap()."
+    "\nC code does not take a state list for a list, because it could write past its methods: give it a copy, x[:]. "
+    "For a priority queue declare bl.heap()."
 )
 
 _HINT = (

@@ -37,6 +37,7 @@ from bedload.protocol.messages import Body
 from bedload.protocol.split import unpack_whole
 from bedload.store.deltas import GROUP
 from bedload.worker.durability import Load
+from bedload.worker.room import Room
 from bedload.worker.runtime import Runtime, Startable
 
 Counts = npt.NDArray[np.float64]
@@ -131,6 +132,8 @@ class Hosted:
     """How many there are."""
     filter: m.Restore | None = None
     """The last word on single keys that live with other workers than their key groups do."""
+    room: Room | None = None
+    """What the current epoch takes beside the state."""
     # --- a move ---
     sender: Sender | None = None
     receiver: Receiver | None = None

@@ -65,6 +65,7 @@ from bedload.worker.hosted import (
     waiting_for,
 )
 from bedload.worker.moving import Moving, Neighbour
+from bedload.worker.room import Room
 from bedload.worker.runtime import Runtime, Startable
 
 
@@ -77,12 +78,14 @@ class WorkerMachine(Moving):
         load: Callable[[bytes], Startable],
         clock: Clock,
         durability: Durability | None = None,
+        epoch_bytes: int | None = None,
     ) -> None:
         self.worker = worker
         self._load = load
         self._clock = clock
         self._durable = durability is not None
         self._durability = durability or InMemoryOnly()
+        self._epoch_bytes = epoch_bytes
         self._hosted: dict[OperatorName, Hosted] = {}
 
     # --- doors ---
@@ -188,6 +191,8 @@ class WorkerMachine(Moving):
             hosted.owned = groups
             guests = {KeyGroup(guest % hosted.key_groups) for guest in message.guests}
             hosted.lodging = frozenset(guests - groups)
+            limit = hosted.deployments[message.deployment].epoch_bytes
+            hosted.room = Room(hosted.name, self.worker, self._epoch_bytes if limit is None else limit)
             hosted.runtime.begin(message.epoch, (*message.groups, *sorted(hosted.lodging)))
         except Exception as error:
             out = self._fail(hosted, error if isinstance(error, BedloadError) else bug(error))
@@ -272,6 +277,11 @@ class WorkerMachine(Moving):
         unrestored = hosted.unrestored is not None
         failed = m.Failed(self.worker, hosted.name, hosted.turn, m.WireError.of(error), unrestored)
         return [(COORDINATOR, failed, None), *self._roll_back(hosted, error)]
+
+    def _hold(self, hosted: Hosted, output: pa.RecordBatch | None) -> None:
+        """Count what the epoch keeps; raise if that is too much."""
+        if hosted.room is not None and hosted.runtime is not None:
+            hosted.room.take(hosted.epoch, hosted.runtime, output)
 
     # --- from feeders ---
 
@@ -359,6 +369,7 @@ class WorkerMachine(Moving):
         )
         applied = Applied(message.checksum, None, waiting=None if parked is None else [])
         output = None if rows is None else hosted.runtime.apply(rows)
+        self._hold(hosted, output)
         if output is not None:
             if parked is not None:
                 applied.outputs.append(output)
@@ -417,6 +428,7 @@ class WorkerMachine(Moving):
         assert runtime is not None
         started = self._clock.monotonic()
         output = runtime.seal()
+        self._hold(hosted, output)
         written = self._durability.persist(
             self.worker, hosted.name, hosted.query, hosted.epoch, hosted.turn, runtime.delta
         )

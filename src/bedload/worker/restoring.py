@@ -40,6 +40,9 @@ class Restoring:
     def _settle(self, hosted: Hosted) -> list[Out]: ...
 
     @abstractmethod
+    def _hold(self, hosted: Hosted, output: pa.RecordBatch | None) -> None: ...
+
+    @abstractmethod
     def _look(self, peer: Peer, message: m.Read | m.Inspect, body: Body) -> list[Out]: ...
 
     @abstractmethod
@@ -116,6 +119,7 @@ class Restoring:
             assert hosted.runtime is not None
             applied = hosted.feeders[name].applied[number]
             output = hosted.runtime.apply(rows)
+            self._hold(hosted, output)
             if output is not None:
                 applied.outputs.append(output)
             if last:

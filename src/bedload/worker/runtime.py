@@ -22,6 +22,7 @@ import pyarrow as pa
 from bedload.core.errors import BedloadError, DataError, DefinitionError, OperatorFailed, ProtocolError
 from bedload.core.ids import NO_EPOCH, Epoch, KeyGroup, OperatorName, WorkerId
 from bedload.state import RecordLayout, codec
+from bedload.state.settling import Settling
 from bedload.store import Changes, RowStore
 from bedload.store.deltas import SmallDelta, StateVariable, describe, rows_delta
 from bedload.store.row_table import RowTable
@@ -35,6 +36,8 @@ from bedload.worker.rows import Rows, SortedBatch, row_type, rows_of
 Layout: TypeAlias = Literal["rows", "columns"]
 _T = TypeVar("_T")
 _end_of = itemgetter(2)
+_FIRST_LOOK = 4096
+"""Rows of an epoch before anybody looks how large its before-images are."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,8 @@ class Deployment:
     output: pa.Schema
     key_types: tuple[pa.DataType, ...] = ()
     """The types of the key's columns; who keeps deltas must give them."""
+    epoch_bytes: int | None = None
+    """What an epoch may take at a worker beside the state; None: what the worker finds right."""
 
     @property
     def layout(self) -> Layout:
@@ -175,6 +180,10 @@ class Runtime(Protocol):
         """The number of keys that the current epoch has touched."""
         ...
 
+    def held_bytes(self) -> int:
+        """Roughly what is kept for the current epoch alone: rows that wait, and before-images."""
+        ...
+
     def keys_in(self, groups: Collection[KeyGroup]) -> int:
         """The number of keys with state in these key groups."""
         ...
@@ -207,6 +216,11 @@ class Startable(Protocol):
         """The state variables, with what is to be known of them without the operator's code."""
         ...
 
+    @property
+    def epoch_bytes(self) -> int | None:
+        """What an epoch may take at a worker beside the state; None: what the worker finds right."""
+        ...
+
     def prepare(self) -> None:
         """Do at a worker, when the deployment arrives, what the first batch should not wait for."""
         ...
@@ -224,6 +238,8 @@ class OperatorRuntime:
         self._stores = RowTable(deployment.name)
         self._context = Context(deployment.name, worker, NO_EPOCH)
         self._waiting: list[pa.RecordBatch] = []
+        self._waiting_bytes = 0
+        self._images, self._look_at = 0, _FIRST_LOOK
         self._delta: SmallDelta | None = None
         self._holder: Operator | None = None
         """What ``setup`` and ``close`` are called on; None: it is closed."""
@@ -270,7 +286,8 @@ class OperatorRuntime:
     def begin(self, epoch: Epoch, groups: Iterable[KeyGroup]) -> None:
         """An epoch begins, in which the worker owns these key groups."""
         self._context.epoch, self._context._forgotten = epoch, False
-        self._waiting = []
+        self._waiting, self._waiting_bytes = [], 0
+        self._images, self._look_at = 0, _FIRST_LOOK
         self.rows = 0
         for group in groups:
             self._stores.store(group)
@@ -286,6 +303,7 @@ class OperatorRuntime:
         self.rows += batch.num_rows
         if self._grouped:
             self._waiting.append(batch)
+            self._waiting_bytes += batch.nbytes
             return None
         return self._call("process", lambda: self._process(batch).batch())
 
@@ -302,6 +320,7 @@ class OperatorRuntime:
                 self._process(batch, outputs)
         self._delta = None if self._layout.gather is None or not self.durable else SmallDelta(self._layout)
         touched = [(group, store) for group, store in self._stores.items() if store.sizes().touched]
+        settling = None if self.durable else Settling(self._layout)
         # SUBTLE: a result may change a container of another key that has rows. What is sealed must not change.
         first = self._has_result and not self._layout.scalars_only
         for _, store in touched if first else ():
@@ -310,9 +329,11 @@ class OperatorRuntime:
         for group, store in touched:
             if self._has_result and not first:
                 self._results(store, outputs)
-            store.seal(verify=not self.durable)
+            store.seal(settling)
             if self._delta is not None:
                 self._delta.add(group, store.gather)
+        if settling is not None:
+            settling.check()
         return outputs.batch()
 
     def changes(self) -> Iterator[Changes]:
@@ -425,6 +446,14 @@ class OperatorRuntime:
     def touched_keys(self) -> int:
         """The number of keys that the current epoch has touched."""
         return self._stores.touched
+
+    def held_bytes(self) -> int:
+        """Roughly what is kept for the current epoch alone."""
+        if self.rows >= self._look_at:
+            # Each time there are twice as many rows: so all looks together cost no more than the last one does twice.
+            self._look_at = 2 * self.rows
+            self._images = self._stores.image_bytes()
+        return self._waiting_bytes + self._images
 
     def keys_in(self, groups: Collection[KeyGroup]) -> int:
         """The number of keys with state in these key groups."""

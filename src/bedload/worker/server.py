@@ -28,6 +28,7 @@ from bedload.transport.endpoint import Timer
 from bedload.worker.durability import Load, Loaded, LoadFailed
 from bedload.worker.durable import CheckpointDurability, Compactor, Loader, Place
 from bedload.worker.machine import COORDINATOR, LOADER, Out, WorkerMachine
+from bedload.worker.memory import epoch_share
 from bedload.worker.moving import Neighbour
 from bedload.worker.pulse import Pulse
 from bedload.worker.runtime import Startable
@@ -87,7 +88,7 @@ class WorkerServer(Handler):
         self._loader = None if storage is None else Loader(storage)
         self._compactor = None if place is None else Compactor(worker, place)
         self._clock = SystemClock()
-        self._machine = WorkerMachine(worker, self._load_deployment, self._clock, durability)
+        self._machine = WorkerMachine(worker, self._load_deployment, self._clock, durability, epoch_share())
         self._endpoint = Endpoint(host, credentials=credentials, handler=self)
         self._coordinator = self._endpoint.connect(coordinator)
         self._call_driver = partial(Channel.connect, coordinator, credentials)

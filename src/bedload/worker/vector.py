@@ -221,6 +221,14 @@ class VectorLogic:
                     f"there are: {', '.join(known)}"
                 )
             array = self._array(name, values, spec.type, StateTypeError)
+            if array.null_count and not self._nullable[name]:
+                at = array.is_null().index(True).as_py()
+                key = tuple(column[0].as_py() for column in table.keys(slots[at : at + 1]))
+                raise StateTypeError(
+                    f"operator {self._operator.__name__}: state variable {name!r} ({spec.type}) of key "
+                    f"{(key[0] if len(key) == 1 else key)!r}: null, or NaN, is no value of its type. Declare it as "
+                    "X | None, or give it a value"
+                )
             if len(array) != len(slots):
                 raise StateTypeError(
                     f"process of operator {self._operator.__name__}: state column {name!r} has {len(array)} values for "
@@ -228,14 +236,22 @@ class VectorLogic:
                 )
             table.write_column(slots, name, array)
 
+    @cached_property
+    def _nullable(self) -> dict[str, bool]:
+        return {spec.name: isinstance(spec.type, OptionalNode) for spec in self._operator.__bedload_specs__}
+
     def _array(self, name: str, values: Any, kind: pa.DataType, error: type[Exception]) -> pa.Array:
         try:
             if isinstance(values, (pa.Array, pa.ChunkedArray)):
                 array = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
-                return array if array.type == kind else array.cast(kind)
-            array = pa.array(values, from_pandas=True)
-            return array if array.type == kind else array.cast(kind)
-        except (pa.ArrowException, TypeError, ValueError) as problem:
+            else:
+                array = pa.array(values, from_pandas=True)
+            if array.type == kind:
+                return array
+            if error is StateTypeError and not _becomes(array.type, kind):
+                raise TypeError(f"the values are {array.type}")
+            return array.cast(kind)
+        except (pa.ArrowException, TypeError, ValueError, OverflowError) as problem:
             raise error(
                 f"operator {self._operator.__name__}: column {name!r} does not fit {kind}: {problem}"
             ) from problem
@@ -258,6 +274,25 @@ class VectorLogic:
         if not len(arrays[0]):
             return None
         return pa.RecordBatch.from_arrays(arrays, schema=self._output)
+
+
+def _becomes(given: pa.DataType, kind: pa.DataType) -> bool:
+    """Whether state of one type may be made of another. Arrow would make a text of a number, too."""
+    if pa.types.is_boolean(given) and pa.types.is_integer(kind):
+        return True
+    return _family(given) in ("null", _family(kind))
+
+
+def _family(kind: pa.DataType) -> str:
+    if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind):
+        return "number"
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        return "text"
+    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind):
+        return "bytes"
+    if pa.types.is_date(kind) or pa.types.is_timestamp(kind):
+        return "date"
+    return str(kind)
 
 
 class _Attributes:

@@ -316,6 +316,11 @@ class ColumnTable:
         arrays = sum(array.nbytes for array in self._values) + self._deleted.nbytes + self._remade.nbytes
         return self.index.nbytes + self.words.nbytes + arrays + self._binary_bytes()
 
+    @property
+    def image_bytes(self) -> int:
+        """Memory of the before-images; objects count as pointers."""
+        return len(self.index.touched) * sum(array.live.itemsize for array in self._values)
+
     def encoded_bytes(self) -> int:
         """Roughly the size of all state in Arrow, from the committed state of some keys."""
         held = self.index.used_groups()

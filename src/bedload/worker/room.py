@@ -1,0 +1,63 @@
+"""What an epoch may take at a worker beside its state: outputs that wait for Spark's commit, and before-images.
+
+Outputs are kept to repeat them if Spark asks again, before-images to roll back; both end with the epoch. An epoch that
+is larger than the worker's memory must fail by a word to the user, not by the operating system, which would take the
+state of all keys with it.
+
+It is counted by batch: the bytes of outputs as they are, those of before-images as the runtime estimates them.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import pyarrow as pa
+
+from bedload.core.errors import TooLarge
+from bedload.core.ids import Epoch, OperatorName, WorkerId
+
+_MB = 1_000_000
+
+
+class Holding(Protocol):
+    """Who keeps something for the epoch under way."""
+
+    def held_bytes(self) -> int:
+        """Roughly how much."""
+        ...
+
+
+class Room:
+    """The bytes of one operator's epoch at one worker; a limit of None: as many as it takes."""
+
+    __slots__ = ("_name", "_outputs", "_worker", "limit")
+
+    def __init__(self, name: OperatorName, worker: WorkerId, limit: int | None = None) -> None:
+        self._name = name
+        self._worker = worker
+        self._outputs = 0
+        self.limit = limit
+
+    def begin(self) -> None:
+        """An epoch begins."""
+        self._outputs = 0
+
+    def take(self, epoch: Epoch, runtime: Holding, output: pa.RecordBatch | None) -> None:
+        """Count an output that has to be kept; raise if the epoch has become too large."""
+        if output is not None:
+            self._outputs += output.nbytes
+        if self.limit is None:
+            return
+        images = runtime.held_bytes()
+        if self._outputs + images > self.limit:
+            raise TooLarge(
+                f"operator {self._name}, epoch {epoch}, worker {self._worker}: the epoch is too large for a worker. "
+                f"Its outputs take {self._outputs / _MB:,.1f} MB, rows and before-images about {images / _MB:,.1f} "
+                f"MB, and {self.limit / _MB:,.1f} MB is the limit. Make the triggers smaller (maxFilesPerTrigger, "
+                "maxOffsetsPerTrigger), use more workers, or attach with a larger epoch_bytes",
+                operator=self._name,
+                epoch=epoch,
+                worker=self._worker,
+                bytes=self._outputs + images,
+                limit=self.limit,
+            )

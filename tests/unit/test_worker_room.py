@@ -1,0 +1,194 @@
+"""An epoch that is too large for a worker fails by a clear error, and nothing of it is left."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from bedload import state as bl
+from bedload.core.errors import TooLarge
+from bedload.core.ids import DeploymentId, Epoch, KeyGroup, OperatorName, QueryId, Turn, WorkerId
+from bedload.protocol import messages as m
+from bedload.protocol.split import pack
+from bedload.testing import OperatorHarness
+from bedload.testing.input import InputFormat
+from bedload.worker import memory
+from bedload.worker.column_runtime import ColumnDeployment
+from bedload.worker.machine import COORDINATOR, Phase, WorkerMachine
+from bedload.worker.operator import Context, Operator
+from bedload.worker.rows import Rows
+from bedload.worker.runtime import Deployment
+from bedload.worker.vector import VectorLogic, VectorOperator
+
+NAME = OperatorName("op")
+IN = pa.schema([("k", pa.int64()), ("x", pa.string())])
+OUT = pa.schema([("k", pa.int64()), ("x", pa.string())])
+FORM = InputFormat(IN, "k", 4)
+GROUPS = tuple(KeyGroup(group) for group in range(4))
+FEEDER = m.FeederId(0, 0)
+
+
+class Clock:
+    def monotonic(self) -> float:
+        return 0.0
+
+    def wall(self) -> float:
+        return 0.0
+
+
+class Echo(Operator):
+    n: int = bl.value(0)
+
+    def process(self, key: Any, rows: Rows, ctx: Context) -> Any:
+        self.n += len(rows)
+        for row in rows:
+            yield key, row.x
+
+
+class AtTheSeal(Operator):
+    n: int = bl.value(0)
+
+    def process(self, key: Any, rows: Rows, ctx: Context) -> Any:
+        self.n += len(rows)
+
+    def result(self, key: Any, ctx: Context) -> Any:
+        return key, "x" * 100_000
+
+
+class Waiting(AtTheSeal):
+    grouped = True
+
+
+class Images(Operator):
+    seen: dict[int, int] = bl.map()
+
+    def process(self, key: Any, rows: Rows, ctx: Context) -> Any:
+        for i in range(2000):
+            self.seen[i] = self.seen.get(i, 0) + 1
+
+
+class Columns(VectorOperator):
+    n: int = bl.value(0)
+
+    def process(self, batch: Any, state: Any, ctx: Context) -> Any:
+        n = state["n"] + np.bincount(batch.index, minlength=len(state["n"]))
+        return {"n": n}, {"k": batch["k"], "x": batch["x"]}
+
+
+def rows(count: int, size: int, keys: int = 10) -> list[dict[str, Any]]:
+    return [{"k": i % keys, "x": "v" * size} for i in range(count)]
+
+
+class Rig:
+    def __init__(self, deployment: Any, limit: int | None = None) -> None:
+        self.machine = WorkerMachine(WorkerId(3), lambda _: deployment, Clock(), epoch_bytes=limit)
+        self.machine.handle(COORDINATOR, m.Deploy(NAME, DeploymentId(0), 4), b"")
+        self.turn = -1
+
+    def begin(self, epoch: int) -> None:
+        self.turn, self.number = self.turn + 1, -1
+        begin = m.Begin(NAME, Turn(self.turn), Epoch(epoch), QueryId("q"), DeploymentId(0), GROUPS)
+        self.machine.handle(COORDINATOR, begin)
+        self.machine.handle(COORDINATOR, m.Expect(NAME, Turn(self.turn), 1))
+        schema = FORM.batch(rows(1, 1)).schema.serialize()
+        self.machine.handle("feeder", m.Join(NAME, Turn(self.turn), FEEDER), schema)
+
+    def apply(self, batch: list[dict[str, Any]]) -> list[Any]:
+        self.number += 1
+        body, check = pack(FORM.batch(batch))
+        return self.machine.handle("feeder", m.Apply(NAME, Turn(self.turn), FEEDER, self.number, check), body)
+
+    def done(self) -> list[Any]:
+        return self.machine.handle("feeder", m.Done(NAME, Turn(self.turn), FEEDER, self.number + 1))
+
+    @property
+    def phase(self) -> Phase:
+        return self.machine.phase(NAME)
+
+
+def failure(out: list[Any]) -> str:
+    (failed,) = [message for _, message, _ in out if isinstance(message, m.Failed)]
+    error = failed.error.error()
+    assert isinstance(error, TooLarge)
+    return error.message
+
+
+def rows_deployment(operator: type[Operator], limit: int | None = None) -> Deployment:
+    return Deployment(NAME, operator, FORM.key, FORM.columns, OUT, FORM.key_types, limit)
+
+
+@pytest.mark.parametrize(
+    "deployment",
+    [
+        rows_deployment(Echo, 300_000),
+        ColumnDeployment(NAME, VectorLogic(Columns, OUT), FORM.key, FORM.key_types, 4, 300_000),
+    ],
+    ids=["rows", "columns"],
+)
+def test_outputs_that_outgrow_the_limit_fail_the_epoch_and_the_next_starts_from_nothing(deployment: Any) -> None:
+    rig = Rig(deployment)
+    rig.begin(7)
+    for _ in range(2):
+        assert not any(isinstance(message, m.Failed) for _, message, _ in rig.apply(rows(100, 1000)))
+    message = failure(rig.apply(rows(100, 1000)))
+    assert "operator op, epoch 7, worker 3" in message
+    assert "0.3 MB is the limit" in message
+    assert "maxFilesPerTrigger" in message
+    assert rig.phase is Phase.ABORTED
+    rig.begin(7)
+    rig.apply(rows(100, 1000))
+    rig.done()
+    assert rig.phase is Phase.SEALED
+
+
+def test_the_limit_of_the_worker_counts_if_the_deployment_has_none() -> None:
+    rig = Rig(rows_deployment(Echo), 50_000)
+    rig.begin(0)
+    failure(rig.apply(rows(100, 1000)))
+
+
+@pytest.mark.parametrize("operator", [AtTheSeal, Waiting])
+def test_outputs_of_the_seal_count(operator: type[Operator]) -> None:
+    rig = Rig(rows_deployment(operator, 500_000))
+    rig.begin(0)
+    rig.apply(rows(10, 1))
+    failure(rig.done())
+    assert rig.phase is Phase.ABORTED
+
+
+def test_rows_that_wait_for_the_seal_count() -> None:
+    rig = Rig(rows_deployment(Waiting, 500_000))
+    rig.begin(0)
+    failure(rig.apply(rows(1000, 1000)))
+
+
+def test_before_images_count() -> None:
+    rig = Rig(rows_deployment(Images, 3_000_000))
+    rig.begin(0)
+    rig.apply(rows(40, 1, keys=40))
+    rig.done()
+    rig.machine.handle(COORDINATOR, m.Commit(NAME, Turn(rig.turn)))
+    rig.begin(1)
+    failure(rig.apply(rows(5000, 1, keys=40)))
+
+
+def test_the_harness_shows_it() -> None:
+    h = OperatorHarness(Echo, schema=OUT, key="k", input=IN, epoch_bytes=100_000)
+    h.run_epoch(rows(50, 1000))
+    with pytest.raises(TooLarge, match="operator Echo, epoch 1"):
+        h.run_epoch(rows(50, 1000), rows(60, 1000))
+    h.run_epoch(rows(50, 1000))
+    assert h.state(0) == {"n": 10}
+
+
+def test_the_default_is_a_share_of_the_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    assert 0 < memory.epoch_share() <= memory.machine_bytes() // 4
+    limit = tmp_path / "limit"
+    limit.write_text("8000000\n")
+    monkeypatch.setattr(memory, "_LIMITS", (str(limit), str(tmp_path / "none")))
+    assert memory.epoch_share(2) == 1_000_000
+    limit.write_text("max\n")
+    assert memory.machine_bytes() > 8_000_000
