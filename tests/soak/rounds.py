@@ -98,9 +98,9 @@ class Round:
         self._tell(f"start {self._starts}: {shape}")
         with recovering(self._folder, self._starts, epochs=100_000, **shape.settings, **self._settings()) as app:
             if self._chance.happens(0.15):
-                jvm = app.expect("attached", 180)["jvm"]
+                jvm = app.expect("attached")["jvm"]
             else:
-                jvm = app.expect("running", 180)["jvm"]
+                jvm = app.expect("running")["jvm"]
                 self._await_epochs(app, self._chance.number(0, 3))
                 for _ in range(self._chance.number(1, 3)):
                     self._pause(2000)
@@ -119,11 +119,11 @@ class Round:
         self._starts += 1
         self._tell(f"start {self._starts}, to the end: {shape}, up to {epochs} epochs")
         with recovering(self._folder, self._starts, epochs=epochs, **shape.settings, **self._settings()) as app:
-            app.expect("running", 180)
+            app.expect("running")
             self._await_epochs(app, self._chance.number(0, 2))
             self._strike(app, shape)
-            done = app.expect("done", 240)
-            app.ends(120)
+            done = app.expect("done")
+            app.ends()
         return check_done(self._folder, done, epochs)
 
     def _strike(self, app: App, shape: Shape) -> None:
@@ -136,21 +136,21 @@ class Round:
             case "executor":
                 self._kill_executor(app, shape)
             case "all workers":
-                workers = app.latest("epoch", 120)["workers"]
+                workers = app.latest("epoch")["workers"]
                 self._tell(f"  kill all {len(workers)} workers")
                 kill(*workers.values())
             case _:
-                workers = app.latest("epoch", 120)["workers"]
+                workers = app.latest("epoch")["workers"]
                 victim = self._chance.pick(sorted(workers) or ["0"])
                 self._tell(f"  kill worker {victim}")
                 kill(*(pid for worker, pid in workers.items() if worker == victim))
 
     def _await_epochs(self, app: App, count: int) -> None:
         """Wait until both queries have done so many epochs in this start."""
-        first = app.expect("epoch", 120)["epochs"]
+        first = app.expect("epoch")["epochs"]
         news = first
         while any(news[kind] < first[kind] + count for kind in first):
-            news = app.expect("epoch", 120)["epochs"]
+            news = app.expect("epoch")["epochs"]
 
     def _trouble(self) -> None:
         assert self._faults is not None
@@ -162,7 +162,7 @@ class Round:
 
     def _kill_executor(self, app: App, shape: Shape) -> None:
         assert shape.machines is not None
-        workers = app.latest("epoch", 120)["workers"]
+        workers = app.latest("epoch")["workers"]
         with contextlib.suppress(psutil.NoSuchProcess):
             for worker, pid in workers.items():
                 executor = shape.machines.executor_of(pid)

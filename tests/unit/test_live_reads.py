@@ -9,12 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.patience import PATIENCE
 from tests.real_cluster import RealCluster
 
 import bedload as bl
 from bedload.core.errors import BedloadError
 
-PATIENCE = 120.0
 KEYS = 64
 
 

@@ -19,6 +19,8 @@ from typing import Any
 
 import psutil
 
+from tests.patience import PATIENCE
+
 ROOT = Path(__file__).parents[3]
 
 
@@ -41,7 +43,7 @@ def alive(pid: int) -> bool:
         return False
 
 
-def eventually(holds: Callable[[], bool], what: str, seconds: float = 60.0) -> None:
+def eventually(holds: Callable[[], bool], what: str, seconds: float = PATIENCE) -> None:
     """Wait until something holds; fails if it does not come to that."""
     deadline = time.monotonic() + seconds
     while not holds():
@@ -61,7 +63,7 @@ class App:
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
-    def expect(self, what: str, seconds: float = 180.0) -> dict[str, Any]:
+    def expect(self, what: str, seconds: float = PATIENCE) -> dict[str, Any]:
         """The next event of that name; fails if the application ends or is silent before it."""
         deadline = time.monotonic() + seconds
         while True:
@@ -77,7 +79,7 @@ class App:
     def _next(self, deadline: float) -> dict[str, Any] | None:
         return self._events.get(timeout=max(0.0, deadline - time.monotonic()))
 
-    def latest(self, what: str, seconds: float = 90.0) -> dict[str, Any]:
+    def latest(self, what: str, seconds: float = PATIENCE) -> dict[str, Any]:
         """The last event of that name that has come; waits for one if there is none."""
         found = self.expect(what, seconds)
         with contextlib.suppress(queue.Empty):
@@ -86,7 +88,7 @@ class App:
             self._last.append(event)  # what the application ends with is for who waits for it
         return found
 
-    def ends(self, seconds: float = 60.0) -> None:
+    def ends(self, seconds: float = PATIENCE) -> None:
         """Wait for its end; fails if that is not a good one."""
         try:
             code = self.process.wait(timeout=seconds)
@@ -107,7 +109,7 @@ class App:
         """End it if it still runs."""
         if self.process.poll() is None:
             self.kill()
-        self._reader.join(timeout=10)
+        self._reader.join(PATIENCE)
         assert self.process.stdout is not None
         self.process.stdout.close()
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import bedload as bl
 from bedload.testing.chance import Chance
+from tests.patience import PATIENCE
 from tests.spark.apps import say
 from tests.spark.tally import KINDS
 
@@ -29,7 +30,7 @@ class Restless:
     def stop(self) -> None:
         """No more of it; waits for the one under way."""
         self._over.set()
-        self._thread.join(120)
+        self._thread.join(PATIENCE)
         assert not self._thread.is_alive(), "a change does not come to its end"
 
     def _run(self) -> None:
@@ -42,7 +43,7 @@ class Restless:
             if self._chance.happens(0.1):
                 change.cancel()
             try:
-                result = change.wait(110)
+                result = change.wait(PATIENCE)
             except bl.errors.BedloadError as error:
                 say("unmoved", change=what, why=str(error))
             else:

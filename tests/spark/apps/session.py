@@ -39,10 +39,10 @@ def no_jobs(spark: SparkSession) -> None:
     eventually(lambda: not spark.sparkContext.statusTracker().getActiveJobsIds(), "no job runs")
 
 
-def counts(out: DataFrame, checkpoint: Path, epochs: int, seconds: float = 60) -> dict[int, dict[int, int]]:
+def counts(out: DataFrame, checkpoint: Path, epochs: int) -> dict[int, dict[int, int]]:
     """Run a query with rows of key and count for so many epochs: the counts, by epoch."""
     sink = Sink()
-    run(out, sink, checkpoint, epochs, seconds)
+    run(out, sink, checkpoint, epochs)
     found = {epoch: dict(rows) for epoch, rows in sink.epochs.items()}
     for epoch, rows in sink.epochs.items():
         assert len(rows) == len(found[epoch]), f"a key came out twice in epoch {epoch}: {rows}"
