@@ -84,6 +84,13 @@ def check_sinks(kept: Path, epochs: int) -> dict[str, int]:
     return found
 
 
+def wake(*pids: int) -> None:
+    """Let processes go on that were stopped."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+
+
 def check_done(kept: Path, done: dict[str, Any], epochs: int) -> dict[str, int]:
     """Sinks and states of an application that came to its end are those of one that never failed."""
     found = check_sinks(kept, epochs)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import queue
+import signal
 import subprocess
 import sys
 import threading
@@ -70,7 +71,9 @@ class App:
             try:
                 event = self._last.pop() if self._last else self._next(deadline)
             except queue.Empty:
-                raise AssertionError(f"no {what!r} within {seconds:g} seconds:\n{self.log()}") from None
+                self.process.send_signal(signal.SIGUSR1)  # says where it is
+                time.sleep(2)
+                raise AssertionError(f"no {what!r} within {seconds:g} seconds:\n{self.log(200)}") from None
             assert event is not None, f"the application ended before {what!r}:\n{self.log()}"
             if event["event"] == what:
                 return event
@@ -101,9 +104,9 @@ class App:
         self.process.kill()
         self.process.wait()
 
-    def log(self) -> str:
+    def log(self, lines: int = 40) -> str:
         """The end of what it wrote to standard error."""
-        return "\n".join(self._log.read_text(errors="replace").splitlines()[-40:])
+        return "\n".join(self._log.read_text(errors="replace").splitlines()[-lines:])
 
     def close(self) -> None:
         """End it if it still runs."""

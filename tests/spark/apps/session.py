@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from tests.spark.conftest import Sink, run
 def session(master: str, folder: Path, **settings: str) -> SparkSession:
     """A session on loopback; settings have ``_`` for ``.`` in their names."""
     os.environ["PYSPARK_PYTHON"] = sys.executable
+    faulthandler.register(signal.SIGUSR1)  # how a test asks an application that hangs where it is
     chosen = {
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.host": "127.0.0.1",
