@@ -9,11 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.patience import PATIENCE
 from tests.real_cluster import RealCluster
 
 import bedload as bl
 
-PATIENCE = 120.0
 KEYS = 64
 
 

@@ -6,6 +6,7 @@ import threading
 
 import pyarrow as pa
 import pytest
+from tests.patience import PATIENCE
 
 from bedload.core.errors import WorkerUnreachable
 from bedload.core.ids import OperatorName, WorkerId
@@ -48,4 +49,4 @@ def test_a_key_whose_state_does_not_come_is_not_waited_for_for_ever(monkeypatch:
     finally:
         state.close()
         endpoint.stop()
-        thread.join(30)
+        thread.join(PATIENCE)

@@ -6,12 +6,11 @@ import threading
 from collections.abc import Iterator
 
 import pytest
+from tests.patience import PATIENCE
 from tests.unit.transport_kit import credentials_of
 
 from bedload.core.errors import WorkerUnreachable
 from bedload.transport import Channel, ChannelPool, Credentials, Endpoint, Handler, Peer
-
-PATIENCE = 30.0
 
 
 @pytest.fixture(params=["plain", "tls"])

@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 import pytest
+from tests.patience import PATIENCE
 from tests.unit.transport_kit import credentials_of
 
 from bedload.core.errors import WorkerUnreachable
 from bedload.transport import Channel, Credentials, Endpoint, Handler, Peer, silence
 
-PATIENCE = 60.0
 _numbers = itertools.count()
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux says what it knows of a connection")

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 import msgspec
 import pytest
 from rich.console import Console
+from tests.patience import PATIENCE
 from tests.unit.transport_kit import SECRET, credentials_of
 
 from bedload.core.errors import BedloadError, ProtocolError, SecretRefused, WorkerUnreachable
@@ -30,7 +31,6 @@ from bedload.transport import (
     wait,
 )
 
-PATIENCE = 30.0
 PLAIN, TLS = credentials_of("plain"), credentials_of("tls")
 
 

@@ -16,7 +16,7 @@ from pyspark.sql.types import StructType
 from bedload.checkpoint.storage import open_storage
 from bedload.control.liveness import Patience
 from bedload.core.errors import ClusterStopped
-from bedload.core.ids import Epoch, OperatorName
+from bedload.core.ids import Epoch, OperatorName, QueryId
 from bedload.keys import DEFAULT_KEY_GROUPS
 from bedload.migration import Strategy
 from bedload.operators.aggregates import Function
@@ -32,6 +32,7 @@ from bedload.spark.moves import table_schema
 from bedload.spark.plan import Plans, keep_empty_partitions
 from bedload.spark.state_view import OperatorState
 from bedload.spark.supervisor import Supervised, starter
+from bedload.spark.waiting import wait_for_epoch
 from bedload.transport import Credentials
 from bedload.worker.operator import Operator
 from bedload.worker.vector import VectorOperator
@@ -384,6 +385,20 @@ class Cluster:
         """The last committed epoch of each query that used this operator."""
         found = self._driver.call(lambda c: dict(c.operator(OperatorName(name)).committed))
         return {str(query): epoch for query, epoch in found.items()}
+
+    def wait_for_epoch(self, query: StreamingQuery | Supervised, epoch: int = 0, *, seconds: float = 600.0) -> None:
+        """Return when Spark has committed this epoch of a query, and live reads show it; the first one unless given.
+
+        Raises what the query failed with, and ``TimeoutError`` after so many seconds.
+        """
+
+        def committed(query: str) -> int:
+            self._check_running()
+            return self._driver.call(
+                lambda c: max((c.operator(name).committed.get(QueryId(query), -1) for name in c.operators), default=-1)
+            )
+
+        wait_for_epoch(query, epoch, committed, seconds)
 
     # --- the end ---
 
