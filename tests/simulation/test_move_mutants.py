@@ -139,6 +139,11 @@ def old_owner_never_drops(patch: Patch) -> None:
     patch.setattr(Sender, "shelves", property(lambda self: []))
 
 
+def copies_after_a_hand_over_count(patch: Patch) -> None:
+    original = Receiver.arrived
+    patch.setattr(Receiver, "arrived", lambda self, *news, ahead=False: original(self, *news))
+
+
 def what_is_here_is_overwritten(patch: Patch) -> None:
     patch.setattr(Receiver, "wanted", lambda self, source, hashes: np.ones(len(hashes), np.bool_))
 
@@ -236,6 +241,7 @@ MUTANTS: list[tuple[Callable[[Patch], None], Scenario, int]] = [
     (copies_count_whatever_turn_they_are_of, scenario(strategies=COPYING), 0),
     (base_of_a_hand_over_is_ignored, scenario(strategies=COPYING), 0),
     (copies_of_a_rolled_back_epoch_count, scenario(strategies=COPYING), 0),
+    (copies_after_a_hand_over_count, Scenario(frozenset({"late copy", "failed copy"}), 0.4, False, 3, COPYING), 40),
     (copies_that_begin_after_the_seal_are_for_good, scenario(strategies=COPYING), 0),
     (changes_under_a_copy_are_not_noted, scenario(strategies=COPYING), 0),
     (copies_are_kept_after_a_call_off, scenario("cancel", strategies=COPYING), 0),

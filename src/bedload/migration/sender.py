@@ -56,6 +56,8 @@ class Parcel(NamedTuple):
     state: pa.RecordBatch | None = None
     groups: tuple[KeyGroup, ...] = ()
     last: bool = False
+    ahead: bool = False
+    """It is a copy, made before the flip."""
     base: Turn | None = None
     """Set: it is a ``HandOver``, and the hashes are those of stale keys."""
 
@@ -348,7 +350,7 @@ class Sender:
         base: Turn | None = None,
     ) -> Parcel:
         lane.number += 1
-        parcel = Parcel(lane.lot.target, lane.number, hashes, state, groups, last, base)
+        parcel = Parcel(lane.lot.target, lane.number, hashes, state, groups, last, self.base is None, base)
         lane.unacked[lane.number] = parcel._replace(state=None)
         return parcel
 

@@ -80,6 +80,8 @@ class Ship(Message, frozen=True):
     """Key groups that are whole with this."""
     last: bool = False
     """All is whole with this."""
+    ahead: bool = False
+    """It was copied before the flip: it may be of an epoch that does not count. The next :class:`HandOver` says."""
 
 
 class HandOver(Message, frozen=True):

@@ -56,6 +56,8 @@ MOVES = {
     "broken neighbour": 4,
     "repeated shipment": 4,
     "failed flip": 2,
+    "failed copy": 4,
+    "late copy": 4,
     "cancel": 2,
     "lost newcomer": 1,
 }

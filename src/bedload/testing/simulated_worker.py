@@ -37,6 +37,8 @@ from bedload.worker.runtime import Startable
 
 _MOMENT = 0.01
 """What looking at the clock takes, so that work takes time."""
+_LATE = 60.0
+"""Until word of a copy comes at the latest."""
 _LOOK_EVERY = 5
 """After so many messages that change no committed state it is looked at all the same."""
 _HARMLESS = (m.Join, m.Apply, m.Done, m.Backlog, m.Expect, m.Probe, m.Weigh, m.Shipped, m.Fetch, m.Deploy, m.Copy)
@@ -98,6 +100,8 @@ class SimulatedWorker:
         self._busy = False
         self._waiting: list[Callable[[], list[Out]]] = []
         self._told: Turn | None = None
+        self._late: m.Copied | None = None
+        """Word that all is copied, which is held back until another epoch was sealed and copied, too."""
 
     # --- the process ---
 
@@ -183,8 +187,13 @@ class SimulatedWorker:
             self._told = None
             if self._place is None and self.holdings.handed_something and self._faults.strikes("lost newcomer", 2):
                 self._network.after(self._network.delay(), self.kill)  # when only the sink knows that all is sealed
+            if self._late is not None:
+                self._network.after(3 * self._network.delay(), self._say_late)
         for to, answer, data in out:
-            if isinstance(answer, Load):
+            if isinstance(answer, m.Copied) and self._late is None and self._faults.strikes("late copy", 3):
+                self._late = answer
+                self._network.after(_LATE, self._say_late)
+            elif isinstance(answer, Load):
                 assert to == LOADER
                 self._load(answer)
             elif isinstance(to, Neighbour):
@@ -196,6 +205,11 @@ class SimulatedWorker:
         if self._unseen >= _LOOK_EVERY:
             self._unseen = 0
             self._watcher.check_worker(self)
+
+    def _say_late(self) -> None:
+        late, self._late = self._late, None
+        if late is not None and self._driver is not None and self.alive:
+            self._driver.send(self, late)
 
     @property
     def history(self) -> History:

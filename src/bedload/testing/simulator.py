@@ -291,7 +291,9 @@ class Simulation:
         if transfer is None or stage in (Stage.WAITING, Stage.DONE):
             return
         faults, lots = self.faults, transfer._lots
-        if stage is Stage.FLIPPED and faults.strikes("failed flip", 3):
+        # An epoch that fails now was sealed, copied ahead and rolled back before ownership flips.
+        failed = {Stage.FLIPPED: "failed flip", Stage.DUE: "failed copy"}.get(stage)
+        if failed is not None and faults.strikes(failed, 3):
             for query in self.queries.values():
                 self._later(3, query.fail)
         victims = []

@@ -167,9 +167,9 @@ class Moving(Restoring):
             said = m.HandOver(name, move, self.worker, parcel.number, parcel.base, pack(parcel.hashes))
             return to, said, None
         # While copying ahead the new owner has no use for the hashes: it is told what is stale instead.
-        nameless = hosted.sender.base is None or whole_only(hosted.sender.terms)
+        nameless = parcel.ahead or whole_only(hosted.sender.terms)
         hashes = b"" if nameless else pack(parcel.hashes)
-        ship = m.Ship(name, move, self.worker, parcel.number, hosted.active, hashes, parcel.groups, parcel.last)
+        ship = m.Ship(name, move, self.worker, parcel.number, hosted.active, hashes, parcel.groups, parcel.last, parcel.ahead)
         return to, ship, None if parcel.state is None else pack_whole(parcel.state)
 
     def _release(self, message: m.Release) -> list[Out]:
@@ -253,6 +253,7 @@ class Moving(Restoring):
                 message.groups,
                 message.last,
                 self._clock.monotonic(),
+                ahead=message.ahead,
             )
 
         return self._freed(hosted, take)
