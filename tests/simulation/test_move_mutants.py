@@ -249,7 +249,7 @@ MUTANTS: list[tuple[Callable[[Patch], None], Scenario, int]] = [
     (old_owner_drops_at_the_flip, MEMORY, 0),
     (old_owner_drops_before_the_commit, scenario("lost newcomer", wishes=("rescale",)), 17),
     (old_owner_never_drops, MEMORY, 0),
-    (what_is_here_is_overwritten, scenario("broken neighbour", "repeated shipment"), 64),
+    (what_is_here_is_overwritten, scenario("broken neighbour", "repeated shipment"), 200),
     (repeats_are_taken_in, scenario("broken neighbour", "repeated shipment", strategies=COPYING), 200),
     (what_was_on_a_broken_connection_is_not_sent_again, scenario("broken neighbour"), 0),
     (rows_do_not_wait_for_their_keys, MEMORY, 0),

@@ -80,9 +80,7 @@ class Pair:
 
     def flip(self, worker: WorkerId, base: int) -> None:
         leaving, arriving = ((LOT,), ()) if worker == OLD else ((), (LOT,))
-        self.tell(
-            worker, m.Flip(NAME, 1, Turn(base), CODE, leaving, arriving, PLACES, self.terms, Epoch(base), QUERY)
-        )
+        self.tell(worker, m.Flip(NAME, 1, Turn(base), CODE, leaving, arriving, PLACES, self.terms, Epoch(base), QUERY))
 
     def pump(self) -> None:
         self._take(OLD, self.machines[OLD].pump()[0])

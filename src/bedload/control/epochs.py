@@ -43,6 +43,7 @@ from bedload.core.clock import Clock
 from bedload.core.errors import BedloadError, CheckpointError, EpochAborted
 from bedload.core.ids import (
     NO_EPOCH,
+    DeploymentId,
     Epoch,
     OperatorName,
     QueryId,
@@ -97,6 +98,8 @@ class OperatorEpochs(Turns):
         """The user allows a query with committed epochs to start on empty state."""
         self.hold: Callable[[], bool] = lambda: False
         """Whether no turn may begin for now."""
+        self.deployment: DeploymentId | None = None
+        """The code of the last turn."""
         self._query_ended = False
         if lineage is not None and lineage.history.head is not None:
             self._take_up(lineage, lineage.history.head)
@@ -314,7 +317,7 @@ class OperatorEpochs(Turns):
         lineage = self.lineage
         self.turn = Turn(self.turn + 1) if lineage is None else lineage.next_turn(self.turn)
         self.epoch, self.query, self.run = ask.epoch, ask.query, ask.run
-        self.phase, self._error = Phase.OPEN, None
+        self.phase, self._error, self.deployment = Phase.OPEN, None, ask.deployment
         # Who takes part is known only when it is known what flips here.
         self._current = Attempt(frozenset(), self._first_ask[2], first_stage=ask.stage, recorded=lineage is None)
         self._query_ended = False

@@ -73,8 +73,8 @@ def balance(
 ) -> RoutingTable:
     """Even loads, by moving few key groups: ``load`` has that of each key group at each worker.
 
-    It ends: in whole numbers, each move lessens the sum of the squares of the workers' loads; and there are no more moves
-    than key groups.
+    It ends: in whole numbers, each move lessens the sum of the squares of the workers' loads; and there are no more
+    moves than key groups.
     """
     weights = _in_whole_numbers({worker: load.get(worker, {}) for worker in routing.workers})
     # What a worker does for pinned keys of other key groups stays with it.

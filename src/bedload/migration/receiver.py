@@ -8,8 +8,8 @@ Invariants:
 
 - what came with a number that was passed already is not taken in: it is a repeat, or from a connection that broke;
 - after the flip a key that is here is never overwritten;
-- copied state counts only if a ``HandOver`` says that it is that of the turn which the flip builds upon, and no copy was
-  taken in after it: that one may be of a later epoch, which was rolled back.
+- copied state counts only if a ``HandOver`` says that it is that of the turn which the flip builds upon, and no copy
+  was taken in after it: that one may be of a later epoch, which was rolled back.
 """
 
 from __future__ import annotations

@@ -25,7 +25,8 @@ KINDS: tuple[Kind, ...] = ("rescale", "rescale", "rescale", "move", "move", "dra
 
 WHY = {
     "MoveCancelled": ("cancel",),
-    "WorkerStartFailed": ("no newcomer", "dead newcomer", "lost newcomer", *sorted(LOSSES)),
+    "MoveFailed": ("failing move",),
+    "WorkerStartFailed": ("no newcomer", "dead newcomer", "lost newcomer", "failed setup", *sorted(LOSSES)),
     "WorkerLost": ("dead newcomer", "lost newcomer", "lost worker"),
 }
 """Which faults may be behind a change that failed."""

@@ -19,8 +19,10 @@ import pyarrow as pa
 
 from bedload.checkpoint.compaction import compact
 from bedload.checkpoint.storage import Storage
-from bedload.core.errors import BedloadError
-from bedload.core.ids import Epoch, Generation, OperatorName, QueryId, Turn, WorkerId
+from bedload.core.errors import BedloadError, OperatorFailed, WorkerStartFailed
+from bedload.core.ids import DeploymentId, Epoch, Generation, OperatorName, QueryId, Turn, WorkerId
+from bedload.migration.receiver import Receiver
+from bedload.migration.sender import Parcel
 from bedload.protocol import messages as m
 from bedload.testing.faults import Faults
 from bedload.testing.network import Body, Connection, End, Network, VirtualTime
@@ -31,6 +33,7 @@ from bedload.testing.watcher import Plain, Watcher
 from bedload.testing.workload import NAME
 from bedload.worker.durability import Load, Loaded, LoadFailed
 from bedload.worker.durable import CheckpointDurability, load
+from bedload.worker.hosted import Hosted
 from bedload.worker.machine import COORDINATOR, LOADER, Out, Phase, WorkerMachine
 from bedload.worker.moving import Neighbour
 from bedload.worker.runtime import Startable
@@ -66,6 +69,29 @@ class _BusyClock:
         return self._time.now
 
 
+class _Machine(WorkerMachine):
+    """Some of its code raises: an operator's ``setup``, and whatever sends and takes in state."""
+
+    faults: Faults
+
+    def _activate(self, hosted: Hosted, deployment: DeploymentId) -> None:
+        if hosted.runtime is None and self.faults.strikes("failed setup", 2):
+            raise OperatorFailed("the simulation lets no setup succeed")
+        super()._activate(hosted, deployment)
+
+    def _out(self, hosted: Hosted, parcel: Parcel) -> Out:
+        self._may_raise()
+        return super()._out(hosted, parcel)
+
+    def _ship(self, hosted: Hosted, receiver: Receiver, message: m.Ship, body: Body) -> list[Out]:
+        self._may_raise()
+        return super()._ship(hosted, receiver, message, body)
+
+    def _may_raise(self) -> None:
+        if self.faults.strikes("failing move", 0.5):
+            raise ValueError("the simulation lets no state pass")
+
+
 class SimulatedWorker:
     """One worker process. Without a storage, state is in memory only, and the worker is its own backup."""
 
@@ -84,7 +110,8 @@ class SimulatedWorker:
         self.alive = True
         self.places: Mapping[str, SimulatedWorker] = {}
         """All processes of the cluster, by address."""
-        self.machine = WorkerMachine(worker, lambda _: deployment, _BusyClock(network.time), self)
+        self.machine = _Machine(worker, lambda _: deployment, _BusyClock(network.time), self)
+        self.machine.faults = faults
         self.holdings = Holdings(worker, name, lambda: self.machine, watcher, durable=place is not None)
         self._network = network
         self._watcher = watcher
@@ -160,6 +187,10 @@ class SimulatedWorker:
             try:
                 out = self._waiting.pop(0)()
             except ProcessKilled:
+                return
+            except WorkerStartFailed as error:
+                self._send([self.machine.last_words(error)])
+                self.kill()
                 return
             finally:
                 self._busy = False

@@ -30,6 +30,7 @@ from bedload.core.errors import (
     ProtocolError,
     StaleAttempt,
     UnknownOperator,
+    WorkerStartFailed,
 )
 from bedload.core.ids import (
     NO_EPOCH,
@@ -91,8 +92,10 @@ class WorkerMachine(Moving):
         match message:
             case m.Join() | m.Apply() | m.Done() | m.Backlog():
                 return self._from_feeder(peer, message, body)
-            case m.Ship() | m.HandOver() | m.Shipped() | m.Fetch() | m.Copy() | m.Flip() | m.Release() | m.Weigh():
+            case m.Ship() | m.HandOver() | m.Shipped() | m.Fetch() | m.Copy() | m.Flip() | m.Weigh():
                 return self._from_mover(peer, message, body)
+            case m.Release():
+                return self._release(message)
             case m.Begin():
                 return self._begin(message)
             case m.Expect():
@@ -137,6 +140,11 @@ class WorkerMachine(Moving):
                 out += self._settle(hosted)
         return out
 
+    def last_words(self, error: BaseException) -> Out:
+        """For what raised where nobody waits for an answer: the worker says this to the coordinator, and ends."""
+        problem = error if isinstance(error, BedloadError) or not isinstance(error, Exception) else bug(error)
+        return COORDINATOR, m.WorkerFailed(self.worker, m.WireError.of(problem)), None
+
     def close(self) -> None:
         """The worker ends: let operators release what they hold."""
         for hosted in self._hosted.values():
@@ -161,8 +169,15 @@ class WorkerMachine(Moving):
         try:
             if message.deployment not in hosted.deployments:
                 hosted.deployments[message.deployment] = self._load(bytes(body or b""))
-        except BedloadError as problem:
-            error = m.WireError.of(problem)
+            if message.start:
+                self._activate(hosted, message.deployment)
+        except Exception as problem:
+            cause = problem if isinstance(problem, BedloadError) else bug(problem)
+            if message.start:
+                why = f"worker {self.worker} cannot run operator {hosted.name}: {cause.message}"
+                raise WorkerStartFailed(why, worker=self.worker) from problem
+            hosted.unloaded[message.deployment] = cause
+            error = m.WireError.of(cause)
         return [(COORDINATOR, m.Deployed(self.worker, message.deployment, error), None)]
 
     def _begin(self, message: m.Begin) -> list[Out]:
@@ -200,6 +215,8 @@ class WorkerMachine(Moving):
         if hosted.active == deployment:
             return
         shipped = hosted.deployments.get(deployment)
+        if shipped is None and deployment in hosted.unloaded:
+            raise hosted.unloaded[deployment]
         if shipped is None:
             raise ProtocolError(f"operator {hosted.name}: deployment {deployment} was never shipped")
         hosted.active = None
@@ -277,7 +294,7 @@ class WorkerMachine(Moving):
     def _from_feeder(self, peer: Peer, message: TurnMessage, body: Body) -> list[Out]:
         hosted = self._at(message.operator)
         if isinstance(message, m.Backlog) and message.turn <= hosted.turn:
-            return self._backlog(hosted, message) if message.turn == hosted.turn else []
+            return self._backlog(hosted, body) if message.turn == hosted.turn else []
         if message.turn > hosted.turn:
             hosted.early.append((peer, message, body))
             return []
@@ -420,15 +437,14 @@ class WorkerMachine(Moving):
             self.worker, hosted.name, hosted.query, hosted.epoch, hosted.turn, runtime.delta
         )
         hosted.phase = Phase.SEALED
-        if hosted.sender is not None:
-            hosted.sender.sealed(hosted.turn)
+        copies = self._copy_sealed(hosted)
         hosted.counted(runtime.touched_keys)
         sharing = [hosted.feeders[name] for name in sorted(hosted.feeders) if not hosted.feeders[name].released]
         if output is not None:
             share_out(output, sharing)
         busy = hosted.busy + self._clock.monotonic() - started
         sealed = m.Sealed(self.worker, hosted.name, hosted.turn, runtime.rows, runtime.keys, busy, written)
-        out: list[Out] = [(COORDINATOR, sealed, None)]
+        out: list[Out] = [(COORDINATOR, sealed, None), *copies]
         for feeder in sharing:
             out += [(peer, m.Finished(hosted.turn), feeder.share) for peer in feeder.waiting]
             feeder.waiting = []
@@ -437,6 +453,13 @@ class WorkerMachine(Moving):
     # --- reads ---
 
     def _look(self, peer: Peer, message: m.Read | m.Inspect, body: Body) -> list[Out]:
+        try:
+            return self._found(peer, message, body)
+        except Exception as error:  # nobody but the reader is concerned
+            problem = error if isinstance(error, BedloadError) else bug(error)
+            return [(peer, m.Refused(m.WireError.of(problem)), None)]
+
+    def _found(self, peer: Peer, message: m.Read | m.Inspect, body: Body) -> list[Out]:
         hosted = self._hosted.get(message.operator)
         runtime = None if hosted is None else hosted.runtime
         if hosted is None or (runtime is None and not hosted.deployments):
