@@ -504,10 +504,11 @@ class Changes:
             return
         tables = [epochs.routing for epochs in self._operators.values()]
         owners = {it for table in tables for it in (*table.owners, *(pin.worker for pin in table.pins))}
-        self.members = tuple(sorted(owners.union(change.before) & self._addresses.keys()))
+        stay = set(change.before) & set(change.members)
+        self.members = tuple(sorted(owners | stay))
         for epochs in self._operators.values():
-            for worker in set(epochs.routing.workers) - set(self.members):
-                epochs.lost_nothing(worker)
+            if set(epochs.routing.workers) != set(self.members):
+                epochs.routing = epochs.routing.next(workers=self.members)
         moved = sum(it.groups for it in change.transfers.values())
         ending = "Nothing has moved: the cluster is as it was"
         if any(it.flipped for it in change.transfers.values()):

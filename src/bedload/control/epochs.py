@@ -312,6 +312,8 @@ class OperatorEpochs(Turns):
     def _begin(self, token: Token, ask: m.Open) -> list[Instruction]:
         if any(worker in self._missing for worker in self.routing.workers) or self.hold():
             return self._park(token, ask, [])
+        # SUBTLE: no turn begins on what a failed move has left between two owners.
+        failed = [] if self.transfer is None else self.transfer.give_up()
         if self.run is not None and self.run != ask.run:
             self._past_runs.add(self.run)
         lineage = self.lineage
@@ -325,14 +327,14 @@ class OperatorEpochs(Turns):
             # The user lets the query start here: what was before it is no gap, also if this epoch has to be replayed.
             self.committed[ask.query] = Epoch(ask.epoch - 1)
         self.fresh = False
-        out: list[Instruction] = []
+        out: list[Instruction] = failed
         if lineage is not None:
             try:
                 self._unreadable = False
                 out += self._restore(ask.deployment, lineage.head)
             except CheckpointError as error:
                 self.phase, self._error = Phase.ABORTED, error
-                return [refuse(token, error), *self._unpark()]
+                return [*failed, refuse(token, error), *self._unpark()]
         if self.transfer is not None and self.transfer.due and not self.reads_back:
             out += self.transfer.flip()
         workers = self._taking_part()

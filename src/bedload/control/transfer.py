@@ -146,7 +146,7 @@ class Transfer:
         if self.stage is Stage.WAITING and not self._open and self.epochs.at_rest:
             return self._start()
         if self._failure is not None:
-            return self._give_up()
+            return self.give_up()
         if self.due and self.epochs.between_epochs:
             return [*self.flip(), *self.go_on()]
         if self.stage is Stage.ARRIVED and self.epochs.between_epochs:
@@ -261,7 +261,25 @@ class Transfer:
             return self.called_off()
         self._steps.clear()
         self._failure = error
-        return [*self.epochs.doubt(error), *self._give_up()]
+        return [*self.epochs.doubt(error), *self.give_up()]
+
+    def give_up(self) -> list[Instruction]:
+        """If a part of it failed after the flip: end it, when it is known what became of the epoch under way."""
+        if self.stage is not Stage.FLIPPED:
+            self._failure = None
+        if self._failure is None or self.epochs.undecided:
+            return []
+        error, self._failure = self._failure, None
+        if self.epochs.lineage is not None:
+            return self._from_checkpoint(None)
+        if not self._uncommitted or self.epochs.is_sealed:
+            self.doom = error  # some keys have changed at their new owners, and others have not arrived
+            return []
+        self.epochs.routing = self._before
+        self.flips -= 1
+        self.groups -= sum(len(lot.groups) for lot in self._lots)
+        self.single_keys -= sum(len(lot.keys) for lot in self._lots)
+        return self._call_off()
 
     def without(self, worker: WorkerId) -> None:
         """A worker was lost and will not be replaced: nothing goes there."""
@@ -333,24 +351,6 @@ class Transfer:
             copy = m.Copy(name, self._move, self._deployment, lots, self._addresses(), terms)
             out.append(ToWorker(source, copy))
         return out
-
-    def _give_up(self) -> list[Instruction]:
-        """After the flip, when it is known what became of the epoch under way."""
-        if self.stage is not Stage.FLIPPED:
-            self._failure = None
-        if self._failure is None or self.epochs.undecided:
-            return []
-        error, self._failure = self._failure, None
-        if self.epochs.lineage is not None:
-            return self._from_checkpoint(None)
-        if not self._uncommitted or self.epochs.is_sealed:
-            self.doom = error  # some keys have changed at their new owners, and others have not arrived
-            return []
-        self.epochs.routing = self._before
-        self.flips -= 1
-        self.groups -= sum(len(lot.groups) for lot in self._lots)
-        self.single_keys -= sum(len(lot.keys) for lot in self._lots)
-        return self._call_off()
 
     def _call_off(self) -> list[Instruction]:
         """Before the flip: drop the copies; the old owners go on as if nothing had been."""

@@ -86,7 +86,7 @@ LOSSES = (frozenset(DURABLE) - {"set back", "store failure"}) | DURABLE_MOVES.ke
 EXPLAINS: dict[str, tuple[str, ...]] = {
     "TaskCrashed": ("crash",),
     "OperatorFailed": ("poison", "failed setup"),
-    "MoveFailed": ("failing move",),
+    "MoveFailed": ("failing move", "failed setup"),
     "NotDeterministic": ("noise", "other shape"),
     "EpochIncomplete": ("stop early", "no action"),
     "EpochMismatch": ("stop early", "no action"),

@@ -25,7 +25,7 @@ KINDS: tuple[Kind, ...] = ("rescale", "rescale", "rescale", "move", "move", "dra
 
 WHY = {
     "MoveCancelled": ("cancel",),
-    "MoveFailed": ("failing move",),
+    "MoveFailed": ("failing move", "failed setup"),
     "WorkerStartFailed": ("no newcomer", "dead newcomer", "lost newcomer", "failed setup", *sorted(LOSSES)),
     "WorkerLost": ("dead newcomer", "lost newcomer", "lost worker"),
 }

@@ -468,13 +468,13 @@ class WorkerMachine(Moving):
         if isinstance(message, m.Inspect):
             keys, groups = (runtime.keys, runtime.groups) if runtime is not None else (0, 0)
             return [(peer, m.Inspected(keys, groups), None)]
+        if hosted.unrestored is not None:
+            return [(peer, m.Refused(m.WireError.of(hosted.unrestored)), None)]
         # SUBTLE: a replacement that was not told yet what it owns has no state to look for a key in.
         unknown = self._durable and message.group not in hosted.owned | hosted.lodging
         if unknown or hosted.parking.absent(message.group, lambda: hash_of_key(body)):
             hosted.reads.append((peer, message, None if body is None else bytes(body)))
             return [] if unknown or body is None else self._fetch(hosted, hash_of_key(body))
-        if hosted.unrestored is not None:
-            return [(peer, m.Refused(m.WireError.of(hosted.unrestored)), None)]
         state = None
         if runtime is not None and body is not None:
             state = runtime.read_batch(message.group, one_key(body))
