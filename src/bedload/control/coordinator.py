@@ -230,7 +230,7 @@ class Coordinator:
     def worker_lost(self, worker: WorkerId, how: str) -> list[Instruction]:
         """A worker is gone."""
         if words := self._last_words.pop(worker, ""):
-            how = f"{how}; its last words: {words}"
+            how = f"its last words: {words}; {how}"
         if self._down is None and worker in self._newcomers:
             return self._not_started(worker, how)
         if self._down is not None or worker not in self._addresses:
