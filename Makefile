@@ -6,6 +6,7 @@ VENV_PYTHON := $(CURDIR)/$(BIN)/python
 ARGS ?=
 BENCH ?=
 SECONDS ?= 600
+SEEDS ?= 1000
 
 # A process that has nothing left to do takes tests from the other one: most of the time goes into few
 # long tests, which lie side by side.
@@ -30,7 +31,7 @@ WITH_JAVA = JAVA_HOME="$$(sed -n 1p $(JAVA_STAMP))"
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-fast soak check fix bench clean FORCE
+.PHONY: help setup demo test test-fast simulate soak check fix bench clean FORCE
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -49,6 +50,9 @@ test: $(INSTALL_STAMP) $(JAVA_STAMP) ## run all suites: the fast ones in paralle
 
 test-fast: $(INSTALL_STAMP) ## run the suites that need no Spark
 	@$(BIN)/python -m pytest $(FAST) $(ARGS)
+
+simulate: $(INSTALL_STAMP) ## seeded simulations against an oracle, on all cores: make simulate SEEDS=100000 ARGS="--moves"
+	@$(BIN)/python -m bedload.testing.simulate --seeds $(SEEDS) $(ARGS)
 
 soak: $(INSTALL_STAMP) $(JAVA_STAMP) ## random faults on real Spark against an oracle: make soak SECONDS=600 ARGS="--seed 7"
 	@$(WITH_JAVA) $(BIN)/python -m tests.soak --seconds $(SECONDS) $(ARGS)

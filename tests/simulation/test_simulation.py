@@ -67,7 +67,7 @@ def test_a_seed_is_one_story(durable: bool) -> None:
 
 
 def test_the_command_line_runs_and_tells(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--seeds", "0:6"]) == 0
+    assert main(["--seeds", "0:6", "--plain"]) == 0
     told = capsys.readouterr().out
     assert "6 seeds, 0 failed" in told
     assert "in memory only" in told
@@ -76,7 +76,8 @@ def test_the_command_line_runs_and_tells(capsys: pytest.CaptureFixture[str]) -> 
     assert "coordinator -> worker 0: Begin(" in capsys.readouterr().out
 
 
-def test_the_command_line_refuses_what_is_not_a_range(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("seeds", ["many", "7:7", "0", ":"])
+def test_the_command_line_refuses_what_is_no_seeds(seeds: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        main(["--seeds", "17"])
+        main(["--seeds", seeds])
     assert "FROM:TO" in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -299,6 +300,60 @@ def test_an_epoch_without_data_for_the_operator_is_no_gap(
     assert answer["log"] == [1, 5]
 
 
+@pytest.mark.parametrize("kind", ["json", "csv"])
+def test_an_epoch_of_empty_files_is_no_gap(spark: SparkSession, cluster: bl.Cluster, tmp_path: Path, kind: str) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    row = {"json": '{"key": 1, "value": %d}\n', "csv": "1,%d\n"}[kind]
+    texts = ["", row % 1, "", "", row % 5, "", row % 7, row % 0]
+    for number, text in enumerate(texts):
+        (folder / f"{number}.{kind}").write_text(text)
+        os.utime(folder / f"{number}.{kind}", (1e9 + number, 1e9 + number))
+    reader = spark.readStream.schema("key long, value long").option("maxFilesPerTrigger", 1).format(kind)
+    out = cluster.apply(reader.load(str(folder)), key="key", operator=Sealed, schema=SCHEMA, name=f"Empty{kind}")
+    sink = Sink()
+    run(out, sink, tmp_path / "c", len(texts) - 1)
+    assert sink.rows == [(1, 1, 1), (1, 2, 6), (1, 3, 13)]
+    committed(cluster, f"Empty{kind}", len(texts) - 2)
+    answer = cluster.state(f"Empty{kind}").get(1)
+    assert answer is not None
+    assert answer["log"] == [1, 5, 7]
+
+
+def test_empty_files_that_no_action_looked_at_do_not_hide_one_with_rows(
+    spark: SparkSession, cluster: bl.Cluster, tmp_path: Path
+) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    for number, text in enumerate(["1,1\n", "", "1,5\n", "", "1,7\n"]):
+        (folder / f"{number}.csv").write_text(text)
+        os.utime(folder / f"{number}.csv", (1e9 + number, 1e9 + number))
+    reader = spark.readStream.schema("key long, value long").option("maxFilesPerTrigger", 1)
+    out = cluster.apply(reader.csv(str(folder)), key="key", operator=Sealed, schema=SCHEMA, name="Hidden")
+
+    def skips(batch: DataFrame, epoch: int) -> None:
+        if epoch not in (1, 2):
+            batch.collect()
+
+    error = fail(out, skips, tmp_path)
+    assert "EpochIncomplete" in error
+    assert "epoch 2" in error
+
+
+def test_a_batch_without_rows_behind_a_shuffle_is_no_gap(
+    spark: SparkSession, cluster: bl.Cluster, tmp_path: Path
+) -> None:
+    assert spark.conf.get("spark.sql.adaptive.enabled") == "true"  # else there is nothing to be seen here
+    rows = keyed(spark).where("value % 800 < 200").repartition("key")
+    out = cluster.apply(rows, key="key", operator=Sealed, schema=SCHEMA, name="Shuffled")
+    run(out, Sink(), tmp_path / "c", 6)
+    committed(cluster, "Shuffled", 5)
+    for key in range(9):
+        answer = cluster.state("Shuffled").get(key)
+        assert answer is not None
+        assert sorted(answer["log"]) == [v for v in range(key, 1200, 9) if v % 800 < 200]
+
+
 @pytest.mark.parametrize("operator", KINDS)
 def test_an_epoch_that_spark_did_not_commit_is_rolled_back_and_replayed(
     spark: SparkSession, cluster: bl.Cluster, tmp_path: Path, operator: type[bl.Operator]
@@ -342,7 +397,7 @@ def test_messages_of_a_former_run_are_refused(spark: SparkSession, cluster: bl.C
             "zombie",
         )
         driver = cluster._driver
-        with Channel.connect(driver.address, cluster._secret) as channel:
+        with Channel.connect(driver.address, cluster._credentials) as channel:
             channel.send(m.encode(former))
             answer = m.decode(channel.recv(10).header)
         assert isinstance(answer, m.Refused)
@@ -350,7 +405,7 @@ def test_messages_of_a_former_run_are_refused(spark: SparkSession, cluster: bl.C
         coordinator = driver.coordinator
         assert coordinator is not None
         worker_address = next(iter(coordinator.workers.values()))
-        with Channel.connect(worker_address, cluster._secret) as channel:
+        with Channel.connect(worker_address, cluster._credentials) as channel:
             join = m.Join(OperatorName("Former"), m.Turn(0), m.FeederId(0, 0))
             channel.send(m.encode(join), (pa.schema([]).serialize(),))
             answer = m.decode(channel.recv(10).header)

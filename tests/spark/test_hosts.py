@@ -22,6 +22,7 @@ from pyspark.sql import SparkSession
 import bedload as bl
 from bedload.core.errors import (
     ClusterStopped,
+    ProtocolError,
     SecretRefused,
     TooFewSlots,
     WorkerLost,
@@ -32,7 +33,7 @@ from bedload.core.ids import DeploymentId, Epoch, OperatorName, QueryId, RunId, 
 from bedload.keys import RoutingTable, hash_key, key_group
 from bedload.protocol import messages as m
 from bedload.spark import hosts
-from bedload.transport import Channel, parse_address
+from bedload.transport import Channel, Credentials, parse_address
 from tests.spark.apps import alive, eventually, running
 from tests.spark.apps.session import no_jobs
 from tests.spark.conftest import Sink, numbers, run, start
@@ -280,20 +281,20 @@ def test_workers_that_never_come_are_given_up_and_ended(
 def test_a_caller_with_another_secret_is_refused_everywhere(two: bl.Cluster) -> None:
     for address in (two._driver.address, *addresses(two).values()):
         with pytest.raises(SecretRefused):
-            Channel.connect(address, b"x" * 32)
-        Channel.connect(address, two._secret).close()
+            Channel.connect(address, Credentials(b"x" * 32))
+        Channel.connect(address, two._credentials).close()
 
 
 def test_a_refused_caller_changes_nothing(spark: SparkSession, two: bl.Cluster, tmp_path: Path) -> None:
     for address in (two._driver.address, *addresses(two).values()):
         with pytest.raises(SecretRefused):
-            Channel.connect(address, b"x" * 32)
+            Channel.connect(address, Credentials(b"x" * 32))
     count_of_counts(spark, two, tmp_path)
 
 
 def test_each_attachment_has_a_secret_of_its_own(spark: SparkSession, two: bl.Cluster) -> None:
     with bl.attach(spark, workers=1) as other, pytest.raises(SecretRefused):
-        Channel.connect(two._driver.address, other._secret)
+        Channel.connect(two._driver.address, other._credentials)
 
 
 def test_in_local_mode_all_sockets_listen_on_loopback_only(two: bl.Cluster) -> None:
@@ -309,11 +310,43 @@ def test_in_local_mode_all_sockets_listen_on_loopback_only(two: bl.Cluster) -> N
 
 
 def test_the_secret_is_in_no_argument_list_and_no_environment(two: bl.Cluster) -> None:
-    forms = (two._secret.hex(), base64.b64encode(two._secret).decode())
+    secret = two._credentials.secret
+    forms = (secret.hex(), base64.b64encode(secret).decode())
     for pid in two.workers.values():
         process = psutil.Process(pid)
         visible = " ".join([*process.cmdline(), *process.environ().values()])
         assert not any(form in visible for form in forms)
+
+
+@pytest.mark.parametrize("host", ["process", "task"])
+def test_an_encrypted_cluster_counts_right_and_shows_nothing_of_its_credentials(
+    spark: SparkSession, tmp_path: Path, host: str
+) -> None:
+    with bl.attach(spark, workers=1, host=host, encrypt=True) as cluster:
+        credentials = cluster._credentials
+        assert credentials.encrypted
+        count_of_counts(spark, cluster, tmp_path / "query")
+        answer = cluster.state("Count").get(3)
+        assert answer is not None
+        assert answer["n"] >= 20
+        with pytest.raises(ProtocolError, match="encrypted connections only"):
+            Channel.connect(cluster._driver.address, Credentials(credentials.secret))
+
+        out = cluster.apply(
+            numbers(spark).selectExpr("value key", "value"), key="key", operator=Count, schema="key long, n long"
+        )
+        shown = [str(out._jdf.queryExecution().toString()), repr(cluster), repr(cluster.__dict__)]
+        for pid in cluster.workers.values():
+            process = psutil.Process(pid)
+            shown += [*process.cmdline(), *process.environ().values()]
+        assert credentials.key is not None
+        body = credentials.key.splitlines()[1]
+        for form in (credentials.secret.hex(), base64.b64encode(credentials.secret).decode(), body, repr(body)):
+            assert not any(form in text for text in shown)
+
+
+def test_on_loopback_connections_are_not_encrypted_unless_asked_for(two: bl.Cluster) -> None:
+    assert not two._credentials.encrypted
 
 
 # --- a lost worker ---
@@ -354,7 +387,7 @@ def test_a_worker_killed_in_an_epoch_fails_the_query_and_the_others_roll_back(
     (tmp_path / "go").touch()
     expected = sum(_owner(value, routing) == 1 for value in range(100))
     assert 0 < expected < 100
-    with Channel.connect(where[WorkerId(1)], two._secret) as channel:
+    with Channel.connect(where[WorkerId(1)], two._credentials) as channel:
         # It answers only after what it was told before, so after the roll-back.
         assert _keys(channel, "Waits") == expected
 
@@ -403,7 +436,7 @@ def test_a_copy_of_a_worker_that_lives_is_left_waiting_and_one_of_a_lost_worker_
     spark: SparkSession, two: bl.Cluster, tmp_path: Path
 ) -> None:
     register = m.encode(m.Register(WorkerId(0), "127.0.0.1:1", 1))
-    with Channel.connect(two._driver.address, two._secret) as copy:
+    with Channel.connect(two._driver.address, two._credentials) as copy:
         copy.send(register)
         copy.send(m.encode(_open("nothing")))
         answer = m.decode(copy.recv(30).header)
@@ -413,7 +446,7 @@ def test_a_copy_of_a_worker_that_lives_is_left_waiting_and_one_of_a_lost_worker_
 
     os.kill(two.workers[0], signal.SIGKILL)
     eventually(lambda: 0 not in two.workers, "the loss was noticed")
-    with Channel.connect(two._driver.address, two._secret) as late:
+    with Channel.connect(two._driver.address, two._credentials) as late:
         late.send(register)
         assert isinstance(m.decode(late.recv(30).header), m.Stop)
 
@@ -438,7 +471,7 @@ def test_a_worker_in_a_task_frees_its_slot_when_the_cluster_stops(spark: SparkSe
         (address,) = addresses(cluster).values()
     no_jobs(spark)
     with pytest.raises(WorkerUnreachable):
-        Channel.connect(address, cluster._secret, 1.0)
+        Channel.connect(address, cluster._credentials, 1.0)
     assert leftovers() == before
 
 

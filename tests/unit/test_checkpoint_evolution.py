@@ -37,7 +37,7 @@ from bedload.checkpoint.snapshots import write_parts
 from bedload.checkpoint.storage import Storage, open_storage
 from bedload.control.compaction import Compaction, Retention
 from bedload.control.epochs import OperatorEpochs
-from bedload.control.instructions import WriteManifest
+from bedload.control.instructions import ToWorker, WriteManifest
 from bedload.control.lineage import Lineage
 from bedload.core.errors import (
     CheckpointDamaged,
@@ -699,7 +699,7 @@ def record_of(turn: Turn, parent: Turn | None, generation: Generation, schema: i
 def complete_turn(keeper: Keeper, lineage: Lineage) -> None:
     head = lineage.history.head
     record = record_of(lineage.next_turn(head or Turn(0)), head, keeper.generation, lineage.schema.number)
-    keeper.write_turn(OPERATOR, record, "")
+    keeper.write_turn(OPERATOR, record)
 
 
 def test_a_change_is_measured_against_the_state_and_not_against_an_attempt(tmp_path: Path) -> None:
@@ -748,9 +748,11 @@ def test_a_snapshot_before_the_first_epoch_of_a_change_is_in_the_old_schema() ->
     epochs = OperatorEpochs(OPERATOR, RoutingTable.initial(GROUPS, [worker]), {worker: "here"}, lineage)
     lineage.head = Turn(3)
     compaction = Compaction(epochs, Retention(), {worker: "here"})
-    compaction.ask("me")
+    (asked,) = compaction.ask("me")
+    assert isinstance(asked, ToWorker)
+    assert isinstance(asked.message, m.Compact)
     parts = msgspec.msgpack.encode([SnapshotPart(groups=tuple(range(GROUPS)), rows=0, files={})])
-    (step,) = compaction.compacted(m.Compacted(worker, OPERATOR, Turn(3), None), parts)
+    (step,) = compaction.compacted(m.Compacted(worker, OPERATOR, asked.message.ticket, None), parts)
     assert isinstance(step, WriteManifest)
     assert (step.manifest.schema, lineage.schema.number) == (1, 2)
 

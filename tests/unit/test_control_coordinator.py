@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from bedload.control.coordinator import Coordinator
-from bedload.control.instructions import DeployResult, Instruction, Reply, ToWorker
+from bedload.control.instructions import DeployResult, EpochEnded, Instruction, Reply, ToWorker
+from bedload.control.standing import Phase
 from bedload.core.errors import (
     BedloadError,
     ClusterStopped,
@@ -109,3 +111,19 @@ def test_stop_tells_the_workers_and_refuses_everybody_after(coordinator: Coordin
 def test_what_is_no_worker_s_message_is_an_error(coordinator: Coordinator) -> None:
     with pytest.raises(ProtocolError, match="Stop"):
         coordinator.from_worker(m.Stop())
+
+
+def test_an_operator_learns_that_an_epoch_is_committed_when_another_one_of_its_query_opens_the_next() -> None:
+    coordinator = Coordinator({WorkerId(0): "w0"})
+    names = [OperatorName("First"), OperatorName("Second")]
+    for number, name in enumerate(names):
+        deployment, _ = coordinator.deploy("user", name, 4, b"code")
+        coordinator.from_worker(m.Deployed(WorkerId(0), deployment, None))
+        coordinator.open("t", ask(deployment, name))
+        turn = coordinator.operator(name).turn
+        coordinator.stage_inspected(name, turn, 1, 1, 1)
+        coordinator.from_worker(m.Sealed(WorkerId(0), name, turn, 1, 1, 0.0, 0))
+        assert number == deployment
+    steps = coordinator.open("t", replace(ask(DeploymentId(1), names[1]), epoch=Epoch(1), nonce="o"))
+    assert {step.operator for step in steps if isinstance(step, EpochEnded) and step.committed} == {*names}
+    assert coordinator.operator(names[0]).phase is Phase.IDLE

@@ -27,11 +27,23 @@ WORKERS = {WorkerId(0): "w0", WorkerId(1): "w1"}
 ERROR = m.WireError.of(BedloadError("boom"))
 
 
+class HandClock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def wall(self) -> float:
+        return self.now
+
+
 class Rig:
     """A coordinator, and what it said."""
 
     def __init__(self, *, fresh: bool = False) -> None:
-        self.coordinator = Coordinator(WORKERS)
+        self.clock = HandClock()
+        self.coordinator = Coordinator(WORKERS, clock=self.clock)
         self.steps: list[Instruction] = []
         self._numbers = itertools.count()
         self.deploy(fresh=fresh)
@@ -348,6 +360,32 @@ def test_epochs_without_data_may_be_skipped_by_all_feeders_that_wait(rig: Rig) -
     assert [rig.open(3, stage=2, partition=p) for p in range(3)] == ["parked"] * 3
     assert list(rig.facts(committed=2, quiet=(1, 2)).values()) == ["Opened"] * 3
     assert rig.epochs.epoch == 3
+
+
+def test_one_look_at_a_query_serves_all_feeders_that_wait(rig: Rig) -> None:
+    rig.whole(0)
+    for partition in range(5):
+        rig.open(3, stage=2, partition=partition)
+    (asked,) = [step for step in rig.steps if isinstance(step, InspectQuery)]
+    assert asked.gap == (1, 2)
+
+
+def test_a_commit_log_that_stays_behind_is_looked_at_now_and_then_and_not_for_ever(rig: Rig) -> None:
+    rig.whole(0)
+    rig.open(3, stage=2, partition=0)
+    rig.open(3, stage=2, partition=1)
+    for _ in range(20):
+        assert rig.facts(committed=0) == {}
+        rig.clock.now += 1
+    looks = [step.pause for step in rig.steps if isinstance(step, InspectQuery)]
+    assert looks[0] == 0
+    assert len(looks) == 21
+    assert min(looks[1:]) > 0
+    rig.clock.now += 60
+    assert list(rig.facts(committed=0).values()) == ["EpochMismatch"] * 2
+    assert len([step for step in rig.steps if isinstance(step, InspectQuery)]) == 21
+    assert rig.open(3, "r2", stage=3) == "parked"  # it may have come by the next run
+    assert list(rig.facts(committed=2, quiet=(1, 2)).values()) == ["Opened"]
 
 
 def test_an_epoch_with_data_that_nobody_opened_stops_the_query(rig: Rig) -> None:

@@ -12,9 +12,9 @@ from bedload.core.ids import OperatorName, WorkerId
 from bedload.keys import RoutingTable
 from bedload.spark import state_view
 from bedload.spark.state_view import ColumnDecoder, OperatorState
-from bedload.transport import Endpoint, Handler, Peer
+from bedload.transport import Credentials, Endpoint, Handler, Peer
 
-SECRET = b"correct horse battery staple"
+CREDENTIALS = Credentials(b"correct horse battery staple")
 
 
 class Silent(Handler):
@@ -29,9 +29,8 @@ class Silent(Handler):
 
 def test_a_key_whose_state_does_not_come_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state_view, "_LOOK_SECONDS", 0.05)
-    monkeypatch.setattr(state_view, "_PATIENCE_SECONDS", 0.2)
     worker = Silent()
-    endpoint = Endpoint("127.0.0.1", secret=SECRET, handler=worker)
+    endpoint = Endpoint("127.0.0.1", credentials=CREDENTIALS, handler=worker)
     thread = threading.Thread(target=endpoint.run, daemon=True)
     thread.start()
     routing = RoutingTable.initial(16, [WorkerId(0)])
@@ -40,11 +39,11 @@ def test_a_key_whose_state_does_not_come_is_not_waited_for_for_ever(monkeypatch:
         ColumnDecoder(()),
         (pa.int64(),),
         lambda: (routing, {WorkerId(0): endpoint.address}),
-        SECRET,
+        CREDENTIALS,
     )
     try:
         with pytest.raises(WorkerUnreachable, match=r"rides: there is no answer .*restoring\(\), and try again"):
-            state.get(7)
+            state.get(7, timeout=0.2)
         assert worker.asked == 1
     finally:
         state.close()

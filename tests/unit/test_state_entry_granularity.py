@@ -90,7 +90,7 @@ def test_a_change_in_a_child_marks_one_entry_of_the_parent() -> None:
     tracked = track(dict[str, list[int]], {str(i): [i] for i in range(LARGE)}, journal)
     tracked["17"].append(1)
     assert list(tracked._bl_log) == ["17"]
-    assert journal.dirty == [tracked["17"], tracked]
+    assert journal.dirty == [tracked, tracked["17"]]
     assert tracked.changes() == MapChanges((), {"17": [17, 1]})
 
 

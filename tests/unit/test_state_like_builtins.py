@@ -8,6 +8,8 @@ import pickle
 from collections import Counter, deque
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pytest
 
 from bedload.core.errors import StateTypeError
@@ -125,7 +127,15 @@ def test_what_is_made_of_it_is_plain(made: Any) -> None:
 
 def test_other_code_takes_it_for_the_builtin() -> None:
     numbers = track(list[int], [3, 1, 2])
-    assert json.dumps({"n": numbers, "m": track(dict[str, int], {"a": 1})}) == '{"n": [3, 1, 2], "m": {"a": 1}}'
+    assert json.dumps({"n": numbers[:], "m": track(dict[str, int], {"a": 1})}) == '{"n": [3, 1, 2], "m": {"a": 1}}'
+    assert isinstance(numbers, list)
+    assert pa.array([numbers, [4]], pa.list_(pa.int64())).to_pylist() == [[3, 1, 2], [4]]
+    assert np.array(numbers).tolist() == [3, 1, 2]
+    match numbers:
+        case [first, *_]:
+            assert first == 3
+        case _:
+            pytest.fail("a list is a sequence")
     assert sorted(numbers) == [1, 2, 3]
     numbers.sort()
     bisect.insort(numbers, 2)

@@ -5,11 +5,13 @@ import errno
 import os
 import queue
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from tests.unit.transport_kit import HandClock, credentials_of
 
 from bedload.core.errors import (
     ClusterError,
@@ -18,11 +20,23 @@ from bedload.core.errors import (
     SecretRefused,
     WorkerUnreachable,
 )
-from bedload.transport import Channel, Endpoint, Handler, Peer, Phase, encode_frame
+from bedload.transport import Channel, Credentials, Endpoint, Handler, Peer, Phase, encode_frame
 
-SECRET = b"correct horse battery staple"
+CREDENTIALS = credentials_of("plain")
 PATIENCE = 30.0  # how long a test waits for what must happen; never how long it measures
 MIB = 1024 * 1024
+
+
+@pytest.fixture(params=["plain", "tls"], autouse=True)
+def credentials(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Credentials:
+    """Every test runs on plain connections and on encrypted ones."""
+    chosen = credentials_of(request.param)
+    monkeypatch.setattr(sys.modules[__name__], "CREDENTIALS", chosen)
+    return chosen
+
+
+plain_only = pytest.mark.parametrize("credentials", ["plain"], indirect=True)
+"""For tests that write and read the bytes of the wire themselves."""
 
 Script = Callable[[Peer, bytes, memoryview | None], None]
 
@@ -53,19 +67,6 @@ class Recorder(Handler):
         self.errors.put((peer, error))
 
 
-class HandClock:
-    """Time that a test moves by hand."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def wall(self) -> float:
-        return self.now
-
-
 @contextlib.contextmanager
 def running(endpoint: Endpoint) -> Iterator[Endpoint]:
     thread = threading.Thread(target=endpoint.run)
@@ -79,11 +80,11 @@ def running(endpoint: Endpoint) -> Iterator[Endpoint]:
 
 
 def endpoint_of(handler: Handler, host: str = "127.0.0.1", **options: object) -> Endpoint:
-    return Endpoint(host, secret=SECRET, handler=handler, **options)  # type: ignore[arg-type]
+    return Endpoint(host, credentials=CREDENTIALS, handler=handler, **options)  # type: ignore[arg-type]
 
 
 def call(endpoint: Endpoint) -> Channel:
-    return Channel.connect(endpoint.address, SECRET, PATIENCE)
+    return Channel.connect(endpoint.address, CREDENTIALS, PATIENCE)
 
 
 def on_loop(endpoint: Endpoint, fn: Callable[[], Any]) -> Any:
@@ -91,6 +92,10 @@ def on_loop(endpoint: Endpoint, fn: Callable[[], Any]) -> Any:
     answer: queue.Queue[Any] = queue.Queue()
     endpoint.call_soon(lambda: answer.put(fn()))
     return answer.get(timeout=PATIENCE)
+
+
+def other_secret() -> Credentials:
+    return Credentials(b"other", CREDENTIALS.certificate, CREDENTIALS.key)
 
 
 def roundtrip(channel: Channel, word: bytes) -> bytes:
@@ -121,6 +126,7 @@ def test_a_frame_comes_back_as_it_was_sent(buffers):
         assert (b"" if body is None else bytes(body)) == b"".join(buffers)
 
 
+@plain_only
 def test_a_frame_is_whole_however_slowly_it_comes():
     with running(endpoint_of(Recorder())) as endpoint, call(endpoint) as channel:
         raw = socket.socket(fileno=os.dup(channel.fileno()))
@@ -324,6 +330,7 @@ def test_both_ends_see_the_other_one_leave():
     assert handler.ended.get(timeout=PATIENCE).reason is None
 
 
+@plain_only
 def test_an_end_inside_a_frame_is_told_from_one_between_frames():
     handler = Recorder()
     with running(endpoint_of(handler)) as endpoint:
@@ -334,6 +341,7 @@ def test_an_end_inside_a_frame_is_told_from_one_between_frames():
         assert "in the middle of a frame" in str(handler.ended.get(timeout=PATIENCE).reason)
 
 
+@plain_only
 def test_a_damaged_frame_closes_the_peer_and_is_reported():
     handler = Recorder()
     with running(endpoint_of(handler)) as endpoint, call(endpoint) as channel, call(endpoint) as other:
@@ -428,6 +436,7 @@ class Exhausted:
         return getattr(self.listener, name)
 
 
+@plain_only
 def test_an_endpoint_out_of_descriptors_serves_on_and_accepts_later():
     clock, handler = HandClock(), Recorder()
     endpoint = endpoint_of(handler, clock=clock)
@@ -511,14 +520,14 @@ def test_closing_an_endpoint_that_never_ran_frees_its_port():
     endpoint = endpoint_of(Recorder())
     port = int(endpoint.address.rpartition(":")[2])
     with pytest.raises(ClusterError, match="cannot listen"):
-        Endpoint("127.0.0.1", port, secret=SECRET, handler=Recorder())
+        Endpoint("127.0.0.1", port, credentials=CREDENTIALS, handler=Recorder())
     endpoint.close()
-    Endpoint("127.0.0.1", port, secret=SECRET, handler=Recorder()).close()
+    Endpoint("127.0.0.1", port, credentials=CREDENTIALS, handler=Recorder()).close()
 
 
 def test_an_endpoint_needs_a_secret():
     with pytest.raises(SecretRefused, match="empty"):
-        Endpoint("127.0.0.1", secret=b"", handler=Recorder())
+        Endpoint("127.0.0.1", credentials=Credentials(b""), handler=Recorder())
 
 
 # --- calling out
@@ -599,7 +608,7 @@ def test_a_call_to_nobody_ends_with_a_reason():
 
 def test_a_call_with_another_secret_ends_with_a_reason():
     handler = Recorder()
-    other = Endpoint("127.0.0.1", secret=b"other", handler=Recorder())
+    other = Endpoint("127.0.0.1", credentials=other_secret(), handler=Recorder())
     with running(other), running(endpoint_of(handler)) as endpoint:
         with pytest.raises(SecretRefused):
             endpoint.connect(other.address)

@@ -3,29 +3,31 @@
 import contextlib
 import queue
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator
 
+import msgspec
 import pytest
+from tests.unit.transport_kit import SECRET, HandClock, credentials_of
 
 from bedload.core.errors import ProtocolError, SecretRefused, VersionMismatch, WorkerUnreachable
-from bedload.transport import Channel, Endpoint, Handler, Peer, ServerHandshake, encode_frame, wait
+from bedload.transport import Channel, Credentials, Endpoint, Handler, Peer, ServerHandshake, encode_frame, tls, wait
 
-SECRET = b"correct horse battery staple"
+CREDENTIALS = credentials_of("plain")
 PATIENCE = 30.0
 
 
-class HandClock:
-    """Time that a test moves by hand."""
+@pytest.fixture(params=["plain", "tls"], autouse=True)
+def credentials(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Credentials:
+    """Every test runs on plain connections and on encrypted ones."""
+    chosen = credentials_of(request.param)
+    monkeypatch.setattr(sys.modules[__name__], "CREDENTIALS", chosen)
+    return chosen
 
-    def __init__(self) -> None:
-        self.now = 1000.0
 
-    def monotonic(self) -> float:
-        return self.now
-
-    def wall(self) -> float:
-        return self.now
+plain_only = pytest.mark.parametrize("credentials", ["plain"], indirect=True)
+"""For tests that write and read the bytes of the wire themselves."""
 
 
 class Guard(Handler):
@@ -53,7 +55,9 @@ class Guard(Handler):
 
 @contextlib.contextmanager
 def guarded(guard: Guard, clock: HandClock | None = None, version: str = "1") -> Iterator[Endpoint]:
-    endpoint = Endpoint("127.0.0.1", secret=SECRET, handler=guard, clock=clock, version=version, handshake_seconds=10)
+    endpoint = Endpoint(
+        "127.0.0.1", credentials=CREDENTIALS, handler=guard, clock=clock, version=version, handshake_seconds=10
+    )
     thread = threading.Thread(target=endpoint.run)
     thread.start()
     try:
@@ -84,7 +88,7 @@ def is_dropped(sock: socket.socket) -> bool:
 
 
 def assert_still_serves(endpoint: Endpoint, guard: Guard) -> None:
-    with Channel.connect(endpoint.address, SECRET, PATIENCE) as channel:
+    with Channel.connect(endpoint.address, CREDENTIALS, PATIENCE) as channel:
         channel.send(b"friend")
         assert channel.recv(PATIENCE).header == b"friend"
     assert guard.served == [b"friend"]
@@ -95,16 +99,17 @@ def test_a_wrong_secret_is_refused_and_both_ends_say_so():
     guard = Guard()
     with guarded(guard) as endpoint:
         with pytest.raises(SecretRefused, match=endpoint.address):
-            Channel.connect(endpoint.address, b"wrong", PATIENCE)
+            Channel.connect(endpoint.address, msgspec.structs.replace(CREDENTIALS, secret=b"wrong"), PATIENCE)
         assert isinstance(guard.errors.get(timeout=PATIENCE), SecretRefused)
         assert_still_serves(endpoint, guard)
 
 
+@plain_only
 def test_no_secret_is_refused():
     guard = Guard()
     with guarded(guard) as endpoint:
         with pytest.raises(SecretRefused, match="empty"):
-            Channel.connect(endpoint.address, b"", PATIENCE)
+            Channel.connect(endpoint.address, Credentials(b""), PATIENCE)
         with stranger(endpoint) as sock:
             sock.sendall(b"BLH1" + bytes(96))
             assert sock.recv(37, socket.MSG_WAITALL)[:5] == b"BLH1-"
@@ -113,6 +118,7 @@ def test_no_secret_is_refused():
         assert_still_serves(endpoint, guard)
 
 
+@plain_only
 @pytest.mark.parametrize(
     "words",
     [
@@ -135,6 +141,7 @@ def test_strangers_are_dropped_unheard(words):
         assert_still_serves(endpoint, guard)
 
 
+@plain_only
 @pytest.mark.parametrize("said", [b"", b"BLH1 and then nothing"], ids=["silent", "half said"])
 def test_a_handshake_that_does_not_end_is_cut_in_time(said):
     clock, guard = HandClock(), Guard()
@@ -152,7 +159,7 @@ def test_a_handshake_that_does_not_end_is_cut_in_time(said):
 
 def test_time_does_not_cut_who_has_proven_itself():
     clock, guard = HandClock(), Guard()
-    with guarded(guard, clock) as endpoint, Channel.connect(endpoint.address, SECRET, PATIENCE) as channel:
+    with guarded(guard, clock) as endpoint, Channel.connect(endpoint.address, CREDENTIALS, PATIENCE) as channel:
         clock.now += 1000
         endpoint.call_soon(lambda: None)
         channel.send(b"still here")
@@ -160,6 +167,7 @@ def test_time_does_not_cut_who_has_proven_itself():
         assert guard.errors.empty()
 
 
+@plain_only
 def test_a_caller_that_leaves_before_proving_itself_is_nobodys_business():
     guard = Guard()
     with guarded(guard) as endpoint:
@@ -174,7 +182,7 @@ def test_different_versions_are_named_at_both_ends():
     guard = Guard()
     with guarded(guard, version="2.0") as endpoint:
         with pytest.raises(VersionMismatch, match=r"version 1\.9 .* version 2\.0"):
-            Channel.connect(endpoint.address, SECRET, PATIENCE, version="1.9")
+            Channel.connect(endpoint.address, CREDENTIALS, PATIENCE, version="1.9")
         error = guard.errors.get(timeout=PATIENCE)
         assert isinstance(error, VersionMismatch)
         assert (error.ours, error.theirs) == ("2.0", "1.9")
@@ -185,15 +193,19 @@ def test_different_versions_are_named_at_both_ends():
 
 
 @contextlib.contextmanager
-def acting(play: Callable[[socket.socket], None]) -> Iterator[str]:
-    """An address where ``play`` is given the first connection."""
+def acting(play: Callable[[socket.socket], None], *, encrypted: bool = True, calls: int = 1) -> Iterator[str]:
+    """An address where ``play`` is given the first connections."""
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def serve() -> None:
-            sock, _ = server.accept()
-            with sock:
+            for _ in range(calls):
+                sock, _ = server.accept()
                 sock.settimeout(PATIENCE)
-                play(sock)
+                if encrypted and CREDENTIALS.encrypted:
+                    sock = tls.wrap(sock, CREDENTIALS, server=True)
+                    sock.do_handshake()
+                with sock:
+                    play(sock)
 
         thread = threading.Thread(target=serve)
         thread.start()
@@ -208,8 +220,10 @@ def welcome(sock: socket.socket) -> None:
     """Play the server's half of the handshake."""
     handshake = ServerHandshake(SECRET)
     sock.sendall(handshake.start())
-    step = handshake.receive(sock.recv(handshake.wanted, socket.MSG_WAITALL))
-    assert step.done
+    step = handshake.receive(sock.recv(handshake.wanted))
+    while not step.done:
+        assert step.error is None
+        step = handshake.receive(sock.recv(handshake.wanted))
     sock.sendall(step.reply)
 
 
@@ -217,28 +231,31 @@ def test_a_channel_to_nobody_is_unreachable():
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
     with pytest.raises(WorkerUnreachable, match=address):
-        Channel.connect(address, SECRET, PATIENCE)
+        Channel.connect(address, CREDENTIALS, PATIENCE)
 
 
 def test_a_channel_to_one_who_never_speaks_times_out():
     with socket.create_server(("127.0.0.1", 0)) as server:
         with pytest.raises(WorkerUnreachable) as caught:
-            Channel.connect(f"127.0.0.1:{server.getsockname()[1]}", SECRET, timeout=0.05)
+            Channel.connect(f"127.0.0.1:{server.getsockname()[1]}", CREDENTIALS, timeout=0.05)
         assert caught.value.timed_out
 
 
 def test_a_channel_to_another_kind_of_server_says_so():
     web = b"HTTP/1.1 400 Bad Request\r\n\r\n"
     with (
-        acting(lambda sock: sock.sendall(web)) as address,
-        pytest.raises(ProtocolError, match="check the addr"),
+        acting(lambda sock: sock.sendall(web), encrypted=False) as address,
+        pytest.raises(ProtocolError, match=r"check the addr"),
     ):
-        Channel.connect(address, SECRET, PATIENCE)
+        Channel.connect(address, CREDENTIALS, PATIENCE)
 
 
 def test_a_channel_to_one_who_hangs_up_says_so():
-    with acting(lambda sock: None) as address, pytest.raises(WorkerUnreachable, match="during the handshake"):
-        Channel.connect(address, SECRET, PATIENCE)
+    with (
+        acting(lambda sock: None, encrypted=False, calls=4) as address,
+        pytest.raises(WorkerUnreachable, match="during the handshake"),
+    ):
+        Channel.connect(address, CREDENTIALS, PATIENCE)
 
 
 def test_a_channel_reports_damage_and_closes():
@@ -246,7 +263,7 @@ def test_a_channel_reports_damage_and_closes():
         welcome(sock)
         sock.sendall(b"these bytes are not a frame")
 
-    with acting(play) as address, Channel.connect(address, SECRET, PATIENCE) as channel:
+    with acting(play) as address, Channel.connect(address, CREDENTIALS, PATIENCE) as channel:
         with pytest.raises(ProtocolError, match=address):
             channel.recv(PATIENCE)
         assert channel.closed
@@ -264,7 +281,7 @@ def test_a_time_out_loses_no_part_of_a_frame():
         half.wait(PATIENCE)
         sock.sendall(frame[19:])
 
-    with acting(play) as address, Channel.connect(address, SECRET, PATIENCE) as channel:
+    with acting(play) as address, Channel.connect(address, CREDENTIALS, PATIENCE) as channel:
         for timeout in (0.01, 0):
             with pytest.raises(WorkerUnreachable) as caught:
                 channel.recv(timeout)
@@ -281,7 +298,7 @@ def test_a_channel_tells_an_end_inside_a_frame():
 
     with (
         acting(play) as address,
-        Channel.connect(address, SECRET, PATIENCE) as channel,
+        Channel.connect(address, CREDENTIALS, PATIENCE) as channel,
         pytest.raises(WorkerUnreachable, match="in the middle of a frame"),
     ):
         channel.recv(PATIENCE)
@@ -292,7 +309,7 @@ def test_a_send_to_one_who_left_is_unreachable():
         welcome(sock)
 
     with acting(play) as address:
-        channel = Channel.connect(address, SECRET, PATIENCE)
+        channel = Channel.connect(address, CREDENTIALS, PATIENCE)
     assert wait([channel], PATIENCE) == [channel]
     body = [bytes(1 << 20)] * 64  # more than the sockets hold: it cannot all go before the end is noticed
     with pytest.raises(WorkerUnreachable, match=f"connection to {address} closed"):
@@ -302,7 +319,7 @@ def test_a_send_to_one_who_left_is_unreachable():
 
 def test_readable_channels_are_found_in_order():
     with guarded(Guard()) as endpoint, contextlib.ExitStack() as stack:
-        channels = [stack.enter_context(Channel.connect(endpoint.address, SECRET, PATIENCE)) for _ in range(3)]
+        channels = [stack.enter_context(Channel.connect(endpoint.address, CREDENTIALS, PATIENCE)) for _ in range(3)]
         first, second, third = channels
         assert wait(channels, 0) == []
         assert not second.poll()
@@ -319,7 +336,7 @@ def test_readable_channels_are_found_in_order():
 
 def test_the_end_of_a_connection_is_readable():
     with guarded(Guard()) as endpoint:
-        channel = Channel.connect(endpoint.address, SECRET, PATIENCE)
+        channel = Channel.connect(endpoint.address, CREDENTIALS, PATIENCE)
     with channel:
         assert wait([channel], PATIENCE) == [channel]
         assert channel.poll()

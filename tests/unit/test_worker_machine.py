@@ -844,3 +844,74 @@ def test_changes_that_cannot_be_written_roll_the_turn_back() -> None:
     (failed,) = [message for message in rig.to(COORDINATOR) if isinstance(message, m.Failed)]
     assert (failed.error.kind, failed.unrestored) == ("StoreError", False)
     assert rig.totals == {}
+
+
+# --- an operator that does not close ---
+
+
+class Unclosable(Running):
+    def close(self) -> None:
+        raise SystemExit("connection lost")
+
+
+def test_a_close_that_raises_does_not_block_a_redeploy(capsys: pytest.CaptureFixture[str]) -> None:
+    rig = Rig(Unclosable)
+    rig.seal(0, a=1)
+    rig.commit(0)
+    rig.operators.append(Running)
+    rig.deploy(1)
+    assert rig.begin(1, epoch=1, deployment=1) == []
+    assert rig.machine.phase(NAME) is Phase.OPEN
+    assert rig.totals == {"a": 1}
+    assert "close of operator Sum" in capsys.readouterr().err
+
+
+def test_a_close_that_raises_does_not_block_a_reset_nor_the_end(capsys: pytest.CaptureFixture[str]) -> None:
+    rig = Rig(Unclosable)
+    rig.seal(0, a=1)
+    rig.commit(0)
+    rig.tell(COORDINATOR, m.Reset(NAME))
+    assert rig.machine.runtime(NAME) is None
+    rig.seal(1, epoch=0, a=5)
+    rig.commit(1)
+    rig.machine.close()
+    assert rig.totals == {"a": 5}
+    assert capsys.readouterr().err.count("connection lost") >= 2
+
+
+def test_a_setup_that_failed_is_tried_again_and_the_former_code_is_closed_once() -> None:
+    closed: list[str] = []
+
+    class Old(Running):
+        def close(self) -> None:
+            closed.append("old")
+
+    class New(Running):
+        tries = 0
+
+        def setup(self, ctx: Context) -> None:
+            New.tries += 1
+            if New.tries == 1:
+                raise RuntimeError("not yet")
+
+        def close(self) -> None:
+            closed.append("new")
+
+    rig = Rig(Old)
+    rig.seal(0, a=1)
+    rig.commit(0)
+    rig.operators.append(New)
+    rig.deploy(1)
+    (failed,) = rig.begin(1, epoch=1, deployment=1)
+    assert isinstance(failed, m.Failed)
+    assert rig.begin(2, epoch=1, deployment=1) == []
+    assert rig.machine.phase(NAME) is Phase.OPEN
+    assert closed == ["old"]
+    assert rig.totals == {"a": 1}
+
+
+def test_a_read_that_fails_is_answered_with_its_error() -> None:
+    rig = Rig()
+    rig.begin(1)
+    (answer,) = rig.tell("reader", m.Read(NAME, KeyGroup(0)), b"this is no key")
+    assert isinstance(answer, m.Refused)

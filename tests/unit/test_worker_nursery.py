@@ -26,10 +26,10 @@ from bedload.protocol import messages as m
 from bedload.spark import hosts, processes
 from bedload.spark.hosts import ProcessHost
 from bedload.spark.processes import Forked, Nursery
-from bedload.transport import Endpoint, Handler, Peer
+from bedload.transport import Credentials, Endpoint, Handler, Peer
 from bedload.worker import nursery as process
 
-SECRET = b"s" * 32
+CREDENTIALS = Credentials(b"s" * 32)
 PATIENCE = 60.0
 
 pytestmark = pytest.mark.skipif(not process.available(), reason="workers are not forked here")
@@ -54,7 +54,7 @@ class Desk(Handler):
         self._asked = 0
         self.check: Callable[[], None] = lambda: None
         self.peers: dict[int, Peer] = {}
-        self.endpoint = Endpoint("127.0.0.1", secret=SECRET, handler=self)
+        self.endpoint = Endpoint("127.0.0.1", credentials=CREDENTIALS, handler=self)
         self._thread = threading.Thread(target=self.endpoint.run)
         self._thread.start()
 
@@ -121,7 +121,8 @@ class Home:
         desk.check = self._check
 
     def order(self, worker: int, coordinator: str = "", given: Mapping[str, str] | None = None) -> Forked:
-        hello = {"worker": worker, "coordinator": coordinator or self._desk.endpoint.address, "secret": SECRET}
+        address = coordinator or self._desk.endpoint.address
+        hello = {"worker": worker, "coordinator": address, "credentials": CREDENTIALS}
         child = self.nursery.order(
             self.folder / f"worker-{worker}.log", given or self._given, msgspec.json.encode(hello) + b"\n"
         )
@@ -263,7 +264,7 @@ from pathlib import Path
 import msgspec
 from bedload.spark.processes import Nursery
 nursery = Nursery(Path(sys.argv[1], "nursery.log"), dict(os.environ))
-hello = msgspec.json.encode({"worker": 7, "coordinator": sys.argv[2], "secret": b"s" * 32})
+hello = msgspec.json.encode({"worker": 7, "coordinator": sys.argv[2], "credentials": {"secret": b"s" * 32}})
 nursery.order(Path(sys.argv[1], "worker.log"), dict(os.environ), hello + b"\\n")
 print(nursery.pid, flush=True)
 sys.stdin.read()
@@ -467,7 +468,7 @@ def nursery_of(pid: int) -> psutil.Process:
 
 
 def test_a_host_replaces_adds_and_removes_workers_of_one_nursery(host: ProcessHost, desk: Desk) -> None:
-    host.start(desk.endpoint.address, SECRET, 2)
+    host.start(desk.endpoint.address, CREDENTIALS, 2)
     pids = desk.all(2)
     nursery = nursery_of(pids[0])
     assert nursery.ppid() == os.getpid()
@@ -485,7 +486,7 @@ def test_a_host_replaces_adds_and_removes_workers_of_one_nursery(host: ProcessHo
 
 
 def test_a_host_whose_nursery_was_killed_starts_another_and_keeps_the_workers(host: ProcessHost, desk: Desk) -> None:
-    host.start(desk.endpoint.address, SECRET, 1)
+    host.start(desk.endpoint.address, CREDENTIALS, 1)
     _, pid = desk.next()
     first = nursery_of(pid)
     first.kill()
@@ -508,7 +509,7 @@ def test_a_host_whose_nursery_was_killed_starts_another_and_keeps_the_workers(ho
 def test_an_order_that_a_killed_nursery_did_not_carry_out_is_given_to_another_once(
     host: ProcessHost, desk: Desk
 ) -> None:
-    host.start(desk.endpoint.address, SECRET, 1)
+    host.start(desk.endpoint.address, CREDENTIALS, 1)
     _, pid = desk.next()
     first = nursery_of(pid)
     first.suspend()
@@ -525,7 +526,7 @@ def test_a_nursery_that_dies_again_is_told(host: ProcessHost, desk: Desk, monkey
     dies.write_text("#!/bin/sh\necho 'no luck'\nkill -9 $$\n")
     dies.chmod(0o700)
     monkeypatch.setattr(sys, "executable", str(dies))
-    host.start(desk.endpoint.address, SECRET, 1)
+    host.start(desk.endpoint.address, CREDENTIALS, 1)
     said = failure(host, WorkerId(0))
     assert "worker 0 was not started" in said
     assert said.endswith("ended with code -9 before it joined; the end of its log:\nno luck\nno luck")
@@ -535,7 +536,7 @@ def test_a_host_whose_nursery_does_not_listen_ends_it(
     monkeypatch: pytest.MonkeyPatch, host: ProcessHost, desk: Desk
 ) -> None:
     monkeypatch.setattr(hosts, "_STOP_SECONDS", 0.2)
-    host.start(desk.endpoint.address, SECRET, 1)
+    host.start(desk.endpoint.address, CREDENTIALS, 1)
     _, pid = desk.next()
     nursery = nursery_of(pid)
     nursery.suspend()
@@ -548,7 +549,7 @@ def test_a_host_whose_nursery_does_not_listen_ends_it(
 
 
 def test_a_worker_that_fails_is_reported_with_the_end_of_its_log(host: ProcessHost, desk: Desk) -> None:
-    host.start("127.0.0.1:1", SECRET, 1)
+    host.start("127.0.0.1:1", CREDENTIALS, 1)
     assert "worker 0 ended with code 1 before it joined; the end of its log:\n" in failure(host, WorkerId(0))
     assert "WorkerUnreachable" in host.last_words(WorkerId(0))
 
@@ -557,7 +558,7 @@ def test_without_fork_each_worker_is_a_child_of_the_driver(
     monkeypatch: pytest.MonkeyPatch, host: ProcessHost, desk: Desk
 ) -> None:
     monkeypatch.setenv("BEDLOAD_NO_FORK", "1")
-    host.start(desk.endpoint.address, SECRET, 1)
+    host.start(desk.endpoint.address, CREDENTIALS, 1)
     _, pid = desk.next()
     assert psutil.Process(pid).ppid() == os.getpid()
     host.check()

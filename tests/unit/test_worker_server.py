@@ -1,104 +1,54 @@
-"""The worker's edge, on real sockets: whatever raises there reaches the coordinator, and the worker ends."""
+"""The worker's edge, over real sockets, with the coordinator stood in for."""
 
 from __future__ import annotations
 
-import queue
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from tests.unit.transport_kit import credentials_of
 
-from bedload.core.ids import DeploymentId, OperatorName, Turn, WorkerId
+from bedload.core.errors import TooLarge
+from bedload.core.ids import Epoch, KeyGroup, OperatorName, QueryId, WorkerId
 from bedload.protocol import messages as m
-from bedload.transport import Endpoint, Handler, Peer
-from bedload.worker.machine import WorkerMachine
+from bedload.transport import Channel, Endpoint, Handler, Peer, frames
 from bedload.worker.server import WorkerServer
 
-SECRET = b"s" * 32
-NAME = OperatorName("x")
-SECONDS = 60
-"""Until a test gives up."""
-CLOSED = object()
+PATIENCE = 30.0
 
 
-class Coordinator(Handler):
-    """Notes what the worker says."""
+class Deaf(Handler):
+    """A coordinator that says nothing."""
 
-    def __init__(self) -> None:
-        self.said: queue.Queue[Any] = queue.Queue()
-        self.endpoint = Endpoint("127.0.0.1", secret=SECRET, handler=self)
-        self.peer: Peer | None = None
-
-    def on_frame(self, peer: Peer, header: bytes, body: memoryview | None) -> None:
-        self.peer = peer
-        self.said.put(m.decode(header))
-
-    def on_close(self, peer: Peer) -> None:
-        self.said.put(CLOSED)
-
-    def tell(self, message: m.Message) -> None:
-        def send() -> None:
-            assert self.peer is not None
-            self.peer.send(m.encode(message))
-
-        self.endpoint.call_soon(send)
-
-    def hear(self) -> Any:
-        return self.said.get(timeout=SECONDS)
+    def on_frame(self, peer: Peer, header: bytes, body: memoryview | None) -> None: ...
 
 
-@pytest.fixture
-def coordinator() -> Iterator[Coordinator]:
-    it = Coordinator()
-    thread = threading.Thread(target=it.endpoint.run)
-    thread.start()
-    yield it
-    it.endpoint.stop()
-    thread.join(SECONDS)
+@pytest.mark.parametrize("kind", ["plain", "tls"])
+def test_an_answer_that_is_too_large_is_told_to_whoever_asked(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    credentials = credentials_of(kind)
+    coordinator = Endpoint("127.0.0.1", credentials=credentials, handler=Deaf())
+    threads = [threading.Thread(target=coordinator.run)]
+    threads[0].start()
+    server = WorkerServer(WorkerId(0), coordinator.address, credentials, "127.0.0.1")
 
+    def answer(peer: Any, message: m.Message, body: Any) -> list[Any]:
+        return [(peer, m.ReadAnswer(True, Epoch(1), QueryId("q")), bytes(2000))]
 
-@pytest.fixture
-def worker(coordinator: Coordinator) -> Iterator[threading.Thread]:
-    server = WorkerServer(WorkerId(3), coordinator.endpoint.address, SECRET, "127.0.0.1")
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    assert isinstance(coordinator.hear(), m.Register)
-    yield thread
-    coordinator.tell(m.Stop())
-    thread.join(SECONDS)
-    assert not thread.is_alive()
-
-
-def raise_(*_: Any) -> Any:
-    raise ValueError("nobody thought of this")
-
-
-def last_words(coordinator: Coordinator, worker: threading.Thread) -> str:
-    words = coordinator.hear()
-    assert isinstance(words, m.WorkerFailed)
-    assert (words.worker, words.operator, words.move) == (3, None, None)
-    assert coordinator.hear() is CLOSED
-    worker.join(SECONDS)
-    assert not worker.is_alive()
-    return words.error.message
-
-
-@pytest.mark.parametrize("door", ["handle", "pump", "moving"])
-def test_an_exception_of_the_workers_own_code_is_its_last_words(
-    door: str, coordinator: Coordinator, worker: threading.Thread, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if door == "pump":
-        monkeypatch.setattr(WorkerMachine, "moving", True)
-    monkeypatch.setattr(WorkerMachine, door, property(raise_) if door == "moving" else raise_)
-    coordinator.tell(m.Probe(NAME, Turn(1)))
-    if door != "handle":
-        assert isinstance(coordinator.hear(), m.Probed)
-    assert "nobody thought of this" in last_words(coordinator, worker)
-
-
-def test_a_worker_whose_operator_cannot_start_says_why_and_ends(
-    coordinator: Coordinator, worker: threading.Thread
-) -> None:
-    coordinator.tell(m.Deploy(NAME, DeploymentId(0), 4, start=True))  # without any code
-    assert "worker 3 cannot run operator x" in last_words(coordinator, worker)
+    monkeypatch.setattr(server._machine, "handle", answer)
+    monkeypatch.setattr(frames, "MAX_BODY", 1000)
+    threads.append(threading.Thread(target=server._endpoint.run))
+    threads[1].start()
+    try:
+        with Channel.connect(server._endpoint.address, credentials, PATIENCE) as reader:
+            for _ in range(2):  # the connection is as good as before
+                reader.send(m.encode(m.Read(OperatorName("op"), KeyGroup(0))))
+                refused = m.decode(reader.recv(PATIENCE).header)
+                assert isinstance(refused, m.Refused)
+                error = refused.error.error()
+                assert isinstance(error, TooLarge)
+                assert "2,000 bytes of rows or state" in str(error)
+    finally:
+        server._endpoint.stop()
+        coordinator.stop()
+        for thread in threads:
+            thread.join(PATIENCE)

@@ -1,7 +1,8 @@
 """Snapshots as the coordinator sees them: one at a time per operator, written by the workers, counted when all did.
 
-Invariants: a snapshot is of a committed turn; its manifest is written after every worker has written its parts; a
-worker that is lost ends the snapshot under way, and nothing but time is lost with it.
+Invariants: a snapshot is of a committed turn; its manifest is written after every worker has written its parts, and
+the parts cover every key group. A worker that is lost or leaves ends the snapshot under way, and nothing but time is
+lost with it: for whoever asked, another one begins as soon as all owners are there.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from bedload.checkpoint.history import CompactionSettings
 from bedload.checkpoint.records import Manifest, SnapshotPart
 from bedload.control.epochs import OperatorEpochs
 from bedload.control.instructions import CheckpointResult, CollectGarbage, Instruction, Token, ToWorker, WriteManifest
-from bedload.core.errors import BedloadError, EpochAborted
+from bedload.core.errors import BedloadError, ProtocolError
 from bedload.core.ids import Turn, WorkerId
 from bedload.protocol import messages as m
 
@@ -32,8 +33,11 @@ class Retention:
 
 @dataclass
 class _Running:
+    ticket: int
     turn: Turn
     waiting: set[WorkerId]
+    asked: list[Token]
+    """Whom it is for."""
     parts: list[SnapshotPart] = field(default_factory=list)
 
 
@@ -45,8 +49,9 @@ class Compaction:
         self._retention = retention
         self._addresses = addresses
         self._running: _Running | None = None
-        self._asked: list[tuple[Token, Turn]] = []
-        """Who waits for a snapshot, and of which turn or a later one."""
+        self._tickets = 0
+        self._asked: list[Token] = []
+        """Who waits for a snapshot that has not begun."""
         self._collecting = False
 
     # --- events ---
@@ -57,8 +62,19 @@ class Compaction:
         assert lineage is not None
         if lineage.head is None or lineage.history.manifest(lineage.head) is not None:
             return [CheckpointResult(token, None)]
-        self._asked.append((token, lineage.head))
+        if self._running is not None and self._running.turn == lineage.head:
+            self._running.asked.append(token)
+            return []
+        self._asked.append(token)
         return self._start()
+
+    def go_on(self) -> list[Instruction]:
+        """Workers may have left, been lost or come back."""
+        running = self._running
+        if running is not None and not running.waiting <= self._addresses.keys():
+            self._asked += running.asked
+            self._running = None
+        return self._start() if self._asked else []
 
     def committed(self) -> list[Instruction]:
         """An epoch was committed: start a snapshot if one is due."""
@@ -71,7 +87,7 @@ class Compaction:
     def compacted(self, message: m.Compacted, parts: bytes | None) -> list[Instruction]:
         """A worker has written its parts, or could not."""
         running = self._running
-        if running is None or message.turn != running.turn or message.worker not in running.waiting:
+        if running is None or message.ticket != running.ticket or message.worker not in running.waiting:
             return []
         if message.error is not None:
             return self._fail(message.error.error())
@@ -88,8 +104,7 @@ class Compaction:
             return self._fail(error)
         lineage.history.snapshot(self._manifest(running))
         self._running = None
-        out: list[Instruction] = [CheckpointResult(token, None) for token, wanted in self._asked if wanted <= turn]
-        self._asked = [(token, wanted) for token, wanted in self._asked if wanted > turn]
+        out: list[Instruction] = [CheckpointResult(token, None) for token in running.asked]
         if self._asked:
             out += self._start()  # they asked while the one before was under way
         return [*out, *self._collect()]
@@ -98,22 +113,9 @@ class Compaction:
         """The garbage is gone."""
         self._collecting = False
 
-    def lost(self, worker: WorkerId) -> list[Instruction]:
-        """A worker is gone, and what it was writing with it."""
-        if self._running is None or worker not in self._running.waiting:
-            return []
-        return self._fail(
-            EpochAborted(
-                f"operator {self._epochs.name}: worker {worker} was lost while it wrote its part of a snapshot. All "
-                f"epochs are durable without it; ask for the snapshot again"
-            )
-        )
-
     def ended(self, error: BedloadError) -> list[Instruction]:
         """The cluster is over."""
-        self._running = None
-        asked, self._asked = self._asked, []
-        return [CheckpointResult(token, error) for token, _ in asked]
+        return self._fail(error)
 
     # --- steps ---
 
@@ -121,21 +123,27 @@ class Compaction:
         lineage = self._epochs.lineage
         if self._running is not None or lineage is None or lineage.head is None:
             return []
-        owners = {worker for worker in self._epochs.routing.owners if worker in self._addresses}
-        if len(owners) < len(set(self._epochs.routing.owners)):
-            return self._fail(
-                EpochAborted(f"operator {self._epochs.name}: a worker is missing; try again when it is back")
-            )
-        self._running = _Running(lineage.head, owners)
+        owners = set(self._epochs.routing.owners)
+        if not owners <= self._addresses.keys():
+            return []  # until those that are missing are back, or others own their key groups
+        self._tickets += 1
+        self._running = _Running(self._tickets, lineage.head, owners, self._asked)
+        self._asked = []
+        groups_of = self._epochs.routing.groups_of
         return [
-            ToWorker(
-                worker,
-                m.Compact(self._epochs.name, lineage.head, self._epochs.routing.groups_of(worker)),
-            )
+            ToWorker(worker, m.Compact(self._epochs.name, lineage.head, groups_of(worker), self._tickets))
             for worker in sorted(owners)
         ]
 
     def _complete(self, running: _Running) -> list[Instruction]:
+        covered = sorted(group for part in running.parts for group in part.groups)
+        if covered != list(range(self._epochs.routing.key_groups)):
+            return self._fail(
+                ProtocolError(
+                    f"operator {self._epochs.name}: the parts of a snapshot of turn {running.turn} do not cover each "
+                    f"key group once. It was not made to count; all epochs are durable without it"
+                )
+            )
         return [WriteManifest(self._epochs.name, self._manifest(running))]
 
     def _manifest(self, running: _Running) -> Manifest:
@@ -156,9 +164,9 @@ class Compaction:
         )
 
     def _fail(self, error: BedloadError) -> list[Instruction]:
-        self._running = None
-        asked, self._asked = self._asked, []
-        return [CheckpointResult(token, error) for token, _ in asked]
+        asked = [*([] if self._running is None else self._running.asked), *self._asked]
+        self._running, self._asked = None, []
+        return [CheckpointResult(token, error) for token in asked]
 
     def _collect(self) -> list[Instruction]:
         lineage = self._epochs.lineage

@@ -126,7 +126,7 @@ class Coordinator:
                 known = self._operators[operator] = OperatorEpochs(
                     operator, routing, self._addresses, lineage, self._missing, self._clock
                 )
-                known.hold = lambda: self.changes.holding or self._unsettled is not None
+                known.hold = self._holds
                 if fresh:
                     known.reset()
                 if lineage is not None:
@@ -178,21 +178,36 @@ class Coordinator:
             error = UnknownOperator(f"operator {ask.operator!r} was not applied on this cluster")
         if error is not None or epochs is None:
             return [Reply(token, m.Refused(m.WireError.of(error or ProtocolError("no operator"))))]
+        out: list[Instruction] = []
+        for other in self._operators.values():
+            if other is not epochs:
+                out += other.asked_elsewhere(ask)
         late = not epochs.holds(ask)
         if late and not self._shipping.knows(ask.operator, ask.deployment):
             return [Reply(token, m.Refused(m.WireError.of(refusals.superseded(ask.operator))))]
         if self._missing and late:
             if self._takes_slots:
-                return [Reply(token, m.Refused(m.WireError.of(next(iter(self._missing.values())))))]
+                error = next(iter(self._missing.values()))
+                return self._then([*out, Reply(token, m.Refused(m.WireError.of(error)))])
             epochs.asked(ask)
             self._waiting.append((token, ask))
-            return []
+            return self._then(out)
         # SUBTLE: before a restart, too. It begins nothing then, but it may be all that says what became of the epoch
         # before it, which the restart waits for.
-        out = epochs.open(token, ask)
+        out += epochs.open(token, ask)
         if self.changes.holding and self._takes_slots and late:
             out += epochs.refuse_parked(refusals.restarting())
         return self._then(out)
+
+    def _holds(self, ask: m.Open) -> bool:
+        """Whether no turn may begin for now.
+
+        SUBTLE: one of an epoch that another operator of the query is in may. That epoch would never end without it, and
+        whoever holds turns up waits for that.
+        """
+        if self._unsettled is not None:
+            return True
+        return self.changes.holding and not any(epochs.is_in(ask) for epochs in self._operators.values())
 
     def feeder_failed(self, message: m.FeederFailed) -> list[Instruction]:
         """A feeder met bad data."""
@@ -250,8 +265,6 @@ class Coordinator:
         self._missing[worker] = error
         self._shipping.only(self._addresses)
         out = self._deployed_by_all()
-        for compaction in self._compactions.values():
-            out += compaction.lost(worker)
         for epochs in self._operators.values():
             out += epochs.lost(worker, error)
             if self._takes_slots:
@@ -504,10 +517,10 @@ class Coordinator:
         ended = {step.operator for step in steps if isinstance(step, EpochEnded) and step.committed}
         if ended:
             self._losses = 0
-        return [
-            *steps,
-            *(more for name in ended if name in self._compactions for more in self._compactions[name].committed()),
-        ]
+        for name, compaction in self._compactions.items():
+            steps += compaction.go_on()
+            steps += compaction.committed() if name in ended else []
+        return steps
 
     def _unneeded(self) -> list[Instruction]:
         """Whoever was lost and should have left anyway is not waited for; if its replacement came, it leaves."""

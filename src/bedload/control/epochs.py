@@ -63,7 +63,7 @@ class QueryFacts:
     committed: Epoch | None
     """The latest epoch in the query's commit log, if that could be read."""
     without_data: frozenset[Epoch]
-    """Recent epochs in which a source had no new data, so that an operator may have had no partition."""
+    """Epochs in which a source had nothing to read, so that an operator may have had no partition."""
     location: str = ""
     """The query's checkpoint location, if that is known."""
     log_read: bool = False
@@ -96,11 +96,15 @@ class OperatorEpochs(Turns):
         self._first_ask: tuple[RunId | None, Epoch, float] = (None, NO_EPOCH, 0.0)
         self.fresh = False
         """The user allows a query with committed epochs to start on empty state."""
-        self.hold: Callable[[], bool] = lambda: False
-        """Whether no turn may begin for now."""
+        self.hold: Callable[[m.Open], bool] = lambda _: False
+        """Whether no turn may begin for now, because of this open."""
         self.deployment: DeploymentId | None = None
         """The code of the last turn."""
         self._query_ended = False
+        self._looking: set[QueryId] = set()
+        """Queries that somebody looks at because of an open."""
+        self._behind: dict[tuple[RunId, Epoch], float] = {}
+        """Since when the commit log has not reached what an open follows."""
         if lineage is not None and lineage.history.head is not None:
             self._take_up(lineage, lineage.history.head)
 
@@ -160,6 +164,25 @@ class OperatorEpochs(Turns):
             case _:
                 return self._start(token, ask, found)
 
+    def asked_elsewhere(self, ask: m.Open) -> list[Instruction]:
+        """Spark wants an epoch of another operator of the query: that says what became of the one before it here, too.
+
+        It may be all that is heard of it. Progress events get lost, and where rows go through both operators, the open
+        that this one waits for comes only when the other one's is answered.
+        """
+        if ask.query != self.query or self.phase not in (Phase.OPEN, Phase.SEALED) or self._is_stale(ask):
+            return []
+        if ask.epoch > self.epoch:
+            return self._commit() if self.phase is Phase.SEALED else self._probe()
+        if ask.epoch < self.epoch and self.lineage is None:
+            return []
+        replay = EpochAborted(f"operator {self.name}: epoch {self.epoch} was rolled back because Spark replays it")
+        return [*self._abort(replay), *self._unpark()]
+
+    def is_in(self, ask: m.Open) -> bool:
+        """Whether the epoch of an open is under way here."""
+        return self.under_way and (self.query, self.run, self.epoch) == (ask.query, ask.run, ask.epoch)
+
     def asked(self, ask: m.Open) -> None:
         """Spark wants an epoch: from now on it takes time, whether it can begin or not."""
         if self._first_ask[:2] != (ask.run, ask.epoch):
@@ -181,11 +204,30 @@ class OperatorEpochs(Turns):
 
     def query_inspected(self, query: QueryId, turn: Turn, facts: QueryFacts) -> list[Instruction]:
         """What was found out about a query that stands in the way of an open, or about its own gap."""
+        self._looking.discard(query)
         # SUBTLE: the query may have started again since somebody looked. Then it has begun another turn.
-        return self._unpark((query, facts) if turn == self.turn else None)
+        if turn != self.turn:
+            return self._unpark()
+        out: list[Instruction] = []
+        if query == self.query and self.phase is Phase.SEALED and not self._current.taken_up and self.run is not None:
+            if facts.committed is not None and facts.committed >= self.epoch:
+                out = self._commit()
+            elif not facts.active:
+                self._past_runs.add(self.run)
+        return [*out, *self._unpark((query, facts))]
+
+    def inquire(self) -> list[Instruction]:
+        """Somebody waits for the end of this epoch: if it is sealed, look whether Spark has committed it, now and then.
+
+        Spark's word may not come: progress events get lost, and the next epoch's open may wait for a task slot.
+        """
+        if self.phase is not Phase.SEALED or self.query is None or not self.under_way:
+            return []
+        return self._look(self.query, pause=_WAITING_SECONDS)
 
     def query_unknown(self, error: BedloadError) -> list[Instruction]:
         """A query could not be inspected: whoever waited for that is refused, and Spark tries again."""
+        self._looking.clear()
         return self.refuse_parked(error)
 
     def query_ended(self, query: QueryId, run: RunId) -> list[Instruction]:
@@ -255,14 +297,14 @@ class OperatorEpochs(Turns):
             return self._go_back(token, ask, last)
         if self.lineage is not None and self.committed and ask.query not in self.committed and not self.fresh:
             if found is None or found[0] != ask.query:
-                return self._park(token, ask, [InspectQuery(self.name, ask.query, self.turn)])
+                return self._park(token, ask, self._look(ask.query))
             owner = self._at(found[1].location)
             if owner is not None:
                 error = refusals.deleted(self.name, ask, owner, self.committed[owner], found[1].location)
                 return [refuse(token, error)]
         if ask.epoch > last + 1 and not self.fresh:
             if found is None or found[0] != ask.query:
-                return self._park(token, ask, [InspectQuery(self.name, ask.query, self.turn)])
+                return self._park(token, ask, self._look(ask.query, gap=self._gap(ask)))
             return self._after_gap(token, ask, found[1])
         return self._begin(token, ask)
 
@@ -300,7 +342,7 @@ class OperatorEpochs(Turns):
         """Another query wants the state: it gets it if the one that has it is over."""
         if found is None or found[0] != owner:
             place = "" if self.lineage is None else self.lineage.locations.get(owner, "")
-            return self._park(token, ask, [InspectQuery(self.name, owner, self.turn, place)])
+            return self._park(token, ask, self._look(owner, place))
         facts = found[1]
         if facts.active:
             return [refuse(token, refusals.busy(self.name, ask, self.query))]
@@ -310,7 +352,7 @@ class OperatorEpochs(Turns):
         return [*self._release(facts), *self.open(token, ask, found)]
 
     def _begin(self, token: Token, ask: m.Open) -> list[Instruction]:
-        if any(worker in self._missing for worker in self.routing.workers) or self.hold():
+        if any(worker in self._missing for worker in self.routing.workers) or self.hold(ask):
             return self._park(token, ask, [])
         # SUBTLE: no turn begins on what a failed move has left between two owners.
         failed = [] if self.transfer is None else self.transfer.give_up()
@@ -323,6 +365,7 @@ class OperatorEpochs(Turns):
         # Who takes part is known only when it is known what flips here.
         self._current = Attempt(frozenset(), self._first_ask[2], first_stage=ask.stage, recorded=lineage is None)
         self._query_ended = False
+        self._behind.clear()
         if self.fresh and ask.epoch > self.committed.get(ask.query, Epoch(-1)) + 1:
             # The user lets the query start here: what was before it is no gap, also if this epoch has to be replayed.
             self.committed[ask.query] = Epoch(ask.epoch - 1)
@@ -389,15 +432,39 @@ class OperatorEpochs(Turns):
         parked, self._parked = self._parked, []
         return [step for token, ask in parked for step in self.open(token, ask, found)]
 
+    def _look(
+        self, query: QueryId, place: str = "", *, gap: tuple[Epoch, ...] = (), pause: float = 0.0
+    ) -> list[Instruction]:
+        """Have somebody look at a query, unless somebody does: the answer is for all that wait."""
+        if query in self._looking:
+            return []
+        self._looking.add(query)
+        return [InspectQuery(self.name, query, self.turn, place, gap, pause)]
+
+    def _gap(self, ask: m.Open) -> tuple[Epoch, ...]:
+        """The epochs between the state's and the asked one."""
+        last = self.committed.get(ask.query, Epoch(-1))
+        return tuple(Epoch(epoch) for epoch in range(last + 1, ask.epoch))
+
     def _after_gap(self, token: Token, ask: m.Open, facts: QueryFacts) -> list[Instruction]:
         """Begin, if there was nothing in the epochs between the state's and the asked one."""
-        last = self.committed.get(ask.query, Epoch(-1))
-        missing = [epoch for epoch in range(last + 1, ask.epoch) if Epoch(epoch) not in facts.without_data]
+        gap = self._gap(ask)
+        missing = [epoch for epoch in gap if epoch not in facts.without_data]
         if not missing:
             return self._begin(token, ask)
-        if not facts.reaches(Epoch(ask.epoch - 1)):
+        if not facts.reaches(gap[-1]):
             # SUBTLE: another query's open had somebody look before Spark committed what lies between.
-            return self._park(token, ask, [InspectQuery(self.name, ask.query, self.turn)])
+            since = self._behind.setdefault((ask.run, ask.epoch), self.now)
+            if self.now - since < _LOG_SECONDS:
+                return self._park(token, ask, self._look(ask.query, gap=gap, pause=_LOOK_AGAIN_SECONDS))
+            return [refuse(token, refusals.log_behind(self.name, ask, facts.committed, _LOG_SECONDS))]
         if ask.query in self.committed:
             return [refuse(token, refusals.skipped(self.name, missing))]
         return [refuse(token, refusals.no_state(self.name, ask))]
+
+
+_LOOK_AGAIN_SECONDS = 0.2
+_WAITING_SECONDS = 2.0
+"""Between two looks at a query whose epoch somebody waits for: most of the time Spark's word comes before the first."""
+_LOG_SECONDS = 60.0
+"""How long Spark's commit log may stay behind the epoch that it asks for."""

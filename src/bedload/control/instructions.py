@@ -61,6 +61,10 @@ class InspectQuery:
     """The operator's turn when the question came up: report it with the answer."""
     location: str = ""
     """Where the query had its Spark checkpoint, for one that does not run here."""
+    gap: tuple[Epoch, ...] = ()
+    """Epochs that no feeder came for: had they anything to read?"""
+    pause: float = 0.0
+    """Look after so many seconds: it was looked at before, and too early."""
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from bedload.core.errors import (
     BedloadError,
     CheckpointForeign,
@@ -93,13 +95,25 @@ def deleted(name: OperatorName, ask: m.Open, query: QueryId, last: Epoch, locati
     )
 
 
-def skipped(name: OperatorName, missing: list[int]) -> BedloadError:
+def skipped(name: OperatorName, missing: Sequence[int]) -> BedloadError:
     """An epoch never came, yet Spark committed it."""
     return EpochIncomplete(
-        f"operator {name}: the rows of epoch {missing[0]} never came, yet Spark committed it. "
-        f"foreachBatch returned without running an action on the batch: {_ACTION}",
+        f"operator {name}: the rows of epoch {missing[0]} never came, yet Spark committed it, and its sources had "
+        f"something to read. foreachBatch returned without running an action on the batch: {_ACTION}",
         operator=name,
         epoch=missing[0],
+    )
+
+
+def log_behind(name: OperatorName, ask: m.Open, committed: Epoch | None, seconds: float) -> BedloadError:
+    """Spark asks for an epoch, and does not say what became of those before it."""
+    return EpochMismatch(
+        f"operator {name}: Spark asks for epoch {ask.epoch} of query {ask.query}, but its commit log ends at "
+        f"{'nothing' if committed is None else f'epoch {committed}'}, {seconds:g} seconds later still, and the state "
+        f"does not have the epochs between. Turn asynchronous progress tracking off, or put back the Spark checkpoint "
+        f"that belongs to this state",
+        operator=name,
+        epoch=ask.epoch,
     )
 
 

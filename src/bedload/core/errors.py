@@ -13,6 +13,8 @@
     ├── DataError                  fix the data or the code that meets it; the epoch was rolled back
     │   ├── NullKey                a row's key is null
     │   ├── OutputError            an output row does not fit the declared schema
+    │   ├── StateNotOpen           a key's state was changed in an epoch in which the key has no rows
+    │   ├── TooLarge               rows, outputs or state do not fit into one message: make the batches smaller
     │   └── OperatorFailed         user code raised; carries its traceback, key and epoch
     ├── EpochError                 the epoch did not count; start the query again
     │   ├── EpochAborted           rolled back on every worker; a restart replays it
@@ -109,6 +111,14 @@ class NullKey(DataError):
 
 class OutputError(DataError):
     """An output row does not fit the declared schema."""
+
+
+class StateNotOpen(DataError):
+    """A key's state was to be changed in an epoch in which the key has no rows."""
+
+
+class TooLarge(DataError):
+    """Rows, outputs or state do not fit into one message."""
 
 
 class OperatorFailed(DataError):

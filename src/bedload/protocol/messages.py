@@ -136,6 +136,26 @@ class Register(Message, frozen=True):
     worker: WorkerId
     address: str
     pid: int
+    task: int = -1
+    """The attempt of the Spark task that it runs in, if it does."""
+
+
+class Watch(Message, frozen=True):
+    """Answers :class:`Register`: beat so often, in seconds."""
+
+    every: float
+
+
+class Beat(Message, frozen=True):
+    """A worker's process lives; on a connection of its own."""
+
+    worker: WorkerId
+    address: str
+    """That of :class:`Register`: there may be two of one number."""
+    busy: float
+    """For so many seconds its loop has given no answer."""
+    where: str
+    """Where the loop is, if that is long."""
 
 
 class Deploy(Message, frozen=True):
@@ -295,6 +315,8 @@ class Compact(Message, frozen=True):
     operator: OperatorName
     turn: Turn
     groups: tuple[KeyGroup, ...]
+    ticket: int
+    """Comes back with the answer: the same turn may be asked for again, with other key groups."""
 
 
 class Compacted(Message, frozen=True):
@@ -302,7 +324,7 @@ class Compacted(Message, frozen=True):
 
     worker: WorkerId
     operator: OperatorName
-    turn: Turn
+    ticket: int
     error: WireError | None
 
 

@@ -23,6 +23,7 @@ from bedload.spark.schemas import key_columns, key_types
 from bedload.spark.state_schema import state_schema
 from bedload.spark.state_view import ColumnDecoder, Decoder
 from bedload.state import StateSpec
+from bedload.transport import Credentials
 from bedload.worker.column_runtime import ColumnDeployment
 from bedload.worker.runtime import Startable
 
@@ -115,11 +116,11 @@ class Application:
             ) from error
         return payload
 
-    def plan(self, number: DeploymentId, coordinator: str, secret: bytes) -> DataFrame:
+    def plan(self, number: DeploymentId, coordinator: str, credentials: Credentials) -> DataFrame:
         """The outputs as a streaming DataFrame."""
         keyed = self.keyed
         spec = FeederSpec(
-            self.name, number, coordinator, secret, keyed.columns, self.arrow_out, _CONNECT_SECONDS, self.combiner
+            self.name, number, coordinator, credentials, keyed.columns, self.arrow_out, _CONNECT_SECONDS, self.combiner
         )
         function = feed(spec)
         function.__name__ = mark(number, self.name)

@@ -14,10 +14,12 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from bedload.control.compaction import Retention
+from bedload.control.liveness import Patience
 from bedload.core.errors import DefinitionError
 from bedload.keys import check_key_groups
 from bedload.spark.hosts import ProcessHost, TaskHost, WorkerHost
 from bedload.spark.keeper import Keeper
+from bedload.transport import is_loopback
 
 _ARROW_ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
 
@@ -36,6 +38,9 @@ class Attachment:
     keeper: Keeper | None
     """None: state is kept in memory only."""
     retention: Retention
+    patience: Patience
+    encrypt: bool
+    """Whether connections are encrypted."""
 
     @classmethod
     def of(
@@ -49,6 +54,8 @@ class Attachment:
         checkpoint: str | os.PathLike[str] | None,
         storage_options: Mapping[str, Any] | None,
         retain_epochs: int,
+        patience: Patience,
+        encrypt: bool | None,
     ) -> Attachment:
         """Check what the user asks for, set the session up for it, and open the checkpoint."""
         if workers < 1:
@@ -56,6 +63,11 @@ class Attachment:
         check_key_groups(key_groups)
         if retain_epochs < 1:
             raise DefinitionError(f"retain_epochs={retain_epochs}: at least the last epoch has to be kept")
+        if min(patience.silent, patience.stuck) <= 0:
+            raise DefinitionError(
+                f"silent_seconds={patience.silent:g}, stuck_seconds={patience.stuck:g}: a worker needs some time to "
+                f"say that it lives"
+            )
         url = _url(checkpoint, storage_options)
         local = str(spark.sparkContext.master).startswith("local")
         kind = host or ("process" if local else "task")
@@ -65,7 +77,9 @@ class Attachment:
         listen = "127.0.0.1" if local else str(spark.sparkContext.getConf().get("spark.driver.host"))
         chosen: WorkerHost = ProcessHost() if kind == "process" else TaskHost(spark)
         keeper = None if url is None else Keeper(url, storage_options)
-        return cls(spark, chosen, listen, workers, key_groups, start_seconds, keeper, Retention(retain_epochs))
+        secure = not is_loopback(listen) if encrypt is None else encrypt
+        retention = Retention(retain_epochs)
+        return cls(spark, chosen, listen, workers, key_groups, start_seconds, keeper, retention, patience, secure)
 
     def durable(self, what: str) -> Keeper:
         """The keeper of the checkpoint; raises if there is none, which ``what`` needs."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any, Literal, overload
@@ -15,6 +14,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from pyspark.sql.types import StructType
 
 from bedload.checkpoint.storage import open_storage
+from bedload.control.liveness import Patience
 from bedload.core.errors import ClusterStopped
 from bedload.core.ids import Epoch, OperatorName
 from bedload.keys import DEFAULT_KEY_GROUPS
@@ -29,9 +29,10 @@ from bedload.spark.driver import Driver
 from bedload.spark.keeper import Keeper
 from bedload.spark.listener import ProgressListener
 from bedload.spark.moves import table_schema
-from bedload.spark.plan import Plans
+from bedload.spark.plan import Plans, keep_empty_partitions
 from bedload.spark.state_view import OperatorState
 from bedload.spark.supervisor import Supervised, starter
+from bedload.transport import Credentials
 from bedload.worker.operator import Operator
 from bedload.worker.vector import VectorOperator
 
@@ -46,6 +47,9 @@ def attach(
     checkpoint: str | os.PathLike[str] | None = None,
     storage_options: Mapping[str, Any] | None = None,
     retain_epochs: int = 100,
+    silent_seconds: float = 60.0,
+    stuck_seconds: float = 600.0,
+    encrypt: bool | None = None,
 ) -> Cluster:
     """Start workers for a Spark session.
 
@@ -58,9 +62,16 @@ def attach(
     kept durable; all machines of the cluster must reach it. Without one, state lives and dies with the workers.
     ``storage_options`` go to the fsspec filesystem. ``retain_epochs``: so many epochs back can be restored and read.
 
+    A worker that hangs is killed and counts as lost: after ``silent_seconds`` if its process gives no sign of life, and
+    after ``stuck_seconds`` if it has been busy with one thing for so long, such as a call of ``process`` on one batch.
+
+    ``encrypt``: whether connections between driver, workers and feeders are encrypted (TLS 1.3, with a certificate that
+    is made for this attachment). Left out, they are if the driver is reached by other than a loopback address.
+
     Use it as a context manager, or call :meth:`Cluster.stop`. Sets
     ``spark.sql.execution.arrow.maxRecordsPerBatch`` to 65536 on the session unless it was changed from
-    Spark's default of 10000: larger batches are faster here.
+    Spark's default of 10000: larger batches are faster here. :meth:`Cluster.apply` and :meth:`Cluster.aggregate` add
+    a rule to ``spark.sql.adaptive.optimizer.excludedRules``, so that batches without rows are seen, too.
     """
     return Cluster(
         Attachment.of(
@@ -72,6 +83,8 @@ def attach(
             checkpoint=checkpoint,
             storage_options=storage_options,
             retain_epochs=retain_epochs,
+            patience=Patience(silent_seconds, stuck_seconds),
+            encrypt=encrypt,
         )
     )
 
@@ -84,23 +97,26 @@ class Cluster:
         self._attached = attached
         self._spark = spark
         self._host = host
-        self._secret = secrets.token_bytes(32)
+        self._credentials = Credentials.fresh(encrypted=attached.encrypt)
         self._stopped = False
         self._driver = Driver(
             attached.listen,
-            self._secret,
+            self._credentials,
             Plans(spark),
             host,
             attached.workers,
             keeper=keeper,
             retention=attached.retention,
             replace_seconds=attached.start_seconds,
+            patience=attached.patience,
         )
-        self._deployments = Deployments(attached, self._driver, self._secret)
+        self._deployments = Deployments(attached, self._driver, self._credentials)
         self._wishes = Wishes(self._driver, self._deployments.states, self._driver.members, host.room)
         self._listener = ProgressListener(self._driver)
         try:
-            host.start(self._driver.address, self._secret, attached.workers, None if keeper is None else keeper.place)
+            host.start(
+                self._driver.address, self._credentials, attached.workers, None if keeper is None else keeper.place
+            )
             self._driver.wait_for_workers(attached.start_seconds, host.check)
             spark.streams.addListener(self._listener)
         except BaseException:
@@ -386,7 +402,10 @@ class Cluster:
         self, name: OperatorName, df: DataFrame, key: str | list[str] | tuple[str, ...], key_groups: int | None
     ) -> Keyed:
         self._check_running()
-        return Keyed.of(self._spark, name, df, key, self._attached.key_groups if key_groups is None else key_groups)
+        groups = self._attached.key_groups if key_groups is None else key_groups
+        keyed = Keyed.of(self._spark, name, df, key, groups)
+        keep_empty_partitions(df.sparkSession)
+        return keyed
 
     def _check_running(self) -> None:
         if self._stopped:

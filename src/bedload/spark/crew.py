@@ -67,14 +67,25 @@ class Crew:
             known.cancel()
             self._bring(worker, seconds, self._starting, None, failed)
 
-    def replace(self, worker: WorkerId, seconds: float) -> None:
-        """Start a worker in place of a lost one, and wait so long for it."""
+    def kill(self, worker: WorkerId, task: int) -> None:
+        """End a worker that hangs, by force; ``task`` is its attempt at a Spark task, if it runs in one."""
+
+        def run() -> None:
+            try:
+                self._host.kill(worker, task)
+            except Exception as error:
+                _log.warning("worker %s hangs, and may not have ended: %s", worker, error)
+
+        threading.Thread(target=run, name=f"bedload-kill-{worker}", daemon=True).start()
+
+    def replace(self, worker: WorkerId, seconds: float, *, start: bool = True) -> None:
+        """Start a worker in place of a lost one, unless one is there, and wait so long for it."""
 
         def failed(why: str) -> None:
             _log.error("worker %s could not be replaced: %s", worker, why)
             self._not_replaced(worker, why)
 
-        self._bring(worker, seconds, self._replacing, self._host.replace, failed)
+        self._bring(worker, seconds, self._replacing, self._host.replace if start else None, failed)
 
     def is_replacing(self, worker: WorkerId) -> bool:
         """Whether one in place of this worker is awaited."""

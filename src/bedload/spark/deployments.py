@@ -19,15 +19,16 @@ from bedload.spark.bootstrap import deploy_with_initial_state
 from bedload.spark.driver import Driver
 from bedload.spark.state_schema import check_stored
 from bedload.spark.state_view import Decoder, OperatorState
+from bedload.transport import Credentials
 
 
 class Deployments:
     """What was applied on a cluster."""
 
-    def __init__(self, attached: Attachment, driver: Driver, secret: bytes) -> None:
+    def __init__(self, attached: Attachment, driver: Driver, credentials: Credentials) -> None:
         self._attached = attached
         self._driver = driver
-        self._secret = secret
+        self._credentials = credentials
         self.states: dict[OperatorName, OperatorState] = {}
         """The live state of each operator."""
 
@@ -35,7 +36,7 @@ class Deployments:
         """Ship an application, and plan it."""
         number = self._deploy(applied, fresh=fresh)
         self._remember(applied)
-        return applied.plan(number, self._driver.address, self._secret)
+        return applied.plan(number, self._driver.address, self._credentials)
 
     def state(self, name: OperatorName) -> OperatorState:
         """The live state of an operator."""
@@ -103,4 +104,4 @@ class Deployments:
 
             return self._driver.call(look)
 
-        self.states[name] = OperatorState(name, applied.decoder, applied.keyed.types, where, self._secret)
+        self.states[name] = OperatorState(name, applied.decoder, applied.keyed.types, where, self._credentials)

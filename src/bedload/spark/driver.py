@@ -1,20 +1,26 @@
 """The coordinator's edge in the Spark driver: its endpoint, and the carrying out of its instructions.
 
-The coordinator runs on the endpoint's thread, and nothing that waits does. Looking into Spark's plans takes
-milliseconds and goes through the JVM, so it is done on a small pool of threads that report back to that thread. So is
-work on files (:mod:`bedload.spark.desk`); a host has a thread for each worker that comes or goes
-(:mod:`bedload.spark.crew`).
+The coordinator runs on the endpoint's thread, and nothing that waits does. Looking into Spark's plans
+(:mod:`bedload.spark.inspector`) and work on files (:mod:`bedload.spark.desk`) are done on small pools of threads that
+report back to that thread; a host has a thread for each worker that comes or goes (:mod:`bedload.spark.crew`).
+
+Invariants:
+- An exception that nobody expected, on whichever thread, ends the cluster with that error: it is never only logged.
+- Whoever waits for the coordinator waits for a limited time.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import sys
 import threading
+import traceback
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
-from typing import TypeVar
+from functools import partial
+from typing import Any, TypeVar
 
 from bedload.control.changes import Stage, Wish
 from bedload.control.compaction import Retention
@@ -38,6 +44,7 @@ from bedload.control.instructions import (
     WriteTurn,
 )
 from bedload.control.lineage import Lineage
+from bedload.control.liveness import Liveness, Patience
 from bedload.core.clock import SystemClock
 from bedload.core.errors import (
     BedloadError,
@@ -51,13 +58,18 @@ from bedload.protocol import messages as m
 from bedload.spark.crew import Arrival, Crew
 from bedload.spark.desk import Desk
 from bedload.spark.hosts import WorkerHost
+from bedload.spark.inspector import Inspector
 from bedload.spark.keeper import Keeper
 from bedload.spark.moves import Moves
-from bedload.spark.plan import Plans, mark
-from bedload.transport import Endpoint, Handler, Peer
+from bedload.spark.plan import Plans
+from bedload.transport import Credentials, Endpoint, Handler, Peer
 
 _log = logging.getLogger("bedload")
 _T = TypeVar("_T")
+_ANSWER_SECONDS = 120.0
+"""How long the coordinator may take for an answer that waits for nothing."""
+_WORK_SECONDS = 3600.0
+"""How long workers may take for what a user waits for. One that hangs is noticed long before."""
 
 
 class Driver(Handler):
@@ -66,7 +78,7 @@ class Driver(Handler):
     def __init__(
         self,
         listen: str,
-        secret: bytes,
+        credentials: Credentials,
         plans: Plans,
         host: WorkerHost,
         workers: int,
@@ -74,6 +86,7 @@ class Driver(Handler):
         keeper: Keeper | None = None,
         retention: Retention | None = None,
         replace_seconds: float = 60.0,
+        patience: Patience | None = None,
     ) -> None:
         self._plans = plans
         self._host = host
@@ -81,11 +94,12 @@ class Driver(Handler):
         self._keeper = keeper
         self._retention = retention
         self._replace_seconds = replace_seconds
-        self._endpoint = Endpoint(listen, secret=secret, handler=self)
+        self._endpoint = Endpoint(listen, credentials=credentials, handler=self)
         self._pool = ThreadPoolExecutor(max_workers=4, thread_name_prefix="bedload-plan")
         # Apart from the plans': a slow store must not keep an epoch from being counted, nor the other way round.
         self._files = ThreadPoolExecutor(max_workers=4, thread_name_prefix="bedload-files")
         self._desk = Desk(keeper, plans.location, self._soon)
+        self._inspector = Inspector(plans, self._soon)
         self._crew = Crew(
             host,
             not_started=lambda worker, why: self._soon(lambda c: c.worker_not_started(worker, why)),
@@ -95,16 +109,21 @@ class Driver(Handler):
         self._names: dict[Peer, WorkerId] = {}
         self._addresses: dict[WorkerId, str] = {}
         self.pids: dict[WorkerId, int] = {}
+        self._tasks: dict[WorkerId, int] = {}
+        self._spares: dict[WorkerId, tuple[Peer, m.Register]] = {}
+        """Copies of workers that are there: one takes over when the worker is lost."""
         self._joined: Future[None] = Future()
-        self._quiet: dict[QueryId, set[Epoch]] = {}
         self._stopping = False
         self._clock = SystemClock()
+        self._patience = patience or Patience()
+        self._liveness = Liveness(self._patience, self._clock.monotonic())
         self.coordinator: Coordinator | None = None
         self.ended: deque[EpochEnded] = deque(maxlen=1000)
         """The latest epochs, for whoever watches."""
         self.moves = Moves(keeper, self._clock, self._files.submit)
         self._thread = threading.Thread(target=self._endpoint.run, name="bedload-coordinator", daemon=True)
         self._thread.start()
+        self._endpoint.call_later(self._patience.every, self._look)
 
     @property
     def address(self) -> str:
@@ -142,7 +161,13 @@ class Driver(Handler):
         if self._stopping:
             raise ClusterStopped("the cluster was stopped; attach again with bedload.attach(...)")
         self._endpoint.call_soon(run)
-        return future.result()
+        with contextlib.suppress(TimeoutError):
+            return future.result(_ANSWER_SECONDS)
+        stack = sys._current_frames().get(self._thread.ident or 0)
+        raise ProtocolError(
+            f"the coordinator gave no answer within {_ANSWER_SECONDS:g} seconds. Report this, with where it is:\n"
+            + ("it has ended" if stack is None else "".join(traceback.format_stack(stack)))
+        )
 
     def deploy(
         self,
@@ -165,10 +190,10 @@ class Driver(Handler):
             return deployment
 
         deployment = self.call(ask)
-        future.result()
+        _result(future, f"applying operator {operator}", _WORK_SECONDS)
         return deployment
 
-    def checkpoint(self, operators: Sequence[OperatorName]) -> None:
+    def checkpoint(self, operators: Sequence[OperatorName], seconds: float = _WORK_SECONDS) -> None:
         """Return when all that is committed now is in snapshots; raises what stood in the way."""
 
         def ask(coordinator: Coordinator) -> list[Future[None]]:
@@ -178,8 +203,10 @@ class Driver(Handler):
                 self._carry_out(coordinator.checkpoint(futures[-1], operator))
             return futures
 
-        for future in self.call(ask):
-            future.result()
+        deadline = self._clock.monotonic() + seconds
+        for name, future in zip(operators, self.call(ask), strict=True):
+            left = max(0.0, deadline - self._clock.monotonic())
+            _result(future, f"the snapshot of operator {name}", left)
 
     def change(self, wish: Wish) -> tuple[int, Future[tuple[MoveRecord, ...]]]:
         """Change the cluster while it runs: the number of the change, and what became of it."""
@@ -213,8 +240,7 @@ class Driver(Handler):
     def progress(self, query: QueryId, run: RunId, epoch: Epoch, *, quiet: bool) -> None:
         """Spark committed an epoch, in which a source had no new data (``quiet``) or all had; thread-safe."""
         if quiet:
-            # Spark itself forgets it when the query restarts.
-            self._quiet.setdefault(query, set()).add(epoch)
+            self._inspector.quiet(query, epoch)
         self._soon(lambda c: c.progress(query, run, epoch))
 
     def query_ended(self, query: QueryId, run: RunId) -> None:
@@ -226,7 +252,8 @@ class Driver(Handler):
         if self._stopping:
             return
         if self.coordinator is not None:
-            self.call(lambda c: self._carry_out(c.stop()))
+            with contextlib.suppress(BedloadError):  # one that gives no answer is ended all the same
+                self.call(lambda c: self._carry_out(c.stop()))
         self._stopping = True
         self._endpoint.stop()
         self._thread.join(timeout=10)
@@ -244,45 +271,100 @@ class Driver(Handler):
         if isinstance(message, m.Register):
             self._register(peer, message)
             return
+        if isinstance(message, m.Beat):
+            if self._addresses.get(message.worker) == message.address:
+                self._liveness.beat(message.worker, message.busy, message.where, self._clock.monotonic())
+            return
         if self.coordinator is None:
             raise ProtocolError(f"{message} came before the workers were there")
-        match message:
-            case m.Open():
-                self._carry_out(self.coordinator.open(peer, message))
-            case m.FeederFailed():
-                self._carry_out(self.coordinator.feeder_failed(message))
-            case _:
-                self._carry_out(self.coordinator.from_worker(message, None if body is None else bytes(body)))
+        with self._guarded():
+            match message:
+                case m.Open():
+                    self._carry_out(self.coordinator.open(peer, message))
+                case m.FeederFailed():
+                    self._carry_out(self.coordinator.feeder_failed(message))
+                case _:
+                    self._carry_out(self.coordinator.from_worker(message, None if body is None else bytes(body)))
 
     def on_close(self, peer: Peer) -> None:
         """A feeder's connection ends without meaning; a worker's means that the worker is gone."""
+        self._spares = {worker: it for worker, it in self._spares.items() if it[0] is not peer}
         worker = self._names.pop(peer, None)
-        if worker is None or self._stopping:
-            return
+        if worker is not None:
+            with self._guarded():
+                self._lost(worker, f"process {self.pids.get(worker)} ended: {peer.reason}")
+
+    def _lost(self, worker: WorkerId, how: str) -> None:
+        """A worker is gone, or was given up."""
         del self._peers[worker]
-        if self.coordinator is not None and self.coordinator.error is None:
-            how = f"process {self.pids.get(worker)} ended: {peer.reason}"
-            if words := self._host.last_words(worker):
-                how += f"; the end of its log:\n{words}\n"
-            if worker in self.coordinator.changes.starting:
-                self._crew.let_go(worker)
-            self._carry_out(self.coordinator.worker_lost(worker, how))
-            replaced = " and is being replaced" if self._crew.is_replacing(worker) else ""
-            _log.error("%s", self.coordinator.error or f"worker {worker} was lost ({how}){replaced}")
+        self._liveness.gone(worker)
+        if self._stopping or self.coordinator is None or self.coordinator.error is not None:
+            return
+        if words := self._host.last_words(worker):
+            how += f"; the end of its log:\n{words}\n"
+        if worker in self.coordinator.changes.starting:
+            self._crew.let_go(worker)
+        self._carry_out(self.coordinator.worker_lost(worker, how))
+        replaced = " and is being replaced" if self._crew.is_replacing(worker) else ""
+        _log.error("%s", self.coordinator.error or f"worker {worker} was lost ({how}){replaced}")
+
+    def _look(self) -> None:
+        """Give up workers that hang."""
+        with self._guarded():
+            for worker, why in self._liveness.look(self._clock.monotonic()).items():
+                peer = self._peers[worker]
+                del self._names[peer]
+                peer.abort()
+                self._crew.kill(worker, self._tasks[worker])
+                self._lost(worker, f"process {self.pids[worker]} was ended: {why}")
+        self._endpoint.call_later(self._patience.every, self._look)
 
     def on_error(self, peer: Peer | None, error: BaseException) -> None:
-        """A caller without the secret, or a bug."""
-        if isinstance(error, BedloadError):
-            _log.warning("%s: %s", peer or "coordinator", error)
+        """A caller without the secret, or a damaged frame: that peer is closed. Anything else is a bug."""
+        if peer is not None and isinstance(error, BedloadError):
+            _log.warning("%s: %s", peer, error)
         else:
-            _log.error("%s: %s", peer or "coordinator", error, exc_info=error)
+            self._broke(error)
+
+    @contextlib.contextmanager
+    def _guarded(self) -> Iterator[None]:
+        """Whatever goes wrong in here is not the peer's fault, and concerns all."""
+        try:
+            yield
+        except Exception as error:
+            self._broke(error)
+
+    def _broke(self, error: BaseException) -> None:
+        """Something failed that must not: the cluster ends, and everybody who waits hears why."""
+        if self._stopping:
+            return
+        _log.error("the coordinator failed: %s", error, exc_info=error)
+        problem = ProtocolError(
+            "the coordinator failed, and the cluster has ended. Epochs that Spark committed are in the checkpoint, if "
+            f"there is one: attach again. Report this:\n{''.join(traceback.format_exception(error))}"
+        )
+        if self.coordinator is None:
+            if not self._joined.done():
+                self._joined.set_exception(problem)
+            return
+        try:
+            self._carry_out(self.coordinator.failed(problem))
+        except Exception:
+            _log.exception("and could not be ended in order: all connections are closed")
+            self._endpoint.stop()  # whoever waits sees that
 
     def _register(self, peer: Peer, message: m.Register) -> None:
         if message.worker in self._peers:
             # SUBTLE: Spark made a copy of a task that runs. When the copy ends, Spark takes the task for done and
-            # kills the one with the state, so the copy is left waiting until the cluster ends.
+            # kills the one with the state, so the copy is left waiting. Or its host is gone and nobody has noticed
+            # yet: then the copy is all that Spark will start, and takes its place when it counts as lost.
             _log.warning("a second worker %s (process %s) came and is left idle", message.worker, message.pid)
+            self._spares[message.worker] = peer, message
             return
+        with self._guarded():
+            self._join(peer, message)
+
+    def _join(self, peer: Peer, message: m.Register) -> None:
         arrival = Arrival.UNASKED
         if self.coordinator is not None:
             arrival = self._crew.arrived(message.worker)
@@ -297,6 +379,9 @@ class Driver(Handler):
         self._names[peer] = message.worker
         self._addresses[message.worker] = message.address
         self.pids[message.worker] = message.pid
+        self._tasks[message.worker] = message.task
+        self._liveness.came(message.worker, self._clock.monotonic())
+        peer.send(m.encode(m.Watch(self._patience.every)))
         if self.coordinator is not None:
             if arrival is Arrival.REPLACEMENT:
                 _log.warning("worker %s is back as process %s", message.worker, message.pid)
@@ -324,25 +409,19 @@ class Driver(Handler):
                     assert isinstance(to, Peer)
                     to.send(m.encode(message))
                 case InspectStage():
-                    self._pool.submit(self._inspect_stage, step)
-                case InspectQuery():
-                    self._pool.submit(self._inspect_query, step)
+                    self._submit(self._pool, self._inspector.stage, step)
+                case InspectQuery(pause=pause):
+                    look = partial(self._submit, self._pool, self._inspector.query, step)
+                    self._endpoint.call_later(pause, look)
                 case DeployResult(to=to, error=error):
                     assert isinstance(to, Future)
-                    if error is None:
-                        to.set_result(None)
-                    else:
-                        to.set_exception(error)
+                    _settle(to, None, error)
                 case EpochEnded():
                     self.ended.append(step)
                     self.moves.epoch_ended(step)
                 case ChangeResult(to=to, error=error, records=records):
                     assert isinstance(to, Future)
-                    records = self.moves.add(records, self.ended)
-                    if error is None:
-                        to.set_result(records)
-                    else:
-                        to.set_exception(error)
+                    _settle(to, self.moves.add(records, self.ended), error)
                 case StartWorkers(workers=workers):
                     for worker in workers:
                         self._crew.add(worker, self._replace_seconds)
@@ -352,51 +431,65 @@ class Driver(Handler):
                         left = self._peers.pop(worker, None)
                         if left is not None:
                             del self._names[left]
+                        self._liveness.gone(worker)
                         self._crew.let_go(worker)
                 case CheckpointResult(to=to, error=error):
                     assert isinstance(to, Future)
-                    if error is None:
-                        to.set_result(None)
-                    else:
-                        to.set_exception(error)
+                    _settle(to, None, error)
                 case WriteTurn():
-                    self._files.submit(self._desk.write_turn, step)
+                    self._submit(self._files, self._desk.write_turn, step)
                 case CheckTurn(operator=operator, turn=turn):
                     assert self.coordinator is not None
-                    self._files.submit(self._desk.check_turn, step, self.coordinator.record(operator, turn))
+                    self._submit(self._files, self._desk.check_turn, step, self.coordinator.record(operator, turn))
                 case WriteManifest():
-                    self._files.submit(self._desk.write_manifest, step)
+                    self._submit(self._files, self._desk.write_manifest, step)
                 case CollectGarbage():
-                    self._files.submit(self._desk.collect, step)
+                    self._submit(self._files, self._desk.collect, step)
                 case ReplaceWorker(worker=worker):
-                    self._crew.replace(worker, self._replace_seconds)
+                    self._replace(worker)
 
-    # --- looking into Spark: on threads of their own ---
+    def _replace(self, worker: WorkerId) -> None:
+        spare = self._spares.pop(worker, None)
+        self._crew.replace(worker, self._replace_seconds, start=spare is None)
+        if spare is not None:  # not at once: the coordinator is in the middle of saying what the loss means
+            self._endpoint.call_soon(lambda: self.on_frame(spare[0], m.encode(spare[1]), None))
 
-    def _inspect_stage(self, step: InspectStage) -> None:
-        try:
-            feeders = self._plans.feeders(step.query, step.epoch, mark(step.deployment, step.operator))
-            shape = self._plans.shape(step.stage)
-        except Exception as error:
-            problem = error if isinstance(error, BedloadError) else ProtocolError(f"{step}: {error!r}")
-            self._soon(lambda c: c.stage_unknown(step.operator, step.turn, problem))
-            return
-        self._soon(lambda c: c.stage_inspected(step.operator, step.turn, step.stage, feeders, shape))
+    def _submit(self, pool: ThreadPoolExecutor, work: Callable[..., None], *arguments: Any) -> None:
+        """Do something on another thread; it reports by itself, unless it fails as nobody thought it could."""
 
-    def _inspect_query(self, step: InspectQuery) -> None:
-        try:
-            facts = self._plans.facts(step.query, step.location)
-        except Exception as error:
-            problem = error if isinstance(error, BedloadError) else ProtocolError(f"{step}: {error!r}")
-            self._soon(lambda c: c.query_unknown(step.operator, problem))
-            return
-        known = replace(facts, without_data=facts.without_data | self._quiet.get(step.query, set()))
-        self._soon(lambda c: c.query_inspected(step.operator, step.query, step.turn, known))
+        def over(future: Future[None]) -> None:
+            error = None if future.cancelled() else future.exception()
+            if error is not None:
+                with contextlib.suppress(ClusterStopped):
+                    self._endpoint.call_soon(partial(self._broke, error))
+
+        if not self._stopping:
+            pool.submit(work, *arguments).add_done_callback(over)
 
     def _soon(self, event: Callable[[Coordinator], list[Instruction]]) -> None:
         def run() -> None:
             if self.coordinator is not None:
-                self._carry_out(event(self.coordinator))
+                with self._guarded():
+                    self._carry_out(event(self.coordinator))
 
         if not self._stopping:
-            self._endpoint.call_soon(run)
+            with contextlib.suppress(ClusterStopped):
+                self._endpoint.call_soon(run)
+
+
+def _settle(future: Future[Any], result: Any, error: BedloadError | None) -> None:
+    if error is None:
+        future.set_result(result)
+    else:
+        future.set_exception(error)
+
+
+def _result(future: Future[None], what: str, seconds: float) -> None:
+    """Wait for the coordinator's word, and raise what it says."""
+    try:
+        future.result(seconds)
+    except TimeoutError:
+        raise TimeoutError(
+            f"{what} is not over after {seconds:g} seconds; it goes on. See cluster.workers and cluster.restoring(), "
+            f"and the workers' logs"
+        ) from None

@@ -24,6 +24,7 @@ from pyspark.sql import SparkSession
 from bedload.core.errors import TooFewSlots, WorkerStartFailed
 from bedload.core.ids import WorkerId
 from bedload.spark.processes import Child, Nursery, Spawned
+from bedload.transport import Credentials
 from bedload.worker.durable import Place
 from bedload.worker.nursery import available
 
@@ -46,7 +47,7 @@ class WorkerHost(Protocol):
     takes_slots: bool
     """Workers compete with feeders for Spark's task slots."""
 
-    def start(self, coordinator: str, secret: bytes, workers: int, place: Place | None = None) -> None:
+    def start(self, coordinator: str, credentials: Credentials, workers: int, place: Place | None = None) -> None:
         """Start this many workers, numbered from 0; ``place`` is where they find the checkpoint."""
         ...
 
@@ -56,6 +57,10 @@ class WorkerHost(Protocol):
 
     def replace(self, worker: WorkerId) -> None:
         """Start a worker in place of one that was lost, and make sure that the lost one is gone."""
+        ...
+
+    def kill(self, worker: WorkerId, task: int) -> None:
+        """End a worker that hangs, by force. It is lost; another one may be started in its place."""
         ...
 
     def room(self, workers: int) -> None:
@@ -92,15 +97,15 @@ class ProcessHost:
         self._children: dict[WorkerId, Child] = {}
         self._nursery: Nursery | None = None
         self._logs = tempfile.TemporaryDirectory(prefix="bedload-workers-", ignore_cleanup_errors=True)
-        self._hello: tuple[str, bytes, Place | None] = ("", b"", None)
+        self._hello: tuple[str, Credentials, Place | None] | None = None
         self._again: set[WorkerId] = set()
         """Workers that were ordered twice."""
         self._lock = threading.Lock()
         self._stopped = False
 
-    def start(self, coordinator: str, secret: bytes, workers: int, place: Place | None = None) -> None:
+    def start(self, coordinator: str, credentials: Credentials, workers: int, place: Place | None = None) -> None:
         """Start the processes; their output goes to a log file each."""
-        self._hello = coordinator, secret, place
+        self._hello = coordinator, credentials, place
         with self._lock:
             for number in range(workers):
                 self._start(WorkerId(number))
@@ -118,6 +123,13 @@ class ProcessHost:
                 old.close()
             if not self._stopped:
                 self._start(worker)
+
+    def kill(self, worker: WorkerId, task: int) -> None:
+        """Kill its process."""
+        with self._lock:
+            found = self._children.get(worker)
+            if found is not None:
+                found.kill(_STOP_SECONDS)
 
     def room(self, workers: int) -> None:
         """There is always room: the machine decides how well they run."""
@@ -139,8 +151,9 @@ class ProcessHost:
         # SUBTLE: what the driver can import, the operators that it ships may need: a script's folder, say.
         environment = dict(os.environ, PYTHONPATH=os.pathsep.join(filter(None, sys.path)))
         log = Path(self._logs.name) / f"worker-{worker}.log"
-        coordinator, secret, place = self._hello
-        hello = {"worker": worker, "coordinator": coordinator, "secret": secret, "place": place}
+        assert self._hello is not None
+        coordinator, credentials, place = self._hello
+        hello = {"worker": worker, "coordinator": coordinator, "credentials": credentials, "place": place}
         line = msgspec.json.encode(hello) + b"\n"
         try:
             self._children[worker] = (
@@ -217,14 +230,14 @@ class TaskHost:
     def __init__(self, spark: SparkSession) -> None:
         self._context = spark.sparkContext
         self._jobs: dict[WorkerId, _Job] = {}
-        self._hello: tuple[str, bytes, Place | None] = ("", b"", None)
+        self._hello: tuple[str, Credentials, Place | None] | None = None
         self._stopped = False
 
-    def start(self, coordinator: str, secret: bytes, workers: int, place: Place | None = None) -> None:
+    def start(self, coordinator: str, credentials: Credentials, workers: int, place: Place | None = None) -> None:
         """Start one Spark job for each worker."""
         advice = f"Ask for at most {{most}} workers (attach(..., workers={{most}})), {_MORE_SLOTS}"
         self._wait_for_slots(workers, _EXECUTORS_SECONDS, advice)
-        self._hello = coordinator, secret, place
+        self._hello = coordinator, credentials, place
         everybody = [WorkerId(number) for number in range(workers)]
         together = [everybody] if not str(self._context.master).startswith("local") else [[one] for one in everybody]
         for some in together:
@@ -237,6 +250,10 @@ class TaskHost:
             job.ended.wait(_TASK_RETRY_SECONDS)
         if not self._stopped and (job is None or job.ended.is_set()):
             self._start([worker])
+
+    def kill(self, worker: WorkerId, task: int) -> None:
+        """Have Spark kill the task, whose process it ends with it, and start it again."""
+        self._context._jsc.sc().killTaskAttempt(task, True, f"Bedload worker {worker} hangs")
 
     def room(self, workers: int) -> None:
         """Raise unless Spark has a task slot for each, and one for a feeder."""
@@ -260,6 +277,7 @@ class TaskHost:
         # SUBTLE: a copy of a worker's task is no help, it has no state, and takes a slot. Spark makes none of the tasks
         # of a barrier stage; its price is that all workers of the job go when one is lost.
         barrier = len(workers) > 1 and self._setting("spark.speculation") and not self._dynamic
+        assert self._hello is not None
         job = _Job(self._context, workers, *self._hello, barrier=barrier)
         for worker in workers:
             self._jobs[worker] = job
@@ -336,7 +354,7 @@ class _Job:
         context: SparkContext,
         workers: list[WorkerId],
         coordinator: str,
-        secret: bytes,
+        credentials: Credentials,
         place: Place | None,
         *,
         barrier: bool,
@@ -347,7 +365,7 @@ class _Job:
         self._context = context
         self._barrier = barrier
         self._group = f"bedload-workers-{workers[0]}-{coordinator}"
-        task = _task(coordinator, secret, place)
+        task = _task(coordinator, credentials, place)
         threading.Thread(target=self._run, args=(task,), name=self._group, daemon=True).start()
 
     def cancel(self) -> None:
@@ -370,12 +388,12 @@ class _Job:
             self.ended.set()
 
 
-def _task(coordinator: str, secret: bytes, place: Place | None) -> Callable[[Iterable[int]], Iterable[None]]:
+def _task(coordinator: str, credentials: Credentials, place: Place | None) -> Callable[[Iterable[int]], Iterable[None]]:
     def run(numbers: Iterable[int]) -> Iterable[None]:
         from bedload.spark.tasks import serve_in_task
 
         for number in numbers:
-            serve_in_task(WorkerId(number), coordinator, secret, place)
+            serve_in_task(WorkerId(number), coordinator, credentials, place)
         return ()
 
     return run

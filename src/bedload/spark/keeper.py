@@ -1,7 +1,6 @@
-"""The driver's part in a checkpoint: what the coordinator decides, carried out on files.
+"""The driver's part in a checkpoint: its claim, what it finds, and the moves that it remembers.
 
-Invariant: giving a turn up leaves its mark first and looks for segments second; a worker that seals writes its
-segment first and looks for the mark second. So a turn is never both given up here and acknowledged there.
+Turns and snapshots are written by :class:`~bedload.checkpoint.filing.Filing`.
 """
 
 from __future__ import annotations
@@ -15,10 +14,10 @@ import msgspec
 from bedload.checkpoint import paths
 from bedload.checkpoint.checkpoint import Checkpoint
 from bedload.checkpoint.evolution import same_state
-from bedload.checkpoint.history import Garbage, History
+from bedload.checkpoint.filing import Filing
+from bedload.checkpoint.history import History
 from bedload.checkpoint.intact import advise
-from bedload.checkpoint.records import Manifest, OperatorSchema, TurnRecord
-from bedload.checkpoint.snapshots import stray_files
+from bedload.checkpoint.records import OperatorSchema
 from bedload.checkpoint.storage import open_storage
 from bedload.control.lineage import Lineage
 from bedload.core.errors import CheckpointDamaged, EpochNotRetained
@@ -38,11 +37,11 @@ class _MoveFile(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag
     version: int = 1
 
 
-class Keeper:
+class Keeper(Filing):
     """One attachment to a checkpoint."""
 
     def __init__(self, url: str, options: Mapping[str, Any] | None = None) -> None:
-        self.checkpoint = Checkpoint.open(open_storage(url, options))
+        super().__init__(Checkpoint.open(open_storage(url, options)))
         self.generation = self.checkpoint.claim()
         self.place = Place(url, self.generation, dict(options or {}))
 
@@ -83,30 +82,6 @@ class Keeper:
             damaged = CheckpointDamaged(error.message, **error.details)
             raise advise(self.checkpoint.storage, operator, None, damaged) from error
         return history
-
-    def write_turn(self, operator: OperatorName, record: TurnRecord, location: str) -> None:
-        """Put a turn on record."""
-        self.checkpoint.write_turn(operator, msgspec.structs.replace(record, location=location))
-
-    def give_up(self, operator: OperatorName, record: TurnRecord) -> bool:
-        """Let no worker acknowledge a turn from now on; whether all of it had been written before."""
-        storage = self.checkpoint.storage
-        storage.write(paths.abandoned(operator, record.turn), b"")
-        there = set(storage.list(paths.deltas(operator)))
-        names = [paths.delta(operator, record.turn, worker).rpartition("/")[2] for worker in record.workers]
-        return all(name in there for name in names)
-
-    def write_manifest(self, operator: OperatorName, manifest: Manifest) -> None:
-        """Make a snapshot count."""
-        self.checkpoint.check_fence()
-        self.checkpoint.write_manifest(operator, manifest)
-        # What an attempt before this one left would be counted by whoever reads the folder as plain Parquet.
-        storage = self.checkpoint.storage
-        storage.delete(stray_files(storage, paths.snapshot(operator, manifest.turn), manifest.parts))
-
-    def collect(self, operator: OperatorName, garbage: Garbage) -> None:
-        """Delete what no retained epoch needs."""
-        self.checkpoint.delete_garbage(operator, garbage)
 
     def write_move(self, record: MoveRecord) -> None:
         """Remember a move."""

@@ -91,10 +91,11 @@ class Plans:
         except Py4JError as error:
             raise ProtocolError(f"cannot read the checkpoint location of query {query}: {error}") from error
 
-    def facts(self, query: QueryId, location: str = "") -> QueryFacts:
+    def facts(self, query: QueryId, location: str = "", gap: tuple[Epoch, ...] = ()) -> QueryFacts:
         """Whether a query runs, what it has committed, and which recent epochs had a source without data.
 
-        ``location`` is where a query that never ran here had its checkpoint.
+        ``location`` is where a query that never ran here had its checkpoint; ``gap`` are the epochs that no feeder
+        came for.
         """
         execution = self._active.get(self._jvm.java.util.UUID.fromString(query))
         active = execution is not None
@@ -110,7 +111,9 @@ class Plans:
         except Py4JError as error:
             raise ProtocolError(f"cannot read the progress of query {query}: {error}") from error
         place = str(execution.resolvedCheckpointRoot())
-        return QueryFacts(active, committed, quiet | self._quiet_at(place), place, log_read=True)
+        quiet |= self._quiet_at(place)
+        quiet |= {epoch for epoch in gap if epoch not in quiet and _read_nothing(execution, epoch)}
+        return QueryFacts(active, committed, quiet, place, log_read=True)
 
     def _committed_at(self, location: str, query: QueryId) -> tuple[Epoch | None, bool]:
         """The last epoch in a query's commit log below a checkpoint location, and whether there is a log to be read."""
@@ -170,6 +173,44 @@ class Plans:
         # Kept after the query's end, to read its commit log when another query takes the state over.
         self._seen[query] = execution
         return execution
+
+
+def keep_empty_partitions(spark: SparkSession) -> None:
+    """Have every batch come to its operators, those without rows, too.
+
+    SUBTLE: behind a shuffle, adaptive execution replaces a batch without rows by a plan without partitions. No feeder
+    runs then, and nothing tells that from a batch that was never used.
+    """
+    known = [rule.strip() for rule in str(spark.conf.get(_EXCLUDED, "")).split(",") if rule.strip()]
+    if _EMPTY_RULE not in known:
+        spark.conf.set(_EXCLUDED, ",".join([*known, _EMPTY_RULE]))
+
+
+_EXCLUDED = "spark.sql.adaptive.optimizer.excludedRules"
+_EMPTY_RULE = "org.apache.spark.sql.execution.adaptive.AQEPropagateEmptyRelation"
+
+
+def _read_nothing(execution: Any, epoch: Epoch) -> bool:
+    """Whether a source had only empty files in an epoch: Spark plans no partition for them, so no feeder comes.
+
+    False also if that cannot be found out any more.
+    """
+    try:
+        sources, log = execution.sources(), execution.offsetLog()
+        logged, before = log.get(epoch), log.get(epoch - 1)
+        for index in range(sources.size() if logged.isDefined() else 0):
+            source = sources.apply(index)
+            end = logged.get().offsets().apply(index)
+            if source.getClass().getSimpleName() == "FileStreamSource" and end.isDefined():
+                # The first epoch starts from nowhere: an empty option, as of a source without an offset.
+                start = before.get().offsets().apply(index) if before.isDefined() else before
+                files = source.getBatch(start, end.get()).queryExecution().analyzed().relation().location()
+                # SUBTLE: a file that was removed since is not listed, and is no proof of anything.
+                if files.sizeInBytes() == 0 and len(files.inputFiles()) == files.rootPaths().size():
+                    return True
+    except (Py4JError, AttributeError):
+        return False
+    return False
 
 
 def _is_feeder(node: Any, name: str) -> bool:

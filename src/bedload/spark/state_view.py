@@ -21,7 +21,7 @@ from bedload.protocol import messages as m
 from bedload.protocol.split import pack_whole, unpack
 from bedload.state import StateSpec, codec
 from bedload.store.columns import ColumnSpec
-from bedload.transport import Channel
+from bedload.transport import Channel, ChannelPool, Credentials, Frame
 
 
 class StateAnswer(Mapping[str, Any]):
@@ -95,15 +95,19 @@ class ColumnDecoder:
         return values
 
 
-_LOSS_TRIES, _LOSS_PAUSE_SECONDS = 600, 0.1
+_LOSS_PAUSE_SECONDS = 0.1
 _LOOK_SECONDS = 1.0
 """Without an answer for so long, see whether the key lives elsewhere by now."""
 _PATIENCE_SECONDS = 120.0
-"""Without an answer for so long, say so."""
+"""How long a read waits unless it is told otherwise."""
 
 
 class OperatorState:
-    """The state of one operator, over all workers."""
+    """The state of one operator, over all workers.
+
+    Any number of threads may read at once: each read has a connection to the worker for itself, of a few that are kept
+    open. Every read has an end: an answer, or an error that says what is missing.
+    """
 
     def __init__(
         self,
@@ -111,19 +115,20 @@ class OperatorState:
         decoder: Decoder,
         key_types: tuple[pa.DataType, ...],
         where: Callable[[], tuple[RoutingTable, dict[WorkerId, str]]],
-        secret: bytes,
+        credentials: Credentials,
     ) -> None:
         self.name = name
         self.decoder = decoder
         self._key_types = key_types
         self._where = where
-        self._secret = secret
-        self._channels: dict[str, Channel] = {}
+        self._pool = ChannelPool(credentials)
 
-    def get(self, key: Any) -> StateAnswer | None:
+    def get(self, key: Any, *, timeout: float = _PATIENCE_SECONDS) -> StateAnswer | None:
         """The state of a key at the last committed epoch; None if it has none.
 
-        A composite key is a tuple, in the order of the key's columns.
+        A composite key is a tuple, in the order of the key's columns. Threads may call this at the same time. While the
+        key's state is read back or on its way to another worker, the read waits for it, at most ``timeout`` seconds;
+        then :class:`WorkerUnreachable` is raised.
         """
         key = canonical_key(key)
         parts = key if len(self._key_types) > 1 else (key,)
@@ -133,7 +138,7 @@ class OperatorState:
             [pa.array([part], type=kind) for part, kind in zip(parts, self._key_types, strict=True)],
             names=names,
         )
-        answer, body = self._ask_owner(hashed, pack_whole(batch))
+        answer, body = self._ask_owner(hashed, pack_whole(batch), Deadline(timeout))
         if not answer.found or body is None:
             return None
         return StateAnswer(key, answer.epoch, answer.query, self.decoder.decode(body))
@@ -146,33 +151,32 @@ class OperatorState:
         """The worker that a key lives with now, whether it has state or not."""
         return int(self._where()[0].owner_of_key(self.hash_of(key)))
 
-    def count(self) -> int:
+    def count(self, *, timeout: float = _PATIENCE_SECONDS) -> int:
         """The number of keys with state, the current epoch's new ones included; while keys move, about that many."""
-        try:
-            return self._count()
-        except WorkerUnreachable:
-            self.close()  # a worker has left: those that are there now have its keys
-            return self._count()
+        deadline = Deadline(timeout)
+        while True:
+            try:
+                return sum(self._count_at(address, deadline) for address in self._where()[1].values())
+            except (WorkerUnreachable, UnknownOperator) as error:
+                # A worker has left, or came a moment ago: those that are there now have its keys.
+                if deadline.over or error.details.get("unanswered"):
+                    raise
+                time.sleep(_LOSS_PAUSE_SECONDS)
 
-    def _count(self) -> int:
-        return sum(self._count_at(address) for address in self._where()[1].values())
-
-    def _count_at(self, address: str) -> int:
-        found = self._ask(address, m.Inspect(self.name), None)
+    def _count_at(self, address: str, deadline: Deadline) -> int:
+        found = self._ask(address, m.Inspect(self.name), None, deadline)
         assert found is not None
         assert isinstance(found[0], m.Inspected)
         return found[0].keys
 
     def close(self) -> None:
         """Close the connections."""
-        for channel in self._channels.values():
-            channel.close()
-        self._channels = {}
+        self._pool.close()
 
-    def _ask_owner(self, hashed: int, body: pa.Buffer) -> tuple[m.ReadAnswer, memoryview | None]:
+    def _ask_owner(self, hashed: int, body: pa.Buffer, deadline: Deadline) -> tuple[m.ReadAnswer, memoryview | None]:
         """Ask the owner of a key; if it was lost, whoever comes in its place; if the key moved, its new owner."""
         routing, addresses = self._where()
-        for _ in range(_LOSS_TRIES):
+        while True:
             owner = routing.owner_of_key(hashed)
             address = addresses.get(owner)
             found: tuple[m.Message, memoryview | None] | None = None
@@ -180,11 +184,10 @@ class OperatorState:
             if address is not None:
                 message = m.Read(self.name, key_group(hashed, routing.key_groups))
                 try:
-                    found = self._ask(address, message, body, partial(self._has_left, hashed, owner))
+                    found = self._ask(address, message, body, deadline, partial(self._has_left, hashed, owner))
                 except (WorkerUnreachable, UnknownOperator) as error:
-                    if error.details.get("unanswered"):
+                    if error.details.get("unanswered") or deadline.over:
                         raise
-                    self._forget(address)
                     lost = True
             if found is not None:
                 answer = found[0]
@@ -192,55 +195,34 @@ class OperatorState:
                 # SUBTLE: one that has nothing may have had it a moment ago, and handed it over.
                 if answer.found or not self._has_left(hashed, owner):
                     return answer, found[1]
+            if deadline.over:
+                raise WorkerUnreachable(
+                    f"operator {self.name}: worker {owner} was lost, and no other came in its place within "
+                    f"{deadline.seconds:g} seconds; try again, or look at the driver's log",
+                    worker=owner,
+                )
             if lost:
                 time.sleep(_LOSS_PAUSE_SECONDS)
             routing, addresses = self._where()  # raises if the cluster cannot go on
-        raise WorkerUnreachable(
-            f"operator {self.name}: worker {owner} was lost, and no other came in its place within "
-            f"{_LOSS_TRIES * _LOSS_PAUSE_SECONDS:g} seconds; try again, or look at the driver's log",
-            worker=owner,
-        )
 
     def _has_left(self, hashed: int, owner: WorkerId) -> bool:
         return self._where()[0].owner_of_key(hashed) != owner
-
-    def _forget(self, address: str) -> None:
-        channel = self._channels.pop(address, None)
-        if channel is not None:
-            channel.close()
 
     def _ask(
         self,
         address: str,
         message: m.Message,
         body: pa.Buffer | None,
+        deadline: Deadline,
         in_vain: Callable[[], bool] = lambda: False,
     ) -> tuple[m.Message, memoryview | None] | None:
         """What is answered; None if it was asked in vain, which is looked at when there is no answer for a while."""
-        channel = self._channels.get(address)
-        if channel is None or channel.closed:
-            channel = self._channels[address] = Channel.connect(address, self._secret)
-        looks = 0
         try:
-            channel.send(m.encode(message), () if body is None else (body,))
-            while True:
-                try:
-                    frame = channel.recv(_LOOK_SECONDS)
-                    break
-                except WorkerUnreachable as error:
-                    if not error.details.get("timed_out"):
-                        raise
-                looks += 1
-                if looks * _LOOK_SECONDS >= _PATIENCE_SECONDS:
-                    self._forget(address)
-                    raise WorkerUnreachable(
-                        f"there is no answer from {address} within {_PATIENCE_SECONDS:g} seconds: the state is being "
-                        "read back or on its way from another worker, or the worker is busy; look at "
-                        "cluster.restoring(), and try again",
-                        unanswered=True,
-                    )
-                if in_vain():
-                    self._forget(address)  # what is answered after all must not be taken for another answer
+            with self._pool.lend(address, deadline.left) as channel:
+                channel.send(m.encode(message), () if body is None else (body,), deadline.left)
+                frame = self._answer(channel, deadline, in_vain)
+                if frame is None:
+                    channel.close()  # what is answered after all must not be taken for another answer
                     return None
         except WorkerUnreachable as error:
             raise WorkerUnreachable(f"operator {self.name}: {error.message}", **error.details) from error
@@ -250,6 +232,41 @@ class OperatorState:
             raise problem
         return answer, frame.body
 
+    def _answer(self, channel: Channel, deadline: Deadline, in_vain: Callable[[], bool]) -> Frame | None:
+        while True:
+            try:
+                return channel.recv(min(_LOOK_SECONDS, deadline.left))
+            except WorkerUnreachable as error:
+                if not error.details.get("timed_out"):
+                    raise
+            if deadline.over:
+                raise WorkerUnreachable(
+                    f"there is no answer from {channel.address} within {deadline.seconds:g} seconds: the state is "
+                    "being read back or on its way from another worker, or the worker is busy; look at "
+                    "cluster.restoring(), and try again",
+                    unanswered=True,
+                )
+            if in_vain():
+                return None
+
     def __repr__(self) -> str:
         names = ", ".join(self.decoder.variables)
         return f"OperatorState({self.name!r}: {names})"
+
+
+class Deadline:
+    """When a read has to be over."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self._at = time.monotonic() + seconds
+
+    @property
+    def left(self) -> float:
+        """Seconds to go; none once it is over."""
+        return max(0.0, self._at - time.monotonic())
+
+    @property
+    def over(self) -> bool:
+        """Whether the time is up."""
+        return self.left <= 0

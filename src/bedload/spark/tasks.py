@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import socket
 
+from pyspark import TaskContext
+
 from bedload.core.ids import WorkerId
-from bedload.transport import parse_address
+from bedload.transport import Credentials, parse_address
 from bedload.worker.durable import Place
 from bedload.worker.server import serve
 
 
-def serve_in_task(worker: WorkerId, coordinator: str, secret: bytes, place: Place | None) -> None:
+def serve_in_task(worker: WorkerId, coordinator: str, credentials: Credentials, place: Place | None) -> None:
     """Serve until the cluster ends."""
-    serve(worker, coordinator, secret, own_address, place)
+    task = TaskContext.get()
+    serve(worker, coordinator, credentials, own_address, place, -1 if task is None else task.taskAttemptId())
 
 
 def own_address(coordinator: str) -> str:

@@ -87,6 +87,8 @@ def _column(spec: StateSpec, rows: Sequence[Mapping[str, Any]], keys: Sequence[A
                 pa.array([encoder(spec.type)(row[spec.name])], arrow_type(spec.type))
             except (ValueError, TypeError, OverflowError, pa.ArrowException) as refused:
                 text = f"Arrow cannot store it ({refused}): {row[spec.name]!r:.200}"
+                if isinstance(refused, OverflowError):
+                    text = f"an int in it does not fit 64 bits; keep it as Decimal or str: {row[spec.name]!r:.200}"
                 raise _refused(spec, key, StateTypeError(text)) from None
         raise StateTypeError(f"state variable {spec.name!r} ({spec.type}): {bad}") from bad
 

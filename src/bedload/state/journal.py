@@ -15,6 +15,11 @@ raw
 logged
     The log holds the old value of each changed entry. For containers too large to copy.
 
+A container may change only in an epoch in which its key has rows: else there would be no before-image of the key, no
+backup of the change, and a move or a read would take it for committed. So the first change of an epoch asks the
+journal (:meth:`Journal.admit`) whether the record is open, and raises before anything has changed. That is once per
+container and epoch, where the log is made anyway.
+
 Why three classes: small containers (at most ``SMALL`` entries) are most of all state, and one copy of
 64 entries costs less than two logged writes; a large one must not be copied for one changed entry.
 Commit and abort put the clean class back.
@@ -24,6 +29,8 @@ from __future__ import annotations
 
 import copy
 from typing import Any, ClassVar, Final
+
+from bedload.core.errors import StateNotOpen
 
 SMALL: Final = 64
 """Copying 64 entries takes 100-250 ns, a logged write about 120 ns more than a plain one."""
@@ -39,6 +46,9 @@ class _Missing:
 
 
 MISSING: Final = _Missing()
+
+PLACE_BITS: Final = 12
+"""The place of a root container is the id of its record, then so many bits for the number of its variable."""
 
 SLOTS = ("_bl_journal", "_bl_key", "_bl_log", "_bl_owner")
 """What each tracked class adds to its builtin."""
@@ -58,7 +68,7 @@ class Tracked:
     _bl_owner: Tracked | None
     """The container that this one is an entry of; None for an operator's own attribute."""
     _bl_key: Any
-    """Under which key the owner has it (maps, structs), or the place in its record."""
+    """Under which key the owner has it (maps, structs); of one without an owner, its place (``PLACE_BITS``)."""
     _bl_log: Any
 
     def _bl_attach(self: Any, journal: Journal, owner: Tracked | None, key: Any) -> None:
@@ -75,11 +85,13 @@ class Tracked:
         """Open this container's log for the epoch and tell the owner."""
         if self._bl_log is not None:
             return  # a method that was looked up before the first change: ``add = self.seen.add``
-        self._bl_begin()
-        self._bl_journal.dirty.append(self)
-        owner = self._bl_owner
+        owner, journal = self._bl_owner, self._bl_journal
         if owner is not None:
             owner._bl_child_changed(self._bl_key)
+        elif journal.records is not None and self._bl_key >> PLACE_BITS not in journal.known:
+            journal.admit(self)
+        self._bl_begin()
+        journal.dirty.append(self)
 
     def _bl_child_changed(self, key: Any) -> None:
         """Note that a child changed: the before-image of its entry is the child itself."""
@@ -108,6 +120,10 @@ class Tracked:
         """What to apply to the committed content to get the current one."""
         raise NotImplementedError
 
+    def _bl_news(self) -> Any:
+        """Of a container that has a log, what may be new: items; a dict of entries or fields; or all there is."""
+        raise NotImplementedError
+
     def _bl_differs(self) -> bool:
         """Whether a container that has a log is now other than it was: a change may have been undone."""
         raise NotImplementedError
@@ -128,23 +144,45 @@ class Tracked:
 class Journal:
     """The containers of one key-group store that changed in this epoch."""
 
-    __slots__ = ("dirty",)
+    __slots__ = ("_counted", "dirty", "known", "records")
 
-    def __init__(self) -> None:
+    def __init__(self, records: list[Any] | None = None) -> None:
         self.dirty: list[Tracked] = []
+        self.records = records
+        """The store's own list of the records that the epoch has touched; None: whatever changes is welcome."""
+        self.known: set[int] = set()
+        """Ids of the first so many of them. SUBTLE: the list keeps them alive, so the ids are theirs."""
+        self._counted = 0
+
+    def admit(self, container: Tracked) -> None:
+        """Raise unless the record of a root container was touched in this epoch."""
+        assert self.records is not None
+        self.known.update(map(id, self.records[self._counted :]))
+        self._counted = len(self.records)
+        if container._bl_key >> PLACE_BITS not in self.known:
+            raise StateNotOpen(
+                f"a state container was to be changed in an epoch in which its key has no rows: {container!r:.100}. It "
+                "was kept from setup, from another key or from an earlier epoch, and the change was refused. Change a "
+                "key's state in its own calls only, and keep a copy of what other keys look at"
+            )
 
     def commit(self) -> None:
         """Drop the logs: what is there now is committed."""
         for container in self.dirty:
             container._bl_settle()
-        self.dirty.clear()
+        self._end()
 
     def abort(self) -> None:
         """Put every changed container back to its committed content."""
         for container in self.dirty:
             container._bl_restore()
             container._bl_settle()
+        self._end()
+
+    def _end(self) -> None:
         self.dirty.clear()
+        self.known.clear()
+        self._counted = 0
 
 
 def is_dirty(container: Any) -> bool:

@@ -49,7 +49,7 @@ def encode_opaque(node: OpaqueNode, value: Any) -> bytes:
     """The bytes of a value."""
     try:
         body = _encoder.encode(value) if node.codec == "msgspec" else pickle.dumps(value, protocol=5)
-    except Exception as bad:  # pickling and msgspec's hooks run user code, which may raise anything
+    except BaseException as bad:  # pickling and msgspec's hooks run user code, which may raise anything
         raise StateTypeError(
             f"codec {node.codec!r} cannot encode a {type(value).__name__} ({bad}): {value!r:.200}"
         ) from bad

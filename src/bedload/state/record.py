@@ -22,9 +22,11 @@ from types import CodeType
 from typing import Any
 
 from bedload.core.errors import StateTypeError
+from bedload.state import codec
+from bedload.state.checking import check_news, check_whole
 from bedload.state.codec import check_value
 from bedload.state.handling import handling
-from bedload.state.journal import Journal, Tracked
+from bedload.state.journal import PLACE_BITS, Journal, Tracked
 from bedload.state.opaque import decode_opaque, encode_opaque
 from bedload.state.patches import is_exact, is_small
 from bedload.state.specs import StateSpec
@@ -104,6 +106,8 @@ class RecordLayout:
 
     def __init__(self, specs: Sequence[StateSpec]) -> None:
         self.specs = tuple(specs)
+        if len(self.specs) > 1 << PLACE_BITS:
+            raise StateTypeError(f"{len(self.specs)} state variables are too many; {1 << PLACE_BITS} are possible")
         self.names = tuple(spec.name for spec in self.specs)
         self._variables = tuple(_Variable(spec) for spec in self.specs)
         self.scalars_only = all(v.live is None and v.encode is None for v in self._variables)
@@ -183,23 +187,64 @@ class RecordLayout:
 
     def load_columns(self, objs: Sequence[Any], values: Mapping[str, Sequence[Any]], journal: Journal) -> None:
         """Install plain values on new objects, a column at a time; a variable without one gets its default."""
-        for variable in self._variables:
+        for number, variable in enumerate(self._variables):
             name, live = variable.name, variable.live
             if name not in values:
                 for obj in objs:
-                    setattr(obj, name, variable.fresh(journal, _place(obj, name)))
+                    setattr(obj, name, variable.fresh(journal, _place(obj, number)))
             elif live is None:
                 for obj, value in zip(objs, values[name], strict=True):
                     setattr(obj, name, value)
             else:
                 for obj, value in zip(objs, values[name], strict=True):
-                    setattr(obj, name, live.adopt(value, journal, None, _place(obj, name)))
+                    setattr(obj, name, live.adopt(value, journal, None, _place(obj, number)))
 
     def check(self, obj: Any, key: Any = None) -> None:
         """Refuse values that cannot be encoded as declared; the error names variable, key and value."""
         for variable in self._variables:
             value = getattr(obj, variable.name)
             check_value(variable.spec, value if variable.live is None else variable.live.plain(value), key)
+
+    def verify(self, objs: Sequence[Any]) -> None:
+        """Raise unless all that an epoch may have left in these objects is of its declared type; after ``adopt``.
+
+        By columns, and of containers only what is new, so that it costs a fraction of encoding it. The error names
+        variable, key and value. A deleted attribute is an :class:`AttributeError`.
+        """
+        for number, (get, whole, news, dirty) in enumerate(self._checks):
+            values = list(map(get, objs))
+            try:
+                if news is None:
+                    whole(values)
+                    continue
+                fresh, changed = [], []
+                for obj, value in zip(objs, values, strict=True):
+                    image = obj._bedload_image
+                    if type(image) is not tuple or image[number] is not value:
+                        fresh.append(value)
+                    elif dirty(value):
+                        changed.append(value)
+                if fresh:
+                    whole(fresh)
+                if changed:
+                    news(changed)
+            except Exception:
+                # The slow way knows best: it names what does not fit, or finds that all of it does.
+                variable = self._variables[number]
+                rows = [{variable.name: v if variable.live is None else variable.live.plain(v)} for v in values]
+                codec.encode((variable.spec,), rows, [obj._bedload_key for obj in objs])
+
+    @cached_property
+    def _checks(self) -> list[tuple[Any, ...]]:
+        return [
+            (
+                attrgetter(v.name),
+                check_whole(v.spec.type),
+                None if v.live is None else check_news(v.spec.type),
+                None if v.live is None else v.live.dirty,
+            )
+            for v in self._variables
+        ]
 
     def _with(self, image: tuple[Any, ...]) -> zip[tuple[_Variable, Any]]:
         return zip(self._variables, image, strict=True)
@@ -210,7 +255,6 @@ class RecordLayout:
         scope: dict[str, Any] = {"Tracked": Tracked, "mend": self._mend, "rooted": _rooted}
         for i, variable in enumerate(self._variables):
             scope[f"v{i}"] = variable
-            scope[f"h{i}"] = hash(variable.name)
             scope[f"encode{i}"], scope[f"decode{i}"] = variable.encode, variable.decode
             if variable.live is not None:
                 scope[f"adopt{i}"], scope[f"differs{i}"] = variable.live.adopt, variable.live.differs
@@ -223,7 +267,7 @@ class RecordLayout:
         lines = []
         for i, v in enumerate(self._variables):
             if v.live is not None:
-                lines.append(f"obj.{v.name} = adopt{i}(d{i}, journal, None, id(obj) ^ h{i})")
+                lines.append(f"obj.{v.name} = adopt{i}(d{i}, journal, None, {_place_of(i)})")
             elif v.encode is not None:
                 lines.append(f"obj.{v.name} = v{i}.fresh(journal, 0)")
             else:
@@ -256,9 +300,9 @@ class RecordLayout:
             else:
                 lines += [
                     f"    x = obj.{v.name}",
-                    f"    if not (isinstance(x, Tracked) and x._bl_owner is None and x._bl_key == id(obj) ^ h{i}):",
-                    f"        if not rooted(v{i}.spec.type, x, id(obj) ^ h{i}):",
-                    f"            obj.{v.name} = v{i}.take(x, journal, id(obj) ^ h{i})",
+                    f"    if not (isinstance(x, Tracked) and x._bl_owner is None and x._bl_key == ({_place_of(i)})):",
+                    f"        if not rooted(v{i}.spec.type, x, {_place_of(i)}):",
+                    f"            obj.{v.name} = v{i}.take(x, journal, {_place_of(i)})",
                 ]
         if not lines:
             return []
@@ -266,11 +310,11 @@ class RecordLayout:
 
     def _mend(self, obj: Any, journal: Journal, error: AttributeError) -> None:
         """Give deleted attributes their default, then adopt the rest."""
-        missing = [v for v in self._variables if not hasattr(obj, v.name)]
+        missing = [(i, v) for i, v in enumerate(self._variables) if not hasattr(obj, v.name)]
         if not missing:
             raise error
-        for variable in missing:
-            setattr(obj, variable.name, variable.fresh(journal, _place(obj, variable.name)))
+        for number, variable in missing:
+            setattr(obj, variable.name, variable.fresh(journal, _place(obj, number)))
         self.adopt(obj, journal)
 
     def _changed_lines(self) -> list[str]:
@@ -306,9 +350,14 @@ class RecordLayout:
         return other
 
 
-def _place(obj: Any, name: str) -> int:
-    """Marks a container as the one of this attribute of this object, without a reference cycle."""
-    return id(obj) ^ hash(name)
+def _place(obj: Any, number: int) -> int:
+    """Marks a container as the one of this variable of this object, without a reference cycle."""
+    return id(obj) << PLACE_BITS | number
+
+
+def _place_of(number: int) -> str:
+    """The same, written out."""
+    return f"id(obj) << {PLACE_BITS} | {number}"
 
 
 def _rooted(node: TypeNode, value: Any, place: int) -> bool:

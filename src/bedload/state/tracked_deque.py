@@ -107,6 +107,12 @@ def deque_family(node: DequeNode) -> Adopt:
             found = diff_sequence(self._bl_log, list(self), plain, dirty)
             return self._bl_plain() if found is None else found
 
+        def _bl_news(self) -> Any:
+            if item is None:
+                return self
+            old = set(map(id, self._bl_log))
+            return [value for value in self if id(value) not in old or dirty(value)]
+
         def _bl_differs(self) -> bool:
             if item is None:
                 return bool(list(self) != self._bl_log)
@@ -189,6 +195,10 @@ def deque_family(node: DequeNode) -> Adopt:
         def _bl_changes(self) -> Any:
             log, current = self._bl_log, list(self)
             return log.changes(current, plain, changed_at(current, dirty) if log.children else ())
+
+        def _bl_news(self) -> Any:
+            log, current = self._bl_log, list(self)
+            return log.news(current, changed_at(current, dirty) if log.children else ())
 
         def append(self, value: Any, /) -> None:
             if item is not None:

@@ -1,7 +1,8 @@
 """A list that logs its changes.
 
 Invariants: reads are the builtin's own; slices, ``+``, ``*`` and ``copy()`` give plain lists; with
-``maxlen`` it never holds more than the last so many after an operation, dropping from the left.
+``maxlen`` it never holds more than the last so many after an operation, dropping from the left; C code that writes
+into lists past their methods, as ``heapq`` does, is refused (see :mod:`bedload.state.guarded_list`).
 
 The log of a large list is a window (see :mod:`bedload.state.window`): appends log nothing but the old
 length, pops and deletions at the ends and single writes log one entry each. Insertions and deletions
@@ -14,6 +15,7 @@ from functools import cache
 from typing import Any
 
 from bedload.state.changes import SequenceChanges, as_is, changed_at, diff_sequence, never, same
+from bedload.state.guarded_list import guard
 from bedload.state.handling import Adopt, handling, mismatch, named, rewriting, touching, tracks
 from bedload.state.journal import SLOTS, SMALL, Journal, Tracked
 from bedload.state.types import ListNode
@@ -35,11 +37,38 @@ class TrackedList(Tracked, list[Any]):
 
     def copy(self) -> list[Any]:
         """A plain, shallow copy."""
-        return list(self)
+        return self[:]
+
+    def __iter__(self) -> Any:
+        return iter(self[:])
+
+    def __add__(self, other: Any) -> Any:
+        return self[:] + _exactly(other)
+
+    def __radd__(self, other: Any) -> Any:
+        return other + self[:]
 
     def _bl_shallow(self) -> list[Any]:
-        return list(self)
+        return self[:]
 
+
+def _exactly(value: Any) -> Any:
+    return value[:] if isinstance(value, TrackedList) else value
+
+
+def _comparing(name: str) -> Any:
+    compare = getattr(list, name)
+
+    def method(self: TrackedList, other: Any) -> Any:
+        return compare(self[:], _exactly(other))
+
+    return method
+
+
+# SUBTLE: the builtin's own comparisons, its ``+`` and its iterator ask for what the guard takes away.
+for _name in ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__"):
+    setattr(TrackedList, _name, _comparing(_name))
+setattr(TrackedList, "__hash__", None)  # noqa: B010 - as of a list
 
 _REWRITERS = ("clear", "remove", "reverse", "sort", "__imul__", "__init__")
 _MUTATORS = (*_REWRITERS, "append", "extend", "insert", "pop", "__delitem__", "__iadd__", "__setitem__")
@@ -103,9 +132,15 @@ def list_family(node: ListNode) -> Adopt:
             found = diff_sequence(self._bl_log, self, plain, dirty)
             return self._bl_plain() if found is None else found
 
+        def _bl_news(self) -> Any:
+            if item is None:
+                return self
+            old = set(map(id, self._bl_log))
+            return [value for value in self if id(value) not in old or dirty(value)]
+
         def _bl_differs(self) -> bool:
             if item is None:
-                return list.__ne__(self, self._bl_log)
+                return bool(self[:] != self._bl_log)
             return not same(self._bl_log, self, item.differs)
 
     @touching(*_MUTATORS)
@@ -172,6 +207,10 @@ def list_family(node: ListNode) -> Adopt:
             log = self._bl_log
             return log.changes(self, plain, changed_at(self, dirty) if log.children else ())
 
+        def _bl_news(self) -> Any:
+            log = self._bl_log
+            return log.news(self, changed_at(self, dirty) if log.children else ())
+
         def __setitem__(self, index: Any, value: Any, /) -> None:
             size = len(self)
             if type(index) is int and -size <= index < size:
@@ -213,6 +252,7 @@ def list_family(node: ListNode) -> Adopt:
                 self._bl_full().insert(index, value)
 
     named(TrackedList, Growing, Clean, Raw, Logged)
+    guard(Growing, Clean, Raw, Logged)
 
     def _put(self: Any, value: Any) -> Any:
         return value if item is None else item.adopt(value, self._bl_journal, self, None)

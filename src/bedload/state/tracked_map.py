@@ -206,6 +206,12 @@ def _classes(base: Any, builtin: Any, item: Handling | None, *more: str) -> type
         def _bl_changes(self) -> Any:
             return MapChanges((), {}) if self._bl_log is None else diff_map(self._bl_log, self, plain, dirty)
 
+        def _bl_news(self) -> Any:
+            if item is None:
+                return self
+            get = self._bl_log.get
+            return {key: value for key, value in self.items() if get(key, MISSING) is not value or dirty(value)}
+
         def _bl_differs(self) -> bool:
             # Equal dicts may differ in order, which is state too: code can pop the oldest entry.
             old = self._bl_log
@@ -288,6 +294,9 @@ def _classes(base: Any, builtin: Any, item: Handling | None, *more: str) -> type
 
         def _bl_changes(self) -> Any:
             return self._bl_log.changes(self, plain)
+
+        def _bl_news(self) -> Any:
+            return {key: dict.__getitem__(self, key) for key in self._bl_log if key in self}
 
         if item is None:
             # The hottest write of all: the defaults make globals into locals.

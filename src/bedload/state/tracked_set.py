@@ -90,6 +90,9 @@ class TrackedSet(Tracked, set[Any]):
         old = self._bl_log
         return SetChanges(frozenset(self - old), frozenset(old - self))
 
+    def _bl_news(self) -> Any:
+        return self
+
     def _bl_differs(self) -> bool:
         return set.__ne__(self, self._bl_log)
 
@@ -158,6 +161,9 @@ class LoggedSet(TrackedSet):
             frozenset(value for value, was_there in changed if not was_there and value in self),
             frozenset(value for value, was_there in changed if was_there and value not in self),
         )
+
+    def _bl_news(self) -> Any:
+        return [value for value, was_there in self._bl_log.items() if not was_there and value in self]
 
     def _bl_differs(self) -> bool:
         return any((value in self) != was_there for value, was_there in self._bl_log.items())

@@ -98,6 +98,14 @@ def struct_family(node: StructNode) -> Adopt:
                     changed[name] = now if how is None else how.plain(now)
             return StructChanges(changed)
 
+        def _bl_news(self) -> Any:
+            found = {}
+            for name in names:
+                now, how = getattr(self, name, MISSING), nested.get(name)
+                if now is not self._bl_log.get(name, MISSING) or (how is not None and how.dirty(now)):
+                    found[name] = now
+            return found
+
         def _bl_differs(self) -> bool:
             for name in names:
                 old, now = self._bl_log.get(name, MISSING), getattr(self, name, MISSING)

@@ -55,6 +55,11 @@ class WindowLog(dict[int, Any]):
                 return True
         return child_differs is not None and self.children and any(map(child_differs, current))
 
+    def news(self, current: Sequence[Any], dirty_at: Sequence[int]) -> list[Any]:
+        """The entries that are not the committed ones, or changed in place."""
+        found = self.changes(current, lambda value: value, dirty_at)
+        return [*found.head, *found.tail, *found.items.values()]
+
     def changes(self, current: Sequence[Any], plain: Callable[[Any], Any], dirty_at: Sequence[int]) -> SequenceChanges:
         """What changed; ``dirty_at`` are the current positions of entries that changed in place."""
         base = self.base

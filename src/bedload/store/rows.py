@@ -18,7 +18,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from bedload.core.errors import ProtocolError
+from bedload.core.errors import ProtocolError, StateTypeError
 from bedload.core.ids import KeyGroup
 from bedload.state import Journal, RecordLayout, codec
 from bedload.store.base import Changes, Sizes
@@ -42,9 +42,9 @@ class RowStore:
         self.group = group
         self._layout = layout
         self._row: Any = row
-        self._journal = Journal()
         self._rows: dict[Any, Any] = {}
         self._touched: list[Any] = []
+        self._journal = Journal(self._touched)
         self._gone: dict[Any, Any] = {}
         """Objects with committed state that the epoch removed."""
         self._forgotten: set[int] = set()
@@ -194,16 +194,37 @@ class RowStore:
         if self._touched:
             raise ProtocolError(f"key group {self.group}: an epoch began before the last one ended")
 
-    def seal(self) -> None:
-        """Track the plain containers that operator code assigned.
+    def seal(self, *, verify: bool = True) -> None:
+        """Track the plain containers that operator code assigned, and refuse values of other types than declared.
 
-        One that stayed plain would keep no before-image in the next epoch.
+        A container that stayed plain would keep no before-image in the next epoch. ``verify=False`` is for those who
+        encode what has changed anyway.
         """
-        adopt, journal, forgotten = self._layout.adopt, self._journal, self._forgotten
-        for row in self._touched:
-            if not forgotten or id(row) not in forgotten:
-                adopt(row, journal)
+        layout, live = self._layout, self._touched
+        if self._forgotten:
+            live = [row for row in live if id(row) not in self._forgotten]
+        if not (verify and layout.scalars_only and self._verified(live)):
+            self._adopt(live)
+            if verify:
+                layout.verify(live)
         self._sealed = True
+
+    def _verified(self, live: list[Any]) -> bool:
+        """Whether scalars are as they should be; not if one was deleted, and has to get its default first."""
+        try:
+            self._layout.verify(live)
+        except AttributeError:
+            return False
+        return True
+
+    def _adopt(self, live: list[Any]) -> None:
+        adopt, journal = self._layout.adopt, self._journal
+        row: Any = None
+        try:
+            for row in live:
+                adopt(row, journal)
+        except StateTypeError as bad:
+            raise StateTypeError(f"key {row._bedload_key!r}: {bad.message}", key=row._bedload_key) from None
 
     def commit(self) -> None:
         """Drop the before-images."""
@@ -291,7 +312,7 @@ class RowStore:
         return row
 
     def _end(self) -> None:
-        self._touched = []
+        self._touched.clear()
         self._gone = {}
         self._forgotten = set()
         self._sealed = False

@@ -16,7 +16,7 @@ _T = TypeVar("_T")
 class Chance:
     """Choices that follow from a seed."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int | str) -> None:
         self._random = random.Random(seed)
 
     def happens(self, probability: float) -> bool:

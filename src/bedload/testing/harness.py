@@ -149,9 +149,10 @@ class OperatorHarness:
         return self._epoch
 
     def close(self) -> None:
-        """Let the operator release what it made in ``setup``."""
-        if self._runtime is not None:
-            self._runtime.close()
+        """Let the operator release what it made in ``setup``. Raises what that raises; a worker logs it."""
+        failed = None if self._runtime is None else self._runtime.close()
+        if failed is not None:
+            raise failed
 
     def __repr__(self) -> str:
         return f"OperatorHarness({self._operator.__name__}); limits: {'; '.join(LIMITS)}"

@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import Any
 
-from bedload.core.ids import Epoch, QueryId
+from bedload.core.ids import Epoch, OperatorName, QueryId
 from bedload.testing.workload import FORGET_AT, RECENT, EpochPlan, Kind, QueryPlan
 
 History = tuple[tuple[QueryId, Epoch], ...]
@@ -48,9 +48,10 @@ class KeyState:
 
 
 class Oracle:
-    """Knows the plans of all queries, so it knows the state after any history."""
+    """Knows what one operator gets in all queries, so it knows the state after any history."""
 
-    def __init__(self, kind: Kind, plans: dict[QueryId, QueryPlan]) -> None:
+    def __init__(self, name: OperatorName, kind: Kind, plans: dict[QueryId, QueryPlan]) -> None:
+        self._name = name
         self._kind = kind
         self._plans = plans
         self._states: dict[History, dict[str, KeyState]] = {(): {}}
@@ -61,7 +62,7 @@ class Oracle:
         if known is None:
             known = {key: state.copy() for key, state in self.state(history[:-1]).items()}
             touched = set()
-            for row in self._plan(history[-1]).rows:
+            for row in self._plan(history[-1]).rows(self._name):
                 state = known.setdefault(row.key, KeyState())
                 state.count += 1
                 state.seen.setdefault(row.source, []).append(row.seq)
@@ -96,7 +97,7 @@ class Oracle:
     def _check_running(
         self, before: dict[str, KeyState], plan: EpochPlan, outputs: list[dict[str, Any]], part: bool, where: str
     ) -> None:
-        wanted = Counter(plan.rows)
+        wanted = Counter(plan.rows(self._name))
         got = Counter((row["key"], row["source"], row["seq"]) for row in outputs)
         assert got <= wanted if part else got == wanted, f"{where}: rows {got}, wanted {wanted}"
         counts: dict[str, list[int]] = defaultdict(list)
@@ -106,7 +107,7 @@ class Oracle:
             place = row["key"], row["source"]
             assert row["count"] > last.get(place, 0), f"{where}: the order of source {row['source']} is broken"
             last[place] = row["count"]
-        rows_of = Counter(row.key for row in plan.rows)
+        rows_of = Counter(row.key for row in plan.rows(self._name))
         for key, found in counts.items():
             start = before[key].count if key in before else 0
             allowed = list(range(start + 1, start + 1 + rows_of[key]))
@@ -118,7 +119,7 @@ class Oracle:
     ) -> None:
         wanted = []
         rows_of: dict[str, list[int]] = defaultdict(list)
-        for row in plan.rows:
+        for row in plan.rows(self._name):
             rows_of[row.key].append(row.source)
         for key, sources in rows_of.items():
             old = before.get(key, KeyState())

@@ -6,7 +6,7 @@ It then goes on where it was and believes to be the one; what it can still do is
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from bedload.checkpoint.storage import Storage
@@ -16,7 +16,7 @@ from bedload.control.instructions import InspectQuery, InspectStage
 from bedload.control.lineage import Lineage
 from bedload.control.transfer import Stage
 from bedload.core.errors import BedloadError, ProtocolError
-from bedload.core.ids import DeploymentId, Epoch, QueryId, WorkerId
+from bedload.core.ids import DeploymentId, Epoch, OperatorName, QueryId, WorkerId
 from bedload.testing.faults import Faults
 from bedload.testing.network import Network
 from bedload.testing.simulated_cluster import SimulatedDriver
@@ -25,7 +25,7 @@ from bedload.testing.simulated_query import SimulatedQuery
 from bedload.testing.simulated_spark import SparkContext
 from bedload.testing.simulated_worker import SimulatedWorker
 from bedload.testing.watcher import Watcher
-from bedload.testing.workload import KEY_GROUPS, NAME
+from bedload.testing.workload import KEY_GROUPS
 from bedload.worker.runtime import Startable
 
 
@@ -35,15 +35,15 @@ class World:
 
     network: Network
     faults: Faults
-    watcher: Watcher
+    watchers: dict[OperatorName, Watcher]
     queries: dict[QueryId, SimulatedQuery]
-    deployment: Startable
+    deployments: dict[OperatorName, Startable]
     workers: int
     slots: int
     storage: Storage | None
     retention: Retention
     explain: Callable[[Exception, QueryId, Epoch], None]
-    on_stage: Callable[[SimulatedDriver, Stage], None]
+    on_stage: Callable[[SimulatedDriver, OperatorName, Stage], None]
     """A move of the cluster that counts has come to another stage."""
 
 
@@ -60,6 +60,7 @@ class Application:
         self._network = world.network.another()
         self._spark: SparkContext | None = None
         self._processes = 0
+        self._shipped = 0
 
     # --- its life ---
 
@@ -73,7 +74,7 @@ class Application:
         storage, world = self._world.storage, self._world
         assert storage is not None
         try:
-            desk = Desk(self._network, storage, world.watcher, self._number)
+            desk = Desk(self._network, storage, world.watchers, self._number)
         except BedloadError as error:
             self._over(error)
             return
@@ -84,18 +85,18 @@ class Application:
         if not self.live:
             return
         try:
-            lineage = desk.lineage(self._world.deployment)
+            lineages = {name: desk.lineage(deployment) for name, deployment in self._world.deployments.items()}
         except BedloadError as error:
             self._over(error)
             return
-        self._attach(desk, lineage)
+        self._attach(desk, lineages)
 
-    def _attach(self, desk: Desk | None = None, lineage: Lineage | None = None) -> None:
+    def _attach(self, desk: Desk | None = None, lineages: Mapping[OperatorName, Lineage] | None = None) -> None:
         world = self._world
         ids = [WorkerId(number) for number in range(world.workers)]
         driver = self.driver = SimulatedDriver(
             self._network,
-            world.watcher,
+            world.watchers,
             world.faults,
             self,
             ids,
@@ -103,28 +104,63 @@ class Application:
             desk=desk,
             retention=world.retention,
         )
-        self._spark = SparkContext(self._network, driver, world.faults, world.slots, self._explain)
+        self._spark = SparkContext(
+            self._network, driver, world.faults, world.slots, self._explain, lambda *what: self._redeploy(*what)
+        )
         driver.on_over = self._over
-        driver.on_stage = lambda stage: world.on_stage(driver, stage) if self.live else None
-        self._deploy(list(world.queries.values()), lineage)
+        driver.on_stage = lambda name, stage: world.on_stage(driver, name, stage) if self.live else None
+        self._deploy(
+            [(query, name) for query in world.queries.values() for name in query.plan.operators], lineages or {}, {}
+        )
 
-    def _deploy(self, queries: list[SimulatedQuery], lineage: Lineage | None) -> None:
-        """Apply the operator for one query after the other."""
-        driver = self.driver
-        assert driver is not None
+    def _deploy(
+        self,
+        left: list[tuple[SimulatedQuery, OperatorName]],
+        lineages: Mapping[OperatorName, Lineage],
+        known: dict[OperatorName, DeploymentId],
+    ) -> None:
+        """Apply the operators of one query after the other."""
+        (query, name), left = left[0], left[1:]
 
-        def deployed(error: BedloadError | None) -> None:
+        def deployed(deployment: DeploymentId, error: BedloadError | None) -> None:
             if not self.live or (error is not None and self._world.faults.durable):
                 return  # the program is over; in memory only it goes on, to be refused
             assert self._spark is not None
-            queries[0].attach(self._spark, deployment)
-            if len(queries) > 1:
-                self._deploy(queries[1:], lineage)
+            known[name] = deployment
+            if name == query.plan.operators[-1]:
+                query.attach(self._spark, dict(known))
+            if left:
+                self._deploy(left, lineages, known)
 
-        driver.on_deployed = deployed
+        self._ship(name, lineages.get(name), deployed)
+
+    def _ship(
+        self, name: OperatorName, lineage: Lineage | None, then: Callable[[DeploymentId, BedloadError | None], None]
+    ) -> None:
+        """Ship an operator, and go on when every worker has it, or one cannot take it."""
+        driver = self.driver
+        assert driver is not None
+        self._shipped += 1
+        token = f"deployment {self._shipped}"
         deployment: DeploymentId
-        deployment, steps = driver.coordinator.deploy("deploy", NAME, KEY_GROUPS, b"", lineage=lineage)
+        driver.on_deployed[token] = lambda error: then(deployment, error)
+        deployment, steps = driver.coordinator.deploy(token, name, KEY_GROUPS, name.encode(), lineage=lineage)
         driver.carry_out(steps)
+
+    def _redeploy(self, query: SimulatedQuery, then: Callable[[dict[OperatorName, DeploymentId]], None]) -> None:
+        """Apply the operators of a query again before it starts; one that cannot be shipped stays as it was."""
+        left, made = list(query.plan.operators), dict[OperatorName, DeploymentId]()
+
+        def shipped(deployment: DeploymentId, error: BedloadError | None) -> None:
+            name = left.pop(0)
+            if error is None:
+                made[name] = deployment
+            if left:
+                self._ship(left[0], None, shipped)
+            else:
+                then(made)
+
+        self._ship(left[0], None, shipped)
 
     def _make_worker(self, worker: WorkerId, desk: Desk | None) -> SimulatedWorker:
         world = self._world
@@ -132,7 +168,7 @@ class Application:
         place = None if desk is None or world.storage is None else (world.storage, desk.generation)
         first = self._number == 1 and self._processes <= world.workers
         name = f"worker {worker}" if first else f"worker {worker} ({self._number}.{self._processes})"
-        return SimulatedWorker(self._network, worker, name, world.deployment, world.watcher, world.faults, place)
+        return SimulatedWorker(self._network, worker, name, world.deployments, world.watchers, world.faults, place)
 
     def _over(self, error: BedloadError) -> None:
         """The cluster takes no more work. With a checkpoint the program ends, and whoever looks after it starts it."""
@@ -188,7 +224,7 @@ class Application:
             error = ProtocolError(f"query {step.query} is not at epoch {step.epoch} any more")
             self._network.after(delay, lambda: driver.tell(lambda c: c.stage_unknown(step.operator, step.turn, error)))
             return
-        feeders = len(query.plan.epochs[step.epoch].partitions)
+        feeders = query.plan.epochs[step.epoch].feeders(step.operator)
         shape = self._spark.shapes[step.stage]
         self._network.after(
             delay,
@@ -197,7 +233,7 @@ class Application:
 
     def inspect_query(self, step: InspectQuery) -> None:
         """Look at a query, some time later."""
-        self._network.after(self._network.delay(), lambda: self._look_at_query(step))
+        self._network.after(step.pause + self._network.delay(), lambda: self._look_at_query(step))
 
     def _look_at_query(self, step: InspectQuery) -> None:
         assert self.driver is not None
@@ -207,7 +243,7 @@ class Application:
             # What ran here is known; of another one the place must be, to read the log there.
             committed = Epoch(query.committed - 1) if query.committed else None
             active = query.active or not self.live
-            facts = QueryFacts(active, committed, frozenset(query.quiet), location_of(step.query), True)
+            facts = QueryFacts(active, committed, frozenset(query.quiet(step.operator)), location_of(step.query), True)
         self._network.after(
             self._network.delay(),
             lambda: driver.tell(lambda c: c.query_inspected(step.operator, step.query, step.turn, facts)),

@@ -8,13 +8,15 @@ takes part in it and is there has sealed it; no worker is ahead of the coordinat
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
+from bedload.checkpoint.records import TurnRecord
 from bedload.control.compaction import Retention
 from bedload.control.coordinator import Coordinator
 from bedload.control.instructions import (
     ChangeResult,
+    CheckpointResult,
     CheckTurn,
     CollectGarbage,
     DeployResult,
@@ -25,23 +27,24 @@ from bedload.control.instructions import (
     ReplaceWorker,
     Reply,
     StartWorkers,
+    Token,
     ToWorker,
     WorkersLeft,
     WriteManifest,
     WriteTurn,
 )
+from bedload.control.paperwork import Event, FileStep
 from bedload.control.standing import Phase as ControlPhase
 from bedload.control.transfer import Stage
 from bedload.core.errors import BedloadError
-from bedload.core.ids import NO_TURN, Turn, WorkerId
+from bedload.core.ids import NO_TURN, OperatorName, Turn, WorkerId
 from bedload.protocol import messages as m
 from bedload.testing.faults import Faults
 from bedload.testing.network import Body, Connection, Network
-from bedload.testing.simulated_desk import Desk, Event
+from bedload.testing.simulated_desk import Desk
 from bedload.testing.simulated_wishes import Wishes
 from bedload.testing.simulated_worker import SimulatedWorker
 from bedload.testing.watcher import Watcher
-from bedload.testing.workload import NAME
 from bedload.worker.machine import Phase
 
 
@@ -65,7 +68,7 @@ class SimulatedDriver:
     def __init__(
         self,
         network: Network,
-        watcher: Watcher,
+        watchers: Mapping[OperatorName, Watcher],
         faults: Faults,
         inspector: Inspector,
         workers: list[WorkerId],
@@ -81,21 +84,24 @@ class SimulatedDriver:
         self.alive = True
         self.live = True
         """Whether its program is the one that counts."""
-        self.on_deployed: Callable[[BedloadError | None], None] = lambda _: None
+        self.on_deployed: dict[Token, Callable[[BedloadError | None], None]] = {}
+        """Who waits for a deployment."""
         self.on_over: Callable[[BedloadError], None] = lambda _: None
-        self.on_stage: Callable[[Stage], None] = lambda _: None
+        self.on_stage: Callable[[OperatorName, Stage], None] = lambda *_: None
         """A move has come to another stage."""
         self.wishes = Wishes(network, faults)
         self._over = False
-        self._stage: Stage | None = None
+        self._stages: dict[OperatorName, Stage | None] = {}
         self._network = network
-        self._watcher = watcher
+        self._watchers = watchers
         self._faults = faults
         self._inspector = inspector
         self._make = make
         self._desk = desk
         self._links: dict[WorkerId, Connection] = {}
         self._names: dict[Connection, WorkerId] = {}
+        self._spares: set[WorkerId] = set()
+        """Workers of which a second one waits for the first to be lost."""
         addresses = {worker: self._connect(worker) for worker in workers}
         self.coordinator = Coordinator(addresses, durable=desk is not None, retention=retention, clock=network.time)
         if desk is not None:
@@ -127,11 +133,14 @@ class SimulatedDriver:
                     self._inspector.inspect_stage(step)
                 case InspectQuery():
                     self._inspector.inspect_query(step)
-                case DeployResult(error=error):
-                    self.on_deployed(error)
+                case DeployResult(to=to, error=error):
+                    self.on_deployed.pop(to)(error)
+                case CheckpointResult(to=to, error=error):
+                    assert isinstance(to, int)
+                    self.wishes.snapshot_over(to, error, self.coordinator)
                 case EpochEnded():
                     self._network.note(f"coordinator: {step}")
-                    self._watcher.ended(step)
+                    self._watchers[step.operator].ended(step)
                 case ReplaceWorker(worker=worker):
                     self._replace(worker)
                 case StartWorkers(workers=workers):
@@ -142,7 +151,7 @@ class SimulatedDriver:
                     assert not left, f"workers {left} left and were not told to stop"
                 case ChangeResult():
                     self.wishes.ended(step, self.coordinator)
-                case _:
+                case WriteTurn() | CheckTurn() | WriteManifest() | CollectGarbage():
                     self._on_files(step)
         self.check()
         self._look_at_stage()
@@ -151,45 +160,45 @@ class SimulatedDriver:
             self.on_over(self.coordinator.error)
 
     def _look_at_stage(self) -> None:
-        transfer = self.coordinator.operator(NAME).transfer if NAME in self.coordinator.operators else None
-        stage = None if transfer is None else transfer.stage
-        if stage is not self._stage:
-            self._stage = stage
-            if stage is not None:
-                self.on_stage(stage)
+        for name, epochs in self.coordinator._operators.items():
+            stage = None if epochs.transfer is None else epochs.transfer.stage
+            if stage is not self._stages.get(name):
+                self._stages[name] = stage
+                if stage is not None:
+                    self.on_stage(name, stage)
 
     def _check_owners(self, steps: list[Instruction]) -> None:
-        begins: dict[Turn, dict[WorkerId, m.Begin]] = {}
+        begins: dict[tuple[OperatorName, Turn], dict[WorkerId, m.Begin]] = {}
         for step in steps:
             if isinstance(step, ToWorker) and isinstance(step.message, m.Begin):
-                begins.setdefault(step.message.turn, {})[step.worker] = step.message
-        for turn, told in begins.items():
-            self._watcher.owned(turn, told, [pin.key for pin in self.coordinator.operator(NAME).routing.pins])
+                begins.setdefault((step.message.operator, step.message.turn), {})[step.worker] = step.message
+        for (name, turn), told in begins.items():
+            pins = [pin.key for pin in self.coordinator.operator(name).routing.pins]
+            self._watchers[name].owned(turn, told, pins)
 
     def _to_worker(self, worker: WorkerId, message: m.Message, body: Body) -> None:
-        if isinstance(message, m.Begin) and self._desk is None and message.turn not in self._watcher.base:
-            self._watcher.begun(message.turn, message.query, message.epoch, self._watcher.history)
+        if isinstance(message, m.Begin) and self._desk is None:
+            watcher = self._watchers[message.operator]
+            if message.turn not in watcher.base:
+                watcher.begun(message.turn, message.query, message.epoch, watcher.history)
         link = self._links.get(worker)
         if link is not None:
             link.send(self, message, body)
             if isinstance(message, m.Stop):  # another one of that number may come
                 del self._links[worker], self._names[link]
 
-    def _on_files(self, step: Instruction) -> None:
+    def _on_files(self, step: FileStep) -> None:
         assert self._desk is not None, f"{step} without a checkpoint"
+        known: TurnRecord | None = None
         match step:
             case WriteTurn(record=record):
-                base = self._watcher.histories[NO_TURN if record.parent is None else record.parent]
-                self._watcher.begun(record.turn, record.query, record.epoch, base, live=self.live)
-                self._desk.write_turn(step)
+                watcher = self._watchers[step.operator]
+                base = watcher.histories[NO_TURN if record.parent is None else record.parent]
+                watcher.begun(record.turn, record.query, record.epoch, base, live=self.live)
             case CheckTurn(operator=operator, turn=turn):
                 known = self.coordinator.record(operator, turn)
                 assert known is not None
-                self._desk.check_turn(step, known.workers)
-            case WriteManifest():
-                self._desk.write_manifest(step)
-            case CollectGarbage():
-                self._desk.collect(step)
+        self._desk.do(step, known)
 
     def on_message(self, connection: Connection, message: m.Message, body: Body) -> None:
         """A message of a worker or a feeder."""
@@ -203,12 +212,34 @@ class SimulatedDriver:
 
     def on_close(self, connection: Connection) -> None:
         """A worker is gone; a feeder's connection ends without meaning."""
+        self._lost(connection, "killed by the simulation")
+
+    def _lost(self, connection: Connection, how: str) -> None:
         worker = self._names.pop(connection, None)
         if worker is not None:
             del self._links[worker]
-            self.tell(lambda c: c.worker_lost(worker, "killed by the simulation"))
+            self.tell(lambda c: c.worker_lost(worker, how))
+            if worker in self._spares:
+                self._spares.remove(worker)
+                self._joins(worker)
 
     # --- workers ---
+
+    def give_up(self, process: SimulatedWorker, *, kill: bool) -> None:
+        """A worker has said nothing for too long: it is as good as lost, whether it can be ended or not."""
+        link = self._links.get(process.worker)
+        if not self.alive or link is None or self.workers[process.worker] is not process:
+            return
+        self._network.note(f"{process.name} is given up")
+        link.close(self)
+        if kill:
+            self._network.after(self._network.chance.delay(4), process.kill)
+        self._lost(link, "it said nothing for too long")
+
+    def comes_again(self, process: SimulatedWorker) -> None:
+        """Somebody started a worker anew, and it is here before it is known that the one before is gone."""
+        if process.worker in self._links and self.workers[process.worker] is process:
+            self._spares.add(process.worker)
 
     def _connect(self, worker: WorkerId) -> str:
         process = self._make(worker)
@@ -252,20 +283,21 @@ class SimulatedDriver:
     def check(self) -> None:
         """The coordinator's phase and the workers' phases fit."""
         # Called after every event: it looks up what it needs once, and says little while all is well.
-        epochs = self.coordinator._operators.get(NAME) if self.alive else None
-        if epochs is None:
+        if not self.alive:
             return
-        turn, phase, members, durable = epochs.turn, epochs.phase, epochs._current.workers, self._desk is not None
-        for name, worker in self.workers.items():
-            hosted = worker.machine._hosted.get(NAME)
-            if hosted is None or not worker.alive or name not in self._links:
-                continue
-            assert hosted.turn <= turn, f"{worker.name} is at turn {hosted.turn}, ahead of {turn}"
-            if name not in members or (durable and hosted.turn < turn):
-                continue  # it came later, and gets its state when it is needed
-            if phase is ControlPhase.SEALED:
-                same = hosted.turn == turn and hosted.phase is Phase.SEALED
-                assert same, f"turn {turn} counts as sealed, but {worker.name} is {hosted.phase.name}"
-            if phase is ControlPhase.IDLE and hosted.turn == turn and turn >= 0:
-                committed = hosted.phase in (Phase.SEALED, Phase.IDLE)
-                assert committed, f"turn {turn} is committed, but {worker.name} is {hosted.phase.name}"
+        durable, links = self._desk is not None, self._links
+        for operator, epochs in self.coordinator._operators.items():
+            turn, phase, members = epochs.turn, epochs.phase, epochs._current.workers
+            for name, worker in self.workers.items():
+                hosted = worker.machine._hosted.get(operator)
+                if hosted is None or not worker.alive or name not in links:
+                    continue
+                assert hosted.turn <= turn, f"{worker.name} is at turn {hosted.turn}, ahead of {turn}"
+                if name not in members or (durable and hosted.turn < turn):
+                    continue  # it came later, and gets its state when it is needed
+                if phase is ControlPhase.SEALED:
+                    same = hosted.turn == turn and hosted.phase is Phase.SEALED
+                    assert same, f"turn {turn} counts as sealed, but {worker.name} is {hosted.phase.name}"
+                if phase is ControlPhase.IDLE and hosted.turn == turn and turn >= 0:
+                    committed = hosted.phase in (Phase.SEALED, Phase.IDLE)
+                    assert committed, f"turn {turn} is committed, but {worker.name} is {hosted.phase.name}"

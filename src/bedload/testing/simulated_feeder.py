@@ -1,7 +1,8 @@
 """A simulated task attempt: runs feeders of its partitions, one after another, as a Spark task does.
 
 It does what :mod:`bedload.spark.feeder` does: opens, joins, keeps a few sub-batches under way, says that it
-is done, takes outputs in their fixed order. Its fate is decided when it is launched: it may crash after so
+is done, takes outputs in their fixed order. Where operators are chained, a partition has a feeder for each, and the
+outputs of one are the input of the next. Its fate is decided when it is launched: it may crash after so
 many steps, stop early because its consumer has enough, or go on after its query died (a zombie).
 """
 
@@ -9,19 +10,19 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
 
 from bedload.core.errors import BedloadError, DataError, NullKey, WorkerLost
-from bedload.core.ids import DeploymentId, Epoch, QueryId, RunId, WorkerId
+from bedload.core.ids import DeploymentId, Epoch, OperatorName, QueryId, RunId, WorkerId
 from bedload.protocol import messages as m
 from bedload.protocol.feeder import FeederSession, Send
 from bedload.protocol.split import unpack
 from bedload.testing.network import Body, Connection, Network
 from bedload.testing.simulated_cluster import SimulatedDriver
-from bedload.testing.workload import FORM, NAME, OUTPUT
+from bedload.testing.workload import FORM, OUTPUT, fed
 
 
 class TaskCrashed(Exception):
@@ -51,18 +52,46 @@ class Fate:
 
 
 @dataclass(frozen=True)
+class Input:
+    """One partition of a task."""
+
+    chain: tuple[tuple[OperatorName, DeploymentId], ...]
+    """The operators that its rows go through."""
+    batches: tuple[pa.RecordBatch, ...]
+
+
+@dataclass(frozen=True)
 class TaskSpec:
     """What an attempt knows of itself."""
 
-    deployment: DeploymentId
     query: QueryId
     run: RunId
     epoch: Epoch
     stage: int
     partition: int
     attempt: int
-    inputs: tuple[tuple[pa.RecordBatch, ...], ...]
-    """The batches of each of the operator's partitions that this task runs."""
+    inputs: tuple[Input, ...]
+    """The partitions that this task runs."""
+
+
+@dataclass(eq=False)
+class _Feeder:
+    """One operator's part in a partition."""
+
+    operator: OperatorName
+    deployment: DeploymentId
+    left: list[pa.RecordBatch]
+    more: bool
+    """Whether a feeder before it goes on giving it batches."""
+    coordinator: Connection | None = None
+    session: FeederSession | None = None
+    workers: dict[WorkerId, Connection] = field(default_factory=dict)
+    joined: bool = False
+    finishing: bool = False
+
+    @property
+    def complete(self) -> bool:
+        return self.session is not None and self.session.complete
 
 
 class TaskAttempt:
@@ -80,8 +109,9 @@ class TaskAttempt:
         self.spec = spec
         self.ending: Ending | None = None
         self.error: Exception | None = None
-        self.outputs: list[dict[str, Any]] = []
-        self.turns: set[int] = set()
+        self.outputs: list[tuple[OperatorName, dict[str, Any]]] = []
+        """What came out of each operator, also of one before another."""
+        self.turns: set[tuple[OperatorName, int]] = set()
         self.zombie = False
         self._network = network
         self._driver = driver
@@ -89,14 +119,10 @@ class TaskAttempt:
         self._ended = ended
         self._steps = 0
         self._ordinal = 0
-        self._coordinator: Connection | None = None
-        self._session: FeederSession | None = None
-        self._workers: dict[WorkerId, Connection] = {}
-        self._left: list[pa.RecordBatch] = []
-        self._joined = False
-        self._finishing = False
+        self._feeders: list[_Feeder] = []
+        """Those of the partition that runs, in the order in which rows go through them."""
         self._waking = False
-        network.after(network.delay(), self._open)
+        network.after(network.delay(), self._begin_partition)
 
     # --- events ---
 
@@ -104,22 +130,25 @@ class TaskAttempt:
         """An answer arrived."""
         if self.ending is not None:
             return
-        if connection is self._coordinator:
-            self._opened(message)
+        for feeder in self._feeders:
+            if connection is feeder.coordinator:
+                self._opened(feeder, message)
+                return
+            worker = next((w for w, link in feeder.workers.items() if link is connection), None)
+            if worker is None or feeder.session is None:
+                continue
+            try:
+                feeder.session.receive(worker, message, body)
+            except BedloadError as error:
+                self._fail(error)
+                return
+            self._wake()
             return
-        worker = next((w for w, link in self._workers.items() if link is connection), None)
-        if worker is None or self._session is None:
-            return  # of a feeder that this task has finished
-        try:
-            self._session.receive(worker, message, body)
-        except BedloadError as error:
-            self._fail(error)
-            return
-        self._wake()
 
     def on_close(self, connection: Connection) -> None:
         """A worker died."""
-        if connection in self._workers.values() and self.ending is None:
+        mine = any(connection in feeder.workers.values() for feeder in self._feeders)
+        if mine and self.ending is None:
             self._fail(WorkerLost("the connection to a worker broke"))
 
     def kill(self) -> None:
@@ -129,34 +158,50 @@ class TaskAttempt:
 
     # --- steps ---
 
-    def _open(self) -> None:
+    def _begin_partition(self) -> None:
         if self.ending is not None:
             return
-        spec = self.spec
-        nonce = f"{spec.attempt}-{self._ordinal}"
-        self._coordinator = self._network.connect(self, self._driver)
-        ask = m.Open(
-            NAME, spec.deployment, spec.query, spec.run, spec.epoch, spec.stage, spec.partition, spec.attempt, nonce
-        )
-        self._coordinator.send(self, ask, copies=self._copies())
+        given = self.spec.inputs[self._ordinal]
+        self._feeders = [
+            _Feeder(operator, deployment, [] if place else list(given.batches), bool(place))
+            for place, (operator, deployment) in enumerate(given.chain)
+        ]
+        self._open(self._feeders[-1])  # whoever takes rows opens before it asks for them
 
-    def _opened(self, answer: m.Message) -> None:
+    def _open(self, feeder: _Feeder) -> None:
+        spec = self.spec
+        feeder.coordinator = self._network.connect(self, self._driver)
+        ask = m.Open(
+            feeder.operator,
+            feeder.deployment,
+            spec.query,
+            spec.run,
+            spec.epoch,
+            spec.stage,
+            spec.partition,
+            spec.attempt,
+            f"{spec.attempt}-{self._ordinal}",
+        )
+        feeder.coordinator.send(self, ask, copies=self._copies())
+
+    def _opened(self, feeder: _Feeder, answer: m.Message) -> None:
         if isinstance(answer, m.Refused):
             self._fail(answer.error.error())
             return
         assert isinstance(answer, m.Opened)
-        if self._session is not None:
+        if feeder.session is not None:
             return  # the answer to a copy of the question
-        self.turns.add(answer.turn)
-        self._session = FeederSession(NAME, answer, FORM.key)
+        self.turns.add((feeder.operator, answer.turn))
+        feeder.session = FeederSession(feeder.operator, answer, FORM.key)
         for worker, address in answer.addresses.items():
             target = self._driver.places[address]
             if not target.alive:
                 self._fail(WorkerLost(f"no connection to worker {worker}", worker=worker))
                 return
-            self._workers[worker] = target.accept(self)
-        self._left = list(self.spec.inputs[self._ordinal])
-        self._joined = self._finishing = False
+            feeder.workers[worker] = target.accept(self)
+        place = self._feeders.index(feeder)
+        if place:
+            self._open(self._feeders[place - 1])
         self._wake()
 
     def _wake(self) -> None:
@@ -167,56 +212,81 @@ class TaskAttempt:
     def _advance(self) -> None:
         """Do the next thing that a feeder does."""
         self._waking = False
-        session = self._session
-        if self.ending is not None or session is None:
+        if self.ending is not None or not self._feeders or self._feeders[0].session is None:
             return
         self._steps += 1
         if self._steps == self._fate.crash_after:
             self._fail(TaskCrashed(self.name))
             return
-        self._take_outputs(session)
-        if self._fate.stop_after is not None and len(self.outputs) >= self._fate.stop_after and self._joined:
+        for feeder in self._feeders:
+            self._take_outputs(feeder)
+        last = self._feeders[-1]
+        taken = sum(operator == last.operator for operator, _ in self.outputs)
+        if self._fate.stop_after is not None and taken >= self._fate.stop_after and self._feeders[0].joined:
             self._end(Ending.STOPPED)
-        elif not self._joined:
-            self._joined = True
-            self._send(session.join(self._left[0].schema if self._left else pa.schema([])))
-            self._wake()
-        elif self._left and session.in_flight <= self._fate.window:
-            if self._fate.bad_data and len(self._left) == 1:
-                self._fail(NullKey("a row's key is null"))
-                return
-            self._send(session.submit(self._left.pop(0)))
-            self._wake()
-        elif not self._left and not self._finishing:
-            self._finishing = True
-            self._send(session.finish())
-        elif session.complete:
-            self._next_feeder()
+        elif last.complete:
+            self._next_partition()
+        else:
+            for feeder in reversed(self._feeders):
+                if self._advance_one(feeder) or self.ending is not None:
+                    break
 
-    def _next_feeder(self) -> None:
+    def _advance_one(self, feeder: _Feeder) -> bool:
+        """The next thing of one feeder; whether there was one."""
+        session = feeder.session
+        if session is None:
+            return False
+        if not feeder.joined and (feeder.left or not feeder.more):
+            feeder.joined = True
+            self._send(feeder, session.join(feeder.left[0].schema if feeder.left else pa.schema([])))
+            self._wake()
+        elif feeder.left and session.in_flight <= self._fate.window:
+            if self._fate.bad_data and len(feeder.left) == 1:
+                self._fail(NullKey("a row's key is null"))
+                return True
+            self._send(feeder, session.submit(feeder.left.pop(0)))
+            self._wake()
+        elif feeder.joined and not feeder.left and not feeder.more and not feeder.finishing:
+            feeder.finishing = True
+            self._send(feeder, session.finish())
+        else:
+            return False
+        return True
+
+    def _next_partition(self) -> None:
         self._ordinal += 1
         self._close()
-        self._session = None
         if self._ordinal == len(self.spec.inputs):
             self._end(Ending.FINISHED)
         else:
-            self._open()
+            self._begin_partition()
 
-    def _take_outputs(self, session: FeederSession) -> None:
-        for body in session.outputs():
-            self.outputs += unpack(body, OUTPUT).to_pylist()
+    def _take_outputs(self, feeder: _Feeder) -> None:
+        """What came out; the next operator, if there is one, takes it in."""
+        if feeder.session is None:
+            return
+        place = self._feeders.index(feeder)
+        after = self._feeders[place + 1] if place + 1 < len(self._feeders) else None
+        for body in feeder.session.outputs():
+            rows = unpack(body, OUTPUT).to_pylist()
+            self.outputs += [(feeder.operator, row) for row in rows]
+            if after is not None and rows:
+                after.left.append(fed(rows))
+        if after is not None and feeder.complete:
+            after.more = False
 
-    def _send(self, sends: list[Send]) -> None:
+    def _send(self, feeder: _Feeder, sends: list[Send]) -> None:
         for worker, message, body in sends:
-            self._workers[worker].send(self, message, body, copies=self._copies())
+            feeder.workers[worker].send(self, message, body, copies=self._copies())
 
     def _copies(self) -> int:
         return 2 if self._network.chance.happens(self._fate.copies) else 1
 
     def _fail(self, error: Exception) -> None:
-        if isinstance(error, DataError) and self._session is not None and self._coordinator is not None:
-            failed = m.FeederFailed(NAME, self._session.turn, m.WireError.of(error))
-            self._coordinator.send(self, failed)
+        for feeder in self._feeders:
+            if isinstance(error, DataError) and feeder.session is not None and feeder.coordinator is not None:
+                failed = m.FeederFailed(feeder.operator, feeder.session.turn, m.WireError.of(error))
+                feeder.coordinator.send(self, failed)
         self.error = error
         self._end(Ending.FAILED)
 
@@ -227,9 +297,9 @@ class TaskAttempt:
         self._ended(self)
 
     def _close(self) -> None:
-        for connection in self._workers.values():
-            connection.close(self)
-        self._workers = {}
-        if self._coordinator is not None:
-            self._coordinator.close(self)
-            self._coordinator = None
+        for feeder in self._feeders:
+            for connection in feeder.workers.values():
+                connection.close(self)
+            if feeder.coordinator is not None:
+                feeder.coordinator.close(self)
+        self._feeders = []

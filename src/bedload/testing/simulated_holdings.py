@@ -1,4 +1,4 @@
-"""What a simulated worker should have: the keys that it owns, and the epochs that are in their state.
+"""What a simulated worker should have of an operator: the keys that it owns, and the epochs that are in their state.
 
 It follows the coordinator's word (``Begin``, ``Restore``, ``Flip``, ``Release``) as a reader of the protocol would, and
 not what the machine makes of it.
@@ -24,7 +24,7 @@ from bedload.protocol import messages as m
 from bedload.state import apply_changes
 from bedload.testing.oracle import History
 from bedload.testing.watcher import Plain, Watcher
-from bedload.testing.workload import GROUP_OF, HASH_OF, KEY_GROUPS, NAME
+from bedload.testing.workload import GROUP_OF, HASH_OF, KEY_GROUPS
 from bedload.worker.hosted import Hosted
 from bedload.worker.machine import Phase, WorkerMachine
 from bedload.worker.runtime import Runtime
@@ -43,7 +43,7 @@ def on_its_way(hosted: Hosted, key: str) -> bool:
 
 
 class Holdings:
-    """The part of one worker process in the state."""
+    """The part of one worker process in the state of one operator."""
 
     def __init__(
         self, worker: WorkerId, name: str, machine: Callable[[], WorkerMachine], watcher: Watcher, *, durable: bool
@@ -54,8 +54,9 @@ class Holdings:
         """Those that it owns."""
         self.backup: Plain = {}
         """In memory only: all changes so far, applied to what was handed over."""
-        self._worker = worker
-        self._name = name
+        self.worker = worker
+        self.name = name
+        self._operator = watcher.name
         self._machine = machine
         self._watcher = watcher
         self._durable = durable
@@ -83,10 +84,10 @@ class Holdings:
 
     def _begin(self, message: m.Begin) -> None:
         base, routing = self._watcher.base[message.turn], self._watcher.routings[message.turn]
-        mine = {key for key, value in HASH_OF.items() if routing.owner_of_key(value) == self._worker}
+        mine = {key for key, value in HASH_OF.items() if routing.owner_of_key(value) == self.worker}
         if not self.keys:
             self.history = base  # it has taken no part, and nothing is all that it needs
-        where = f"{self._name} begins turn {message.turn}"
+        where = f"{self.name} begins turn {message.turn}"
         assert self.history == base, f"{where} on {self.history}, not on {base}"
         new = mine - self.keys
         assert not new or not base, f"{where} with {sorted(new)}, which nobody handed over and it did not read back"
@@ -96,26 +97,26 @@ class Holdings:
         there = self._watcher.histories[message.base]
         read = keys_of({*message.groups} - {*message.hosts}, message.away, message.guests)
         others = {key for key in self.keys - read if GROUP_OF[key] not in message.groups}
-        hosted = self._machine()._hosted.get(NAME)
+        hosted = self._machine()._hosted.get(self._operator)
         failed = hosted is not None and hosted.unrestored is not None
         # What it had at another turn, or could not read, is not looked at; it must not begin a turn with it.
         self.keys = read | others if self.history == there and not failed else read
         self.history = there
 
     def _flip(self, message: m.Flip) -> None:
-        hosted = self._machine()._hosted.get(NAME)
+        hosted = self._machine()._hosted.get(self._operator)
         busy = hosted is not None and hosted.phase in (Phase.OPEN, Phase.SEALED)
-        assert not busy, f"{self._name}: ownership changes in the middle of a turn: {message}"
+        assert not busy, f"{self.name}: ownership changes in the middle of a turn: {message}"
         there = self._watcher.histories[message.base]
         if not self.keys:
             self.history = there
-        assert self.history == there, f"{self._name} has {self.history}, and {message} builds upon {there}"
+        assert self.history == there, f"{self.name} has {self.history}, and {message} builds upon {there}"
         came, left = (
             {key for lot in lots for key in keys_of(lot.groups, lot.stay, lot.keys)}
             for lots in (message.arriving, message.leaving)
         )
-        assert left <= self.keys, f"{self._name} is to hand over {sorted(left - self.keys)}, which it does not own"
-        assert not came & self.keys, f"{self._name} is handed {sorted(came & self.keys)}, which it owns"
+        assert left <= self.keys, f"{self.name} is to hand over {sorted(left - self.keys)}, which it does not own"
+        assert not came & self.keys, f"{self.name} is handed {sorted(came & self.keys)}, which it owns"
         self._flips[message.move] = came, left, there
         self.keys = (self.keys - left) | came
 
@@ -124,7 +125,7 @@ class Holdings:
     def state(self) -> tuple[Plain, set[str]]:
         """The committed state that is here, and the keys that should be."""
         machine = self._machine()
-        runtime, hosted = machine.runtime(NAME), machine._hosted.get(NAME)
+        runtime, hosted = machine.runtime(self._operator), machine._hosted.get(self._operator)
         if runtime is None or hosted is None or hosted.unrestored is not None:
             return {}, set()
         here = {key for key in self.keys if not on_its_way(hosted, key)}
@@ -133,7 +134,7 @@ class Holdings:
             came = (here - self._here) & actual.keys()
             self.backup = {key: state for key, state in self.backup.items() if key in here and key in self._here}
             self.backup |= {key: copy.deepcopy(actual[key]) for key in came}
-            assert self.backup.keys() == actual.keys(), f"{self._name}: the backup has other keys"
+            assert self.backup.keys() == actual.keys(), f"{self.name}: the backup has other keys"
         self._here = here
         return actual, here
 
@@ -144,24 +145,24 @@ class Holdings:
 
     def leftovers(self) -> set[str]:
         """Keys with state here that it does not own."""
-        runtime = self._machine().runtime(NAME)
+        runtime = self._machine().runtime(self._operator)
         return set() if runtime is None else {key for key, _ in runtime.snapshot()} - self.keys
 
     # --- epochs ---
 
     def sealing(self, epoch: tuple[QueryId, Epoch]) -> Plain:
         """A turn is being sealed: what it changed is the worker's own; the backup with it, in memory only."""
-        runtime = self._machine().runtime(NAME)
+        runtime = self._machine().runtime(self._operator)
         assert runtime is not None
         _, here = self.state()
         backup = dict(self.backup)
         for change in runtime.changes():
             changed = {*change.entries, *change.removed}
-            assert changed <= here, f"{self._name} at the seal of {epoch}: changed {sorted(changed - here)} of others"
+            assert changed <= here, f"{self.name} at the seal of {epoch}: changed {sorted(changed - here)} of others"
             if not self._durable:
                 _apply(backup, change)
         if not self._durable:
-            self._watcher.check_seal(f"{self._name} at the seal", (*self.history, epoch), backup, here)
+            self._watcher.check_seal(f"{self.name} at the seal", (*self.history, epoch), backup, here)
         return backup
 
     def sealed(self, turn: Turn, epoch: tuple[QueryId, Epoch], backup: Plain) -> None:
@@ -171,7 +172,7 @@ class Holdings:
     def committed(self, turn: Turn) -> None:
         """A turn counts."""
         assert self._sealed is not None
-        assert self._sealed[0] == turn, f"{self._name} committed turn {turn}, but sealed {self._sealed[0]}"
+        assert self._sealed[0] == turn, f"{self.name} committed turn {turn}, but sealed {self._sealed[0]}"
         _, epoch, backup, here = self._sealed
         later = {key: state for key, state in self.backup.items() if key not in here}
         self.backup = later | backup

@@ -14,9 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import pyarrow as pa
-
-from bedload.core.ids import DeploymentId, Epoch, QueryId, RunId
+from bedload.core.ids import DeploymentId, Epoch, OperatorName, QueryId, RunId
+from bedload.testing.simulated_feeder import Input
 from bedload.testing.simulated_spark import Job, JobSpec, SparkContext
 from bedload.testing.workload import EpochPlan, QueryPlan
 
@@ -29,12 +28,16 @@ class QueryStopped(Exception):
     """The user has stopped a query, and does not start it again."""
 
 
+Outputs = dict[OperatorName, list[dict[str, Any]]]
+"""What came out of each operator."""
+
+
 @dataclass
 class Sink:
     """What a query has written, by epoch, and what the epoch was based on."""
 
-    outputs: dict[Epoch, list[dict[str, Any]]] = field(default_factory=dict)
-    turns: dict[Epoch, int] = field(default_factory=dict)
+    outputs: dict[Epoch, Outputs] = field(default_factory=dict)
+    turns: dict[Epoch, dict[OperatorName, int]] = field(default_factory=dict)
     partial: set[Epoch] = field(default_factory=set)
 
 
@@ -53,13 +56,12 @@ class SimulatedQuery:
         """As many it had at most."""
         self.went_back = False
         """It was set back at least once."""
-        self.quiet: set[Epoch] = set()
         self.lossy: set[Epoch] = set()
         """Epochs that Spark committed although a consumer did not read them whole."""
         self.run: RunId | None = None
         self.over = False
         self.gave_up: Exception | None = None
-        self._application: tuple[SparkContext, DeploymentId] | None = None
+        self._application: tuple[SparkContext, dict[OperatorName, DeploymentId]] | None = None
         self._ended = ended
         self._progressed = progressed
         self.ran_here = False
@@ -67,8 +69,8 @@ class SimulatedQuery:
         self._wanted = False
         self._runs = 0
         self._job: Job | None = None
-        self._job_outputs: list[dict[str, Any]] | None = None
-        self._job_turns: set[int] = set()
+        self._job_outputs: Outputs | None = None
+        self._job_turns: dict[OperatorName, int] = {}
 
     @property
     def active(self) -> bool:
@@ -80,6 +82,10 @@ class SimulatedQuery:
         """The epoch that is running, or the next one."""
         return Epoch(self.committed)
 
+    def quiet(self, operator: OperatorName) -> set[Epoch]:
+        """Epochs in which an operator has no part."""
+        return self.plan.quiet(operator)
+
     # --- applications ---
 
     @property
@@ -87,9 +93,9 @@ class SimulatedQuery:
         assert self._application is not None
         return self._application[0]
 
-    def attach(self, spark: SparkContext, deployment: DeploymentId) -> None:
+    def attach(self, spark: SparkContext, deployments: dict[OperatorName, DeploymentId]) -> None:
         """An application is there that can run it."""
-        self._application, self.ran_here = (spark, deployment), False
+        self._application, self.ran_here = (spark, deployments), False
         if self._wanted:
             spark.network.after(spark.network.chance.delay(spark.network.chance.pick([0.1, 6])), self.start)
 
@@ -112,8 +118,24 @@ class SimulatedQuery:
         self.ran_here = True
         self.run = RunId(f"{self.query}-run{self._runs}")
         self._spark.network.note(f"{self.run} starts at epoch {self.epoch}")
-        self._plan_failure(self.run)
-        self._later(self._begin_epoch, self.run)
+        if self._spark.faults.strikes("redeploy", 3):
+            self._redeploy(self.run)
+            return
+        self._go(self.run)
+
+    def _go(self, run: RunId) -> None:
+        self._plan_failure(run)
+        self._later(self._begin_epoch, run)
+
+    def _redeploy(self, run: RunId) -> None:
+        """The user applies the operators again before the query starts."""
+
+        def done(deployments: dict[OperatorName, DeploymentId]) -> None:
+            if self.run == run and self._application is not None:
+                self._application = self._application[0], {**self._application[1], **deployments}
+                self._go(run)
+
+        self._spark.redeploy(self, done)
 
     def fail(self) -> None:
         """The current run fails by itself, if there is one."""
@@ -181,9 +203,8 @@ class SimulatedQuery:
         plan = self.plan.epochs[self.epoch]
         last = self.epoch == len(self.plan.epochs) - 1
         faults = self._spark.faults
-        self._job_outputs, self._job_turns = None, set()
+        self._job_outputs, self._job_turns = None, {}
         if not plan.partitions:
-            self.quiet.add(self.epoch)
             self._later(self._commit, run)
         elif not last and self._next_has_rows() and faults.strikes("no action", 0.5):
             self.lossy.add(self.epoch)
@@ -201,20 +222,23 @@ class SimulatedQuery:
             self._act(run, [*first, self._full(plan, run), *second])
 
     def _next_has_rows(self) -> bool:
-        return bool(self.plan.epochs[self.epoch + 1].partitions)
+        """Whether a loss would be noticed by every operator in the next epoch."""
+        return all(self.plan.epochs[self.epoch + 1].feeders(operator) for operator in self.plan.operators)
 
     def _full(self, plan: EpochPlan, run: RunId) -> JobSpec:
         # A program that is paused goes on with this when the query has long left it.
         epoch, faults, noisy = self.epoch, self._spark.faults, self._spark.faults.on("noise")
 
-        def batches(partition: int, attempt: int) -> list[pa.RecordBatch]:
+        assert self._application is not None
+        deployments = self._application[1]
+
+        def given(partition: int, attempt: int) -> Input:
             if noisy:
                 faults.happened["noise"] += 1
-            return self.plan.batches(epoch, partition, attempt if noisy else 0)
+            chain = tuple((operator, deployments[operator]) for operator in plan.chains[partition])
+            return Input(chain, tuple(self.plan.batches(epoch, partition, attempt if noisy else 0)))
 
-        tasks = tuple(map(tuple, plan.tasks))
-        assert self._application is not None
-        return JobSpec(self._application[1], self.query, run, epoch, tasks, batches)
+        return JobSpec(self.query, run, epoch, tuple(map(tuple, plan.tasks)), given)
 
     def _peek(self, plan: EpochPlan, run: RunId) -> JobSpec:
         full = self._full(plan, run)
@@ -241,17 +265,18 @@ class SimulatedQuery:
 
     def _took(self, job: Job) -> None:
         """A whole action's outputs are one and the same for every action of the epoch."""
-        assert len(job.turns) == 1, f"an action of {self.query}, epoch {self.epoch} saw the turns {job.turns}"
+        turns = dict(job.turns)
+        assert len(job.turns) == len(turns), f"an action of {self.query}, epoch {self.epoch} saw the turns {job.turns}"
         if self._job_outputs is not None:
             assert self._job_outputs == job.outputs, "a second action got other outputs than the first"
-        self._job_outputs, self._job_turns = job.outputs, job.turns
+        self._job_outputs, self._job_turns = job.outputs, turns
 
     def _commit(self, run: RunId) -> None:
         """The sink, the commit log, the progress event: a crash may come between any two."""
         epoch, faults = self.epoch, self._spark.faults
         if epoch not in self.sink.outputs and self._job_outputs is not None:
             self.sink.outputs[epoch] = self._job_outputs
-            (self.sink.turns[epoch],) = self._job_turns
+            self.sink.turns[epoch] = self._job_turns
             if epoch in self.lossy:
                 self.sink.partial.add(epoch)
         if epoch not in self.lossy and faults.strikes("lost commit log"):

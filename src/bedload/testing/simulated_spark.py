@@ -12,13 +12,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import pyarrow as pa
-
-from bedload.core.ids import DeploymentId, Epoch, QueryId, RunId
+from bedload.core.ids import DeploymentId, Epoch, OperatorName, QueryId, RunId
 from bedload.testing.faults import Faults
 from bedload.testing.network import Network
 from bedload.testing.simulated_cluster import SimulatedDriver
-from bedload.testing.simulated_feeder import Ending, Fate, TaskAttempt, TaskCrashed, TaskSpec
+from bedload.testing.simulated_feeder import Ending, Fate, Input, TaskAttempt, TaskCrashed, TaskSpec
 
 MAX_FAILURES = 4
 """``spark.task.maxFailures``."""
@@ -62,6 +60,7 @@ class SparkContext:
         faults: Faults,
         slots: int,
         explain: Callable[[Exception, QueryId, Epoch], None],
+        redeploy: Callable[[Any, Callable[[dict[OperatorName, DeploymentId]], None]], None],
     ) -> None:
         self.network = network
         self.driver = driver
@@ -69,6 +68,8 @@ class SparkContext:
         self.slots = Slots(slots)
         self.explain = explain
         """Raises unless a fault that happened explains an error."""
+        self.redeploy = redeploy
+        """Applies the operators of a query again."""
         self.stages = 0
         self.attempts = 0
         self.shapes: dict[int, int] = {}
@@ -89,13 +90,12 @@ class SparkContext:
 class JobSpec:
     """An action on the batch of an epoch."""
 
-    deployment: DeploymentId
     query: QueryId
     run: RunId
     epoch: Epoch
     tasks: tuple[tuple[int, ...], ...]
-    """The operator's partitions that each task runs."""
-    batches: Callable[[int, int], list[pa.RecordBatch]]
+    """The partitions that each task runs."""
+    given: Callable[[int, int], Input]
     """The input of a partition in an attempt: another attempt may see other bytes."""
     stop_after: int | None = None
     """The consumer has enough after so many outputs of the first task (``take``, ``isEmpty``)."""
@@ -108,20 +108,24 @@ class Job:
         self.spec = spec
         self.stage = spark.next_stage(len(spec.tasks))
         self.over = False
-        self.turns: set[int] = set()
+        self.turns: set[tuple[OperatorName, int]] = set()
         self._spark = spark
         self._ended = ended
         wanted = range(1 if spec.stop_after is not None else len(spec.tasks))
         self._failures = dict.fromkeys(wanted, 0)
         self._running: dict[int, list[TaskAttempt]] = {task: [] for task in wanted}
-        self._results: dict[int, list[dict[str, Any]]] = {}
+        self._results: dict[int, list[tuple[OperatorName, dict[str, Any]]]] = {}
         for task in wanted:
             self._request(task)
 
     @property
-    def outputs(self) -> list[dict[str, Any]]:
-        """The outputs of all tasks."""
-        return [row for task in sorted(self._results) for row in self._results[task]]
+    def outputs(self) -> dict[OperatorName, list[dict[str, Any]]]:
+        """The outputs of all tasks, by operator."""
+        found: dict[OperatorName, list[dict[str, Any]]] = {}
+        for task in sorted(self._results):
+            for operator, row in self._results[task]:
+                found.setdefault(operator, []).append(row)
+        return found
 
     def cancel(self) -> None:
         """The query is over: kill the attempts, all but those that do not notice."""
@@ -148,8 +152,8 @@ class Job:
             return False
         spark, spec = self._spark, self.spec
         number = spark.next_attempt()
-        inputs = tuple(tuple(spec.batches(partition, number)) for partition in spec.tasks[task])
-        described = TaskSpec(spec.deployment, spec.query, spec.run, spec.epoch, self.stage, task, number, inputs)
+        inputs = tuple(spec.given(partition, number) for partition in spec.tasks[task])
+        described = TaskSpec(spec.query, spec.run, spec.epoch, self.stage, task, number, inputs)
         attempt = TaskAttempt(spark.network, spark.driver, described, self._fate(), self._attempt_ended)
         self._running[task].append(attempt)
         if spark.faults.strikes("speculate", 0.7):

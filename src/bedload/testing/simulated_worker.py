@@ -26,11 +26,9 @@ from bedload.migration.sender import Parcel
 from bedload.protocol import messages as m
 from bedload.testing.faults import Faults
 from bedload.testing.network import Body, Connection, End, Network, VirtualTime
-from bedload.testing.oracle import History
 from bedload.testing.simulated_holdings import Holdings
 from bedload.testing.simulated_storage import SlowStorage
-from bedload.testing.watcher import Plain, Watcher
-from bedload.testing.workload import NAME
+from bedload.testing.watcher import Watcher
 from bedload.worker.durability import Load, Loaded, LoadFailed
 from bedload.worker.durable import CheckpointDurability, load
 from bedload.worker.hosted import Hosted
@@ -100,8 +98,8 @@ class SimulatedWorker:
         network: Network,
         worker: WorkerId,
         name: str,
-        deployment: Startable,
-        watcher: Watcher,
+        deployments: Mapping[OperatorName, Startable],
+        watchers: Mapping[OperatorName, Watcher],
         faults: Faults,
         place: tuple[Storage, Generation] | None = None,
     ) -> None:
@@ -110,11 +108,16 @@ class SimulatedWorker:
         self.alive = True
         self.places: Mapping[str, SimulatedWorker] = {}
         """All processes of the cluster, by address."""
-        self.machine = _Machine(worker, lambda _: deployment, _BusyClock(network.time), self)
+        self.machine = _Machine(worker, self._load_code, _BusyClock(network.time), self)
         self.machine.faults = faults
-        self.holdings = Holdings(worker, name, lambda: self.machine, watcher, durable=place is not None)
-        self._network = network
-        self._watcher = watcher
+        self.holdings = {
+            operator: Holdings(worker, name, lambda: self.machine, watcher, durable=place is not None)
+            for operator, watcher in watchers.items()
+        }
+        self._network = network.part()
+        """What goes on in this process: it can be held up by itself."""
+        self._deployments = deployments
+        self._watchers = watchers
         self._faults = faults
         self._place = place
         self._driver: Connection | None = None
@@ -122,11 +125,12 @@ class SimulatedWorker:
         self._calls: dict[Neighbour, Connection] = {}
         self._called: dict[Connection, Neighbour] = {}
         self._pumping = False
+        self._hung = False
         self._unseen = 0
         """Messages since the state was looked at."""
         self._busy = False
         self._waiting: list[Callable[[], list[Out]]] = []
-        self._told: Turn | None = None
+        self._told: tuple[OperatorName, Turn] | None = None
         self._late: m.Copied | None = None
         """Word that all is copied, which is held back until another epoch was sealed and copied, too."""
 
@@ -136,6 +140,9 @@ class SimulatedWorker:
         """This is the connection to the coordinator."""
         self._driver = driver
         self._connections[driver] = None
+
+    def _load_code(self, payload: bytes) -> Startable:
+        return self._deployments[OperatorName(payload.decode())]
 
     def accept(self, caller: End) -> Connection:
         """A feeder or another worker connects."""
@@ -152,6 +159,32 @@ class SimulatedWorker:
         for connection in self._connections:
             connection.close(self)
 
+    def vanish(self, silence: float) -> None:
+        """The machine that it runs on is gone: nobody is told, and whoever is connected waits for so long."""
+        if self.alive:
+            self._network.note(f"{self.name} vanishes")
+            self.alive = False
+            for connection in self._connections:
+                connection.vanish(self, silence)
+
+    @property
+    def hung(self) -> bool:
+        """Whether it does nothing for now."""
+        return self._hung and self.alive
+
+    def hang(self, seconds: float) -> None:
+        """The process stands still for a while; its connections stay open."""
+        if self.alive and not self._hung:
+            self._network.note(f"{self.name} hangs for {seconds:.1f}")
+            self._hung = True
+            self._network.hold()
+            self._network.time.after(seconds, self._wake_up)
+
+    def _wake_up(self) -> None:
+        self._network.note(f"{self.name} goes on")
+        self._hung = False
+        self._network.go_on()
+
     def cut_off(self) -> None:
         """The connection to the coordinator breaks; the process notices when it is not busy."""
         if not self.alive or self._driver is None:
@@ -164,10 +197,13 @@ class SimulatedWorker:
     def on_message(self, connection: Connection, message: m.Message, body: Body) -> None:
         """Hand a message to the machine and send what it says."""
         peer = COORDINATOR if connection is self._driver else self._called.get(connection, connection)
-        self._do(lambda: self._handle(peer, message, body))
+        self._network.happen(lambda: self._do(lambda: self._handle(peer, message, body)))
 
     def on_close(self, connection: Connection) -> None:
         """A feeder or another worker is gone; or the coordinator is, and this worker has no purpose left."""
+        self._network.happen(lambda: self._closed(connection))
+
+    def _closed(self, connection: Connection) -> None:
         self._connections.pop(connection, None)
         neighbour = self._called.pop(connection, None)
         if neighbour is not None and self._calls.get(neighbour) is connection:
@@ -200,23 +236,33 @@ class SimulatedWorker:
 
     def _handle(self, peer: object, message: m.Message, body: Body) -> list[Out]:
         if isinstance(message, m.Compact):
-            self._network.after(self._network.delay(), lambda: self._compact(message))
+            slow = 60.0 if self._faults.strikes("slow snapshot", 3) else 0.0
+            self._network.after(slow + self._network.delay(), lambda: self._compact(message))
             return []
         if isinstance(message, m.Stop):
             return self._end()
         self._unseen += 1 if isinstance(message, _HARMLESS) else _LOOK_EVERY
-        self.holdings.told(message)
-        sealed = NAME in self.machine._hosted and self.machine.phase(NAME) is Phase.SEALED
+        if isinstance(message, m.Begin | m.Restore | m.Flip | m.Release):
+            self.holdings[message.operator].told(message)
+        if not isinstance(message, m.Commit):
+            return self.machine.handle(peer, message, body)
+        hosted = self.machine._hosted.get(message.operator)
+        sealed = hosted is not None and hosted.phase is Phase.SEALED
         out = self.machine.handle(peer, message, body)
-        if isinstance(message, m.Commit) and sealed and self.machine.phase(NAME) is Phase.IDLE:
-            self.holdings.committed(message.turn)
+        if hosted is not None and sealed and hosted.phase is Phase.IDLE:
+            self.holdings[message.operator].committed(message.turn)
         return out
 
     def _send(self, out: list[Out]) -> None:
         if self._told is not None:
-            self._watcher.acknowledged(self, self._told)
+            operator, turn = self._told
+            self._watchers[operator].acknowledged(self.holdings[operator], turn)
             self._told = None
-            if self._place is None and self.holdings.handed_something and self._faults.strikes("lost newcomer", 2):
+            if (
+                self._place is None
+                and self.holdings[operator].handed_something
+                and self._faults.strikes("lost newcomer", 2)
+            ):
                 self._network.after(self._network.delay(), self.kill)  # when only the sink knows that all is sealed
             if self._late is not None:
                 self._network.after(3 * self._network.delay(), self._say_late)
@@ -235,31 +281,21 @@ class SimulatedWorker:
                 target.send(self, answer, data)
         if self._unseen >= _LOOK_EVERY:
             self._unseen = 0
-            self._watcher.check_worker(self)
+            for operator, watcher in self._watchers.items():
+                watcher.check_worker(self.holdings[operator])
 
     def _say_late(self) -> None:
         late, self._late = self._late, None
         if late is not None and self._driver is not None and self.alive:
             self._driver.send(self, late)
 
-    @property
-    def history(self) -> History:
-        """The epochs whose state it should have."""
-        return self.holdings.history
-
-    def state(self) -> tuple[Plain, set[str]]:
-        """The committed state that is here, and the keys that should be."""
-        return self.holdings.state()
-
     def check_at_rest(self) -> None:
         """Nothing is left of any move."""
-        hosted = self.machine._hosted.get(NAME)
-        if hosted is None:
-            return
-        assert hosted.sender is None, f"{self.name} still sends move {hosted.sender.move}"
-        assert hosted.receiver is None, f"{self.name} still receives move {hosted.receiver.move}"
-        stale = self.holdings.leftovers()
-        assert not stale, f"{self.name} has state of {sorted(stale)}, which it does not own"
+        for operator, hosted in self.machine._hosted.items():
+            assert hosted.sender is None, f"{self.name} still sends move {hosted.sender.move}"
+            assert hosted.receiver is None, f"{self.name} still receives move {hosted.receiver.move}"
+            stale = self.holdings[operator].leftovers()
+            assert not stale, f"{self.name} has state of {sorted(stale)}, which it does not own"
 
     # --- moving state ---
 
@@ -315,13 +351,14 @@ class SimulatedWorker:
         delta: Callable[[], pa.RecordBatch | None],
     ) -> int:
         """The machine seals: write, or back up and look whether the backup is right."""
-        size, backup = 0, self.holdings.sealing((query, epoch))
+        holdings = self.holdings[operator]
+        size, backup = 0, holdings.sealing((query, epoch))
         if self._place is not None:
             storage, generation = self._place
             files = CheckpointDurability(SlowStorage(storage, self._pause), generation)
             size = files.persist(worker, operator, query, epoch, turn, delta)
-        self.holdings.sealed(turn, (query, epoch), backup)
-        self._told = turn
+        holdings.sealed(turn, (query, epoch), backup)
+        self._told = operator, turn
         return size
 
     def _pause(self, where: str, path: str) -> None:
@@ -332,7 +369,8 @@ class SimulatedWorker:
         elif "write" in where and self._faults.strikes("cut off in the seal"):
             self.cut_off()
         if self.alive:
-            self._network.sleep(self._network.delay() / 2)
+            slow = 40.0 if self._faults.strikes("slow store") else 0.0
+            self._network.sleep(slow + self._network.delay() / 2)
         if not self.alive:
             raise ProcessKilled(self.name)
 
@@ -376,5 +414,5 @@ class SimulatedWorker:
         except BedloadError as problem:
             self._network.note(f"{self.name} cannot compact {message}: {problem}"[:300])
             error = m.WireError.of(problem)
-        answer = m.Compacted(self.worker, message.operator, message.turn, error)
+        answer = m.Compacted(self.worker, message.operator, message.ticket, error)
         self._network.after(self._network.delay(), lambda: self._do(lambda: [(COORDINATOR, answer, parts)]))

@@ -1,4 +1,4 @@
-"""Compares what the machines of a simulation do with what is right.
+"""Compares what the machines of a simulation do with what is right, for one operator.
 
 Invariants that the watcher keeps, at every moment:
 
@@ -19,12 +19,12 @@ from typing import Any, Protocol
 
 from bedload.checkpoint import paths
 from bedload.control.instructions import EpochEnded
-from bedload.core.ids import NO_TURN, Epoch, Generation, KeyGroup, QueryId, Turn, WorkerId, generation_of
+from bedload.core.ids import NO_TURN, Epoch, Generation, KeyGroup, OperatorName, QueryId, Turn, WorkerId, generation_of
 from bedload.keys import RoutingTable
 from bedload.protocol import messages as m
 from bedload.testing.oracle import History, Oracle
 from bedload.testing.simulated_storage import MemoryStorage
-from bedload.testing.workload import GROUP_OF, KEY_GROUPS, NAME
+from bedload.testing.workload import GROUP_OF, KEY_GROUPS
 
 Plain = dict[str, dict[str, Any]]
 
@@ -36,22 +36,22 @@ class CommitLog(Protocol):
     """The commit log has the epochs below this."""
     high: int
     """As many it had at most."""
-    quiet: set[Epoch]
     lossy: set[Epoch]
     went_back: bool
     """Its checkpoint was set back."""
 
+    def quiet(self, operator: OperatorName) -> set[Epoch]:
+        """Epochs in which an operator has no part."""
+        ...
+
 
 class Watched(Protocol):
-    """A worker that is looked at."""
+    """The part of a worker in the operator."""
 
     name: str
     worker: WorkerId
-
-    @property
-    def history(self) -> History:
-        """The epochs whose state it should have."""
-        ...
+    history: History
+    """The epochs whose state it should have."""
 
     def state(self) -> tuple[Plain, set[str]]:
         """The committed state that is here, and the keys that should be."""
@@ -61,7 +61,10 @@ class Watched(Protocol):
 class Watcher:
     """Knows what is right."""
 
-    def __init__(self, oracle: Oracle, logs: dict[QueryId, CommitLog], storage: MemoryStorage | None) -> None:
+    def __init__(
+        self, name: OperatorName, oracle: Oracle, logs: dict[QueryId, CommitLog], storage: MemoryStorage | None
+    ) -> None:
+        self.name = name
         self._oracle = oracle
         self._logs = logs
         self._storage = storage
@@ -95,7 +98,7 @@ class Watcher:
         where = f"turn {turn} ({query}, epoch {epoch}) on {base}"
         log = self._logs[query]
         mine = [done for name, done in base if name == query]
-        wanted = [Epoch(e) for e in range(epoch) if e not in log.quiet]
+        wanted = [Epoch(e) for e in range(epoch) if e not in log.quiet(self.name)]
         assert mine == wanted, f"{where}: of this query it should be {wanted}"
         if log.went_back and self._latest[: len(base)] == base:
             gone = self._latest[len(base) :]
@@ -105,7 +108,7 @@ class Watcher:
             if name == query:
                 continue
             there = {done for owner, done in base if owner == name}
-            due = {Epoch(e) for e in range(other.committed)} - other.quiet - other.lossy
+            due = {Epoch(e) for e in range(other.committed)} - other.quiet(self.name) - other.lossy
             missing = {e for e in due - there if (name, e) not in self._forgiven}
             assert not missing, f"{where}: Spark committed {missing} of {name}, too"
             assert all(e < other.high for e in there), f"{where}: Spark never committed all of {name}"
@@ -154,7 +157,7 @@ class Watcher:
         if self._storage is None:
             return
         where = f"{worker.name} acknowledged turn {turn}"
-        path = paths.delta(NAME, turn, worker.worker)
+        path = paths.delta(self.name, turn, worker.worker)
         given_up = worker.worker in self._given_up.get(turn, ())
         assert not given_up, f"{where}, which was given up because its segment was not there"
         name = path.rpartition("/")[2]
@@ -163,7 +166,7 @@ class Watcher:
         # One that came before its garbage was collected has told those after it, by the state that it wrote.
         assert not later or min(later) not in blind, f"{where}, but the generations {blind} do not know of it"
         if not later:
-            assert self._storage.exists(paths.turn(NAME, turn)), f"{where}, which is not on record"
+            assert self._storage.exists(paths.turn(self.name, turn)), f"{where}, which is not on record"
             assert self._storage.exists(path), f"{where}, but its segment is not there"
 
     # --- attachments ---

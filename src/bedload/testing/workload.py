@@ -27,6 +27,8 @@ from bedload.worker.rows import Rows
 from bedload.worker.runtime import Deployment, Startable
 
 NAME = OperatorName("Simulated")
+OTHER = OperatorName("Other")
+"""The second operator, where there are two."""
 KEYS = tuple("abcdefgh")
 MORE_KEYS = (*KEYS, *"ijko")
 """With these, what moves has several keys in most key groups."""
@@ -134,16 +136,29 @@ _OPERATORS: dict[Kind, type[_Simulated]] = {
 }
 
 
-def make_deployment(kind: Kind, poison: Poison) -> Startable:
-    """The operator of a simulation, with its own poison."""
+class Layout(enum.Enum):
+    """Which operators there are, and how queries use them."""
+
+    ONE = "one operator, of all queries"
+    BESIDE = "two operators in every query, each with sources of its own"
+    CHAINED = "two operators in every query, the second on the outputs of the first"
+    APART = "a query for each of two operators, both at once"
+
+
+def make_deployment(kind: Kind, poison: Poison, name: OperatorName = NAME) -> Startable:
+    """An operator of a simulation, with its own poison."""
     if kind is Kind.COLUMNS:
         from bedload.testing.workload_columns import column_deployment  # compiled code: only who needs it waits
 
-        return column_deployment(poison)
+        return column_deployment(poison, name)
     base = _OPERATORS[kind]
     operator = types.new_class(base.__name__, (base,), exec_body=lambda body: body.update(poison=poison))
     assert issubclass(operator, Operator)
-    return Deployment(NAME, operator, (0,), tuple(INPUT.names), OUTPUT, (pa.string(),))
+    return Deployment(name, operator, (0,), tuple(INPUT.names), OUTPUT, (pa.string(),))
+
+
+Chain = tuple[OperatorName, ...]
+"""Operators, in the order in which rows go through them."""
 
 
 @dataclass
@@ -153,11 +168,17 @@ class EpochPlan:
     partitions: list[list[list[Row]]]
     tasks: list[list[int]]
     """Which partitions a task runs in turn; more than one after a downstream ``coalesce``."""
+    chains: list[Chain]
+    """The operators that the rows of each partition go through."""
 
-    @property
-    def rows(self) -> list[Row]:
-        """All rows, each source's in order."""
-        return [row for batches in self.partitions for batch in batches for row in batch]
+    def rows(self, operator: OperatorName) -> list[Row]:
+        """All rows of an operator, each source's in order."""
+        mine = zip(self.partitions, self.chains, strict=True)
+        return [row for batches, chain in mine if operator in chain for batch in batches for row in batch]
+
+    def feeders(self, operator: OperatorName) -> int:
+        """How many feeders an operator has."""
+        return sum(operator in chain for chain in self.chains)
 
 
 @dataclass
@@ -166,7 +187,12 @@ class QueryPlan:
 
     query: QueryId
     epochs: list[EpochPlan]
+    operators: tuple[OperatorName, ...] = (NAME,)
     _cache: dict[tuple[Epoch, int, int], list[pa.RecordBatch]] = field(default_factory=dict)
+
+    def quiet(self, operator: OperatorName) -> set[Epoch]:
+        """The epochs in which an operator has no feeder."""
+        return {Epoch(number) for number, plan in enumerate(self.epochs) if not plan.feeders(operator)}
 
     def batches(self, epoch: Epoch, partition: int, noise: int) -> list[pa.RecordBatch]:
         """The Arrow batches of a partition; another ``noise`` gives the same rows with other bytes or cuts."""
@@ -189,6 +215,11 @@ def _batch(rows: list[Row], noise: int) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([pa.array(values, kind) for values, kind in columns], schema=FORM.fed)
 
 
+def fed(outputs: list[dict[str, Any]]) -> pa.RecordBatch:
+    """What an operator made, as the feeder of the next one gets it."""
+    return _batch([Row(row["key"], row["source"], row["seq"]) for row in outputs], 0)
+
+
 def plan_query(
     chance: Chance,
     query: QueryId,
@@ -196,10 +227,12 @@ def plan_query(
     epochs: int,
     keys: tuple[str, ...] = KEYS,
     most_sources: int = 4,
+    *,
+    first: int = 0,
 ) -> QueryPlan:
     """Make up the input of a query."""
     sources = chance.number(1, most_sources)
-    names = [number * 10 + source for source in range(sources)]
+    names = [number * 10 + first + source for source in range(sources)]
     next_seq = dict.fromkeys(names, 0)
     hot = chance.pick(keys)
     plans = []
@@ -217,8 +250,35 @@ def plan_query(
                     next_seq[source] += 1
                 batches.append(rows)
             partitions.append(batches)
-        plans.append(EpochPlan(partitions, _tasks(chance, len(partitions))))
+        chains: list[Chain] = [(NAME,)] * len(partitions)
+        plans.append(EpochPlan(partitions, _tasks(chance, len(partitions)), chains))
     return QueryPlan(query, plans)
+
+
+def lay_out(chance: Chance, layout: Layout, plans: dict[QueryId, QueryPlan], keys: tuple[str, ...]) -> None:
+    """Make the plans of queries on one operator into those of another layout."""
+    for number, plan in enumerate(plans.values()):
+        match layout:
+            case Layout.APART if number:
+                _rename(plan, (OTHER,))
+            case Layout.CHAINED:
+                _rename(plan, (NAME, OTHER))
+            case Layout.BESIDE:
+                others = plan_query(chance, plan.query, number, len(plan.epochs), keys, 2, first=5)
+                for mine, more in zip(plan.epochs, others.epochs, strict=True):
+                    count = len(mine.partitions)
+                    mine.partitions += more.partitions
+                    mine.chains += [(OTHER,)] * len(more.partitions)
+                    mine.tasks += [[count + partition for partition in task] for task in more.tasks]
+                plan.operators = (NAME, OTHER)
+            case _:
+                pass
+
+
+def _rename(plan: QueryPlan, chain: tuple[OperatorName, ...]) -> None:
+    plan.operators = chain
+    for epoch in plan.epochs:
+        epoch.chains = [chain] * len(epoch.partitions)
 
 
 def _tasks(chance: Chance, partitions: int) -> list[list[int]]:

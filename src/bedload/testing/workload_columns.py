@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from bedload.core.ids import OperatorName
 from bedload.store.columns import ColumnSpec, ColumnTable
 from bedload.store.columns.index import Slots
-from bedload.testing.workload import FORGET_AT, KEY_GROUPS, NAME, OUTPUT, RECENT, Poison
+from bedload.testing.workload import FORGET_AT, KEY_GROUPS, OUTPUT, RECENT, Poison
 from bedload.worker.column_runtime import ColumnDeployment
 from bedload.worker.operator import Context
 
@@ -46,9 +47,9 @@ class ColumnLogic:
         return pa.RecordBatch.from_arrays(made, schema=OUTPUT)
 
 
-def column_deployment(poison: Poison) -> ColumnDeployment:
-    """The operator of a simulation."""
-    return ColumnDeployment(NAME, ColumnLogic(poison), (0,), (pa.string(),), KEY_GROUPS)
+def column_deployment(poison: Poison, name: OperatorName) -> ColumnDeployment:
+    """An operator of a simulation."""
+    return ColumnDeployment(name, ColumnLogic(poison), (0,), (pa.string(),), KEY_GROUPS)
 
 
 def as_rows(state: dict[str, Any]) -> dict[str, Any]:

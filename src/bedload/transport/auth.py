@@ -17,9 +17,10 @@ Invariants:
   nothing can make the server hold a hundred bytes, and none of them is interpreted before the
   proof has been checked; only the constant magic is compared, to drop strangers early.
 - Versions are compared after the proofs: both ends then raise ``VersionMismatch`` naming both.
+- The client sends its magic, the start of its answer, at once. A server that encrypts needs a first word to see that a
+  caller does not, and says so (:data:`TLS_ONLY`) instead of letting it wait.
 
-The handshake tells friend from stranger. It does not encrypt: on a network where others can read or
-alter traffic, run the cluster inside a tunnel.
+The handshake tells friend from stranger. Encryption is not its business: see ``transport.tls``.
 """
 
 from __future__ import annotations
@@ -38,7 +39,11 @@ PROTOCOL_VERSION = "1"
 MAX_VERSION = 32
 """The longest version, in bytes of ASCII."""
 
+TLS_ONLY = b"BLHS"
+"""What a server that encrypts says to a caller that does not."""
+
 _MAGIC = b"BLH1"
+_TLS_RECORD = b"\x16"
 _NONCE = 32
 _PROOF = 32
 _GREETING = struct.Struct(f"<4s{_NONCE}s{MAX_VERSION}s")
@@ -100,6 +105,8 @@ class ServerHandshake:
     def receive(self, data: bytes) -> Step:
         """Take a piece of the answer; the last one gives the verdict."""
         self._got += data
+        if self._got.startswith(_TLS_RECORD):
+            return Step(error=ProtocolError("a caller encrypts, and this cluster does not: its connection was refused"))
         if not self._got.startswith(_MAGIC[: len(self._got)]):
             return Step(error=_not_ours("a caller"))
         if self.wanted > 0:
@@ -136,12 +143,19 @@ class ClientHandshake:
         return (_GREETING.size if self._server is None else _VERDICT.size) - len(self._got)
 
     def start(self) -> bytes:
-        """Nothing: the server speaks first."""
-        return b""
+        """The start of the answer."""
+        return _MAGIC
 
     def receive(self, data: bytes) -> Step:
         """Take a piece of the greeting, which is answered, or of the verdict."""
         self._got += data
+        if self._got.startswith(TLS_ONLY):
+            return Step(
+                error=ProtocolError(
+                    "the other end takes encrypted connections only, and this one does not encrypt: check the address, "
+                    "and that both belong to the same attachment"
+                )
+            )
         if not self._got.startswith(_MAGIC[: len(self._got)]):
             return Step(error=_not_ours("the other end"))
         if self.wanted > 0:
@@ -151,7 +165,7 @@ class ClientHandshake:
             _, nonce, version = _GREETING.unpack(message)
             self._server = (nonce, version)
             proof = _prove(self._secret, b"client", nonce, self._nonce, version, self._version)
-            return Step(_ANSWER.pack(_MAGIC, self._nonce, self._version, proof))
+            return Step(_ANSWER.pack(_MAGIC, self._nonce, self._version, proof)[len(_MAGIC) :])
         return self._judge(message, *self._server)
 
     def _judge(self, message: bytes, nonce: bytes, version: bytes) -> Step:

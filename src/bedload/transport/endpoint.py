@@ -33,21 +33,23 @@ from collections.abc import Callable
 from functools import partial
 
 from bedload.core.clock import Clock, SystemClock
-from bedload.core.errors import ClusterStopped
-from bedload.transport import sockets
+from bedload.core.errors import ClusterStopped, ProtocolError
+from bedload.transport import silence, sockets, tls
 from bedload.transport.auth import (
     PROTOCOL_VERSION,
     ClientHandshake,
     NonceSource,
     ServerHandshake,
-    check_secret,
 )
+from bedload.transport.credentials import Credentials
+from bedload.transport.door import Door, places
 from bedload.transport.frames import Frame
 from bedload.transport.peer import Peer, Phase
 
 _log = logging.getLogger(__name__)
 
-_ACCEPTS_PER_TURN = 64
+_ACCEPTS_PER_TURN = 8
+"""Few, so that who has come is heard before the next ones crowd it out."""
 _OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _ACCEPT_PAUSE_SECONDS = 1.0
 _STOP_SECONDS = 2.0
@@ -96,20 +98,21 @@ class Endpoint:
         host: str,
         port: int = 0,
         *,
-        secret: bytes,
+        credentials: Credentials,
         handler: Handler,
         clock: Clock | None = None,
         version: str = PROTOCOL_VERSION,
         nonces: NonceSource = secrets.token_bytes,
         handshake_seconds: float = 10.0,
     ) -> None:
-        self._secret = check_secret(secret)
+        self._credentials = credentials
         self._handler = handler
         self._clock = clock or SystemClock()
         self._version = version
         self._nonces = nonces
-        self._handshake_seconds = handshake_seconds
+        self._door: Door[Peer] = Door(places(sockets.most_descriptors()), handshake_seconds)
         self._peers: set[Peer] = set()
+        self._unread: dict[Peer, None] = {}
         self._lock = threading.Lock()  # guards _soon against a stop
         self._soon: deque[Callable[[], None]] = deque()
         self._notices: deque[Callable[[], None]] = deque()
@@ -161,8 +164,8 @@ class Endpoint:
         time is up. Between workers use :meth:`connect_soon`.
         """
         self._check_not_over()
-        handshake = ClientHandshake(self._secret, self._version, self._nonces)
-        sock = sockets.call(address, timeout, self._clock, handshake)
+        handshake = partial(ClientHandshake, self._credentials.secret, self._version, self._nonces)
+        sock = sockets.call(address, timeout, self._clock, handshake, self._credentials)
         sock.setblocking(False)
         peer = Peer(self, sock, address)
         self._peers.add(peer)
@@ -192,9 +195,10 @@ class Endpoint:
         ``on_open`` or ``on_close`` tells how it went; an address that cannot be called at all raises here.
         """
         self._check_not_over()
-        handshake = ClientHandshake(self._secret, self._version, self._nonces)
+        handshake = ClientHandshake(self._credentials.secret, self._version, self._nonces)
         sock = sockets.start_connect(address)
-        peer = Peer(self, sock, address, phase=Phase.CONNECTING, handshake=handshake)
+        securing = tls.Securing(self._credentials, server=False) if self._credentials.encrypted else None
+        peer = Peer(self, sock, address, phase=Phase.CONNECTING, handshake=handshake, securing=securing)
         self._peers.add(peer)
         peer.start(timeout)
         return peer
@@ -209,6 +213,7 @@ class Endpoint:
         if self._thread is not None or self._over:
             raise ClusterStopped(f"the endpoint at {self._address} runs already, or was stopped: make a new one")
         self._thread = threading.get_ident()
+        self.call_later(silence.LOOK_SECONDS, self._look_for_silence)
         try:
             while not self._stopping:
                 self._turn()
@@ -239,6 +244,7 @@ class Endpoint:
 
     def opened(self, peer: Peer) -> None:
         """Both ends have proven themselves."""
+        self._door.left(peer)
         self._tell(peer, self._handler.on_open, peer)
 
     def arrived(self, peer: Peer, frame: Frame) -> None:
@@ -247,6 +253,13 @@ class Endpoint:
 
     def failed(self, peer: Peer, error: BaseException) -> None:
         """Report an error of the connection, but not from inside one of the handler's calls."""
+        if not peer.known:
+            told, untold = self._door.tells(self._clock.monotonic())
+            if not told:
+                return
+            if untold:
+                more = ProtocolError(f"{untold:,} more callers that had proven nothing were refused before this one")
+                self._notices.append(partial(self._report, peer, more))
         self._notices.append(partial(self._report, peer, error))
 
     def retired(self, peer: Peer) -> None:
@@ -260,12 +273,23 @@ class Endpoint:
             self._selector.unregister(peer)
             peer.armed = 0
         self._peers.discard(peer)
+        self._unread.pop(peer, None)
+        self._door.left(peer)
+
+    def unread(self, peer: Peer) -> None:
+        """Come back to this peer, whatever the selector says."""
+        self._unread[peer] = None
 
     # --- the loop
 
     def _turn(self) -> None:
-        for key, events in self._selector.select(self._patience()):
+        ready = self._selector.select(self._patience())
+        unread, self._unread = self._unread, {}
+        for key, events in ready:
+            unread.pop(key.fileobj, None)  # type: ignore[call-overload]
             key.data(events)
+        for peer in unread:
+            peer.handle(selectors.EVENT_READ)
         if self._timers:
             self._run_due_timers()
         for queue in (self._soon, self._notices):
@@ -274,7 +298,7 @@ class Endpoint:
 
     def _patience(self) -> float | None:
         """How long the selector may wait."""
-        if self._soon or self._notices:
+        if self._soon or self._notices or self._unread:
             return 0
         while self._timers and self._timers[0][2].fn is None:
             heapq.heappop(self._timers)
@@ -304,6 +328,7 @@ class Endpoint:
                 # The caller stays in the queue, the listener readable: without a pause the loop would spin.
                 self._report(None, error)
                 self._selector.unregister(self._listener)
+                self._make_room(self._door.oldest())
                 self.call_later(_ACCEPT_PAUSE_SECONDS, self._listen_again)
                 return
             try:
@@ -312,11 +337,37 @@ class Endpoint:
             except OSError:  # reset before it was served
                 sock.close()
                 continue
-            handshake = ServerHandshake(self._secret, self._version, self._nonces)
-            address = sockets.format_address(remote[0], remote[1])
-            peer = Peer(self, sock, address, phase=Phase.PROVING, handshake=handshake, known=False)
-            self._peers.add(peer)
-            peer.start(self._handshake_seconds)
+            self._admit(sock, remote[0], remote[1])
+
+    def _admit(self, sock: socket.socket, host: str, port: int) -> None:
+        credentials = self._credentials
+        peer = Peer(
+            self,
+            sock,
+            sockets.format_address(host, port),
+            phase=Phase.SECURING if credentials.encrypted else Phase.PROVING,
+            handshake=ServerHandshake(credentials.secret, self._version, self._nonces),
+            securing=tls.Securing(credentials, server=True) if credentials.encrypted else None,
+            known=False,
+        )
+        self._peers.add(peer)
+        seconds = self._door.seconds
+        self._make_room(self._door.came(peer, host))
+        peer.start(seconds)
+
+    def _make_room(self, peer: Peer | None) -> None:
+        if peer is not None:
+            peer.turn_away(
+                ProtocolError(
+                    f"{peer.address} was closed to make room: too many callers wait that have not proven that they "
+                    f"belong to this cluster; see who calls {self._address}"
+                )
+            )
+
+    def _look_for_silence(self) -> None:
+        for peer in list(self._peers):
+            peer.look()
+        self.call_later(silence.LOOK_SECONDS, self._look_for_silence)
 
     def _listen_again(self) -> None:
         if not self._draining:

@@ -19,14 +19,15 @@ prefix, then the rest) however many buffers its sender gathered it from.
 
 from __future__ import annotations
 
-import ctypes
 import struct
 from collections import deque
 from collections.abc import Iterable
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
-from bedload.core.errors import ProtocolError
+import numpy as np
+
+from bedload.core.errors import ProtocolError, TooLarge
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -60,7 +61,14 @@ def encode_frame(header: ReadableBuffer, buffers: Iterable[ReadableBuffer] = ())
     head = _bytes_view(header)
     body = [view for view in map(_bytes_view, buffers) if view.nbytes]
     body_size = sum(view.nbytes for view in body)
-    _check_sizes(head.nbytes, body_size, "to send")
+    if not _fits(head.nbytes, body_size):
+        raise TooLarge(
+            f"a message has {head.nbytes:,} bytes and {body_size:,} bytes of rows or state, and at most {MAX_HEADER:,} "
+            f"and {MAX_BODY:,} can be sent at once; nothing was sent. Make batches smaller "
+            f"(spark.sql.execution.arrow.maxRecordsPerBatch), rows, outputs and states too, or use more key groups",
+            header_size=head.nbytes,
+            body_size=body_size,
+        )
     prefix = _PREFIX.pack(MAGIC, head.nbytes, body_size)
     if head.nbytes <= _JOIN_UP_TO:
         return [memoryview(prefix + head), *body]
@@ -100,7 +108,13 @@ class FrameReader:
                     f"expected the start of a frame, got {bytes(magic)!r}: the stream is damaged, "
                     "or the other end does not speak this protocol; close the connection"
                 )
-            _check_sizes(header_size, body_size, "received")
+            if not _fits(header_size, body_size):
+                raise ProtocolError(
+                    f"a frame that came says that it has a header of {header_size:,} and a body of {body_size:,} "
+                    f"bytes, more than one may have: the stream is damaged; close the connection",
+                    header_size=header_size,
+                    body_size=body_size,
+                )
             self._header_size = header_size
             self._at = 0
             self._space = _allocate(header_size, body_size)
@@ -163,17 +177,11 @@ def _allocate(header_size: int, body_size: int) -> memoryview:
     size = header_size + body_size
     if not body_size:
         return memoryview(bytearray(size))
-    room = bytearray(size + ALIGNMENT - 1)
-    start = ctypes.addressof(ctypes.c_char.from_buffer(room))
-    skip = -(start + header_size) % ALIGNMENT
-    return memoryview(room)[skip : skip + size]
+    # Not zeroed: every byte is received before anybody sees it, and a damaged length touches no page.
+    room = np.empty(size + ALIGNMENT - 1, np.uint8)
+    skip = -(int(room.__array_interface__["data"][0]) + header_size) % ALIGNMENT
+    return room.data[skip : skip + size]
 
 
-def _check_sizes(header_size: int, body_size: int, which: str) -> None:
-    if header_size > MAX_HEADER or body_size > MAX_BODY:
-        raise ProtocolError(
-            f"a frame {which} has a header of {header_size:,} and a body of {body_size:,} bytes; the limits "
-            f"are {MAX_HEADER:,} and {MAX_BODY:,}: use smaller batches, or more (so smaller) key groups",
-            header_size=header_size,
-            body_size=body_size,
-        )
+def _fits(header_size: int, body_size: int) -> bool:
+    return header_size <= MAX_HEADER and body_size <= MAX_BODY

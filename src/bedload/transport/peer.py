@@ -2,9 +2,9 @@
 
 ::
 
-    CONNECTING ──▶ PROVING ──▶ OPEN ──▶ FLUSHING ──▶ ENDING ──▶ CLOSED
-    (called out)      │                    ▲                       ▲
-                      └── refused ─────────┘      abort, error ────┘ (from every phase)
+    CONNECTING ──▶ SECURING ──▶ PROVING ──▶ OPEN ──▶ FLUSHING ──▶ ENDING ──▶ CLOSED
+    (called out)   (if encrypted)  │                    ▲                       ▲
+                       └───────────┴── refused ─────────┘      abort, error ────┘ (from every phase)
 
 Invariants:
 
@@ -14,6 +14,7 @@ Invariants:
 - A peer reads at most one frame, and at most a few MiB of it, per turn of the loop. It writes at
   most what one ``sendmsg`` takes. A busy peer cannot starve the others.
 - The loop is told exactly once that a peer retired: from then on nothing of it is delivered.
+- After each look at a peer the loop is told if TLS holds bytes of it: no selector sees them.
 
 An orderly close shuts the write side and then drops what still comes in until the other end closes
 too, since closing a socket with unread input resets the connection and may destroy the last frames
@@ -31,14 +32,16 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from bedload.core.errors import ProtocolError
-from bedload.transport import sockets
-from bedload.transport.auth import Handshake
+from bedload.transport import silence, sockets, tls
+from bedload.transport.auth import TLS_ONLY, Handshake
 from bedload.transport.frames import Frame, FrameReader, SendQueue, encode_frame
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 _READ_PER_TURN = 4 * 1024 * 1024
+_STRANGERS_BYTES = 16 * 1024
+"""What is read of a stranger after its refusal, so that this arrives: the rest of a handshake, not more."""
 _LINGER_SECONDS = 5.0
 """How long an orderly close may take before the connection is cut."""
 
@@ -48,6 +51,8 @@ class Phase(enum.Enum):
 
     CONNECTING = "connecting"
     """Called out; the other host has not accepted yet."""
+    SECURING = "securing"
+    """Connected; the two ends are agreeing upon keys."""
     PROVING = "proving"
     """Connected; the two ends are proving themselves."""
     OPEN = "open"
@@ -58,6 +63,9 @@ class Phase(enum.Enum):
     """Everything is written; waiting for the other end to close as well."""
     CLOSED = "closed"
     """The socket is gone."""
+
+
+_COMING_UP = (Phase.CONNECTING, Phase.SECURING, Phase.PROVING)
 
 
 class Timer(Protocol):
@@ -95,6 +103,10 @@ class Loop(Protocol):
         """The socket is about to be closed."""
         ...
 
+    def unread(self, peer: Peer) -> None:
+        """There is more to read than the selector sees."""
+        ...
+
     def call_later(self, seconds: float, fn: Callable[[], None]) -> Timer:
         """Run ``fn`` in the loop, later."""
         ...
@@ -111,6 +123,7 @@ class Peer:
         *,
         phase: Phase = Phase.OPEN,
         handshake: Handshake | None = None,
+        securing: tls.Securing | None = None,
         known: bool = True,
     ) -> None:
         self.address = address
@@ -127,6 +140,9 @@ class Peer:
         self._sock = sock
         self._phase = phase
         self._handshake = handshake
+        self._securing = securing
+        self._wants = selectors.EVENT_READ  # in SECURING
+        self._strange = 0
         self._reader = FrameReader()
         self._out = SendQueue()
         self._held = SendQueue()  # frames sent before the connection was open
@@ -159,12 +175,12 @@ class Peer:
             self._out.push(views)
             if idle:  # else the socket is full, and the loop goes on when it is not
                 self.write()
-        elif self._phase in (Phase.CONNECTING, Phase.PROVING):
+        elif self._phase in _COMING_UP:
             self._held.push(views)
 
     def close(self) -> None:
         """Close once everything that was sent has been written; frames that come in meanwhile are dropped."""
-        if self._phase in (Phase.CONNECTING, Phase.PROVING):
+        if self._phase in _COMING_UP:
             self._close_when_open = True
         elif self._phase is Phase.OPEN:
             self._flush_and_end()
@@ -196,11 +212,16 @@ class Peer:
             return 0
         if self._phase is Phase.CONNECTING:
             return selectors.EVENT_WRITE
+        if self._phase is Phase.SECURING:
+            return self._wants
         reads = 0 if self._saw_end else selectors.EVENT_READ
         return reads | (selectors.EVENT_WRITE if self._out.pending else 0)
 
     def handle(self, events: int) -> None:
         """The selector saw these events."""
+        if self._phase is Phase.SECURING:
+            self._secure()
+            return
         if events & selectors.EVENT_WRITE:
             if self._phase is Phase.CONNECTING:
                 self._connected()
@@ -213,6 +234,18 @@ class Peer:
                 self._read_handshake()
             elif self._phase in (Phase.FLUSHING, Phase.ENDING):
                 self._drop_input()
+        if self._phase is not Phase.CLOSED and tls.unread(self._sock):
+            self._loop.unread(self)
+
+    def turn_away(self, error: BaseException) -> None:
+        """Close a caller that has proven nothing."""
+        self._loop.failed(self, error)
+        self._end(error)
+
+    def look(self) -> None:
+        """End the connection if the other host is gone."""
+        if self._phase is not Phase.CLOSED and silence.is_silent(self._sock):
+            self._end(sockets.closed(self.address, silence.describe()))
 
     def write(self) -> None:
         """Give the socket what it takes of the queue."""
@@ -229,7 +262,7 @@ class Peer:
 
     def fail(self, error: BaseException) -> None:
         """Close because of an error: what is queued is still written."""
-        if self._phase in (Phase.PROVING, Phase.OPEN):
+        if self._phase in (Phase.SECURING, Phase.PROVING, Phase.OPEN):
             self.reason = error
             self._flush_and_end()
 
@@ -240,6 +273,29 @@ class Peer:
         if code:
             self._end(sockets.unreachable(self.address, os.strerror(code), timed_out=code == errno.ETIMEDOUT))
             return
+        if self._securing is None:
+            self._phase = Phase.PROVING
+            self._greet()
+        else:
+            self._phase = Phase.SECURING
+            self._secure()
+
+    def _secure(self) -> None:
+        assert self._securing is not None
+        try:
+            self._sock, self._wants = self._securing.advance(self._sock)
+        except tls.PlainCaller:
+            error = ProtocolError("a caller does not encrypt, and this cluster does: its connection was refused")
+            self._out.push([memoryview(TLS_ONLY)])
+            self._fail_handshake(sockets.at_address(error, self.address))
+            return
+        except OSError as problem:
+            self._fail_handshake(sockets.not_secured(self.address, problem), linger=True)
+            return
+        if self._wants:
+            self._loop.rearm(self)
+            return
+        self._securing = None
         self._phase = Phase.PROVING
         self._greet()
 
@@ -295,7 +351,7 @@ class Peer:
             except (ProtocolError, MemoryError) as error:
                 # The place of the next frame in the stream is not known, so nothing more can be read.
                 if isinstance(error, MemoryError):
-                    error = ProtocolError("no memory for a frame that came: use smaller batches")
+                    error = sockets.no_memory()
                 named = sockets.at_address(error, self.address)
                 self._loop.failed(self, named)
                 self._end(named)
@@ -309,7 +365,8 @@ class Peer:
 
     def _drop_input(self) -> None:
         data = self._receive(64 * 1024)
-        if data and not self.known:
+        self._strange += 0 if self.known else len(data or b"")
+        if self._strange > _STRANGERS_BYTES:
             self._end(None)  # a stranger that goes on talking after its refusal
         elif self._saw_end and self._phase is Phase.ENDING:
             self._end(None)
@@ -336,10 +393,10 @@ class Peer:
         error = sockets.unreachable(self.address, f"no handshake within {seconds:g} seconds", timed_out=True)
         self._fail_handshake(error)
 
-    def _fail_handshake(self, error: BaseException) -> None:
+    def _fail_handshake(self, error: BaseException, *, linger: bool = False) -> None:
         if not self.known:  # else on_close tells
             self._loop.failed(self, error)
-        if self._out.pending:  # a verdict
+        if self._out.pending or linger:  # a verdict, or TLS's own, is still to arrive
             self.fail(error)
         else:
             self._end(error)

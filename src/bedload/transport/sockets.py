@@ -5,24 +5,32 @@ Invariants:
 - An address is ``host:port``, with brackets around an IPv6 host (``[::1]:4000``).
 - Sockets have the same options at both ends, and none is inherited by a child process (Python's
   default, which nothing here changes).
-- Whatever keeps a connection from coming up ends as ``WorkerUnreachable`` with the address in it.
+- Whatever keeps a connection from coming up ends as ``WorkerUnreachable`` with the address in it, or as the error that
+  says why the other end is not of this cluster.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import ipaddress
 import socket
+import ssl
+import time
+from collections.abc import Callable
 
 from bedload.core.clock import Clock
 from bedload.core.errors import BedloadError, ClusterError, ProtocolError, WorkerUnreachable
+from bedload.transport import tls
 from bedload.transport.auth import ClientHandshake
+from bedload.transport.credentials import Credentials
+from bedload.transport.silence import KEEPALIVE
+
+_AGAIN_SECONDS = (0.02, 0.1, 0.5)
+"""How long a caller that was closed during its handshake waits before it calls again, each time."""
 
 _BUFFER_BYTES = 4 * 1024 * 1024
 """A few bulk batches: an end that computes for a while does not stall the one that feeds it."""
-
-# A host that vanished without a word is noticed after 10 + 4 * 5 = 30 seconds, not after two hours.
-_KEEPALIVE = (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4))
 
 
 def parse_address(address: str) -> tuple[str, int]:
@@ -43,11 +51,20 @@ def format_address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
+def is_loopback(host: str) -> bool:
+    """Whether whatever goes to this host stays on this machine."""
+    try:
+        found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
+    except OSError:
+        return False
+    return all(ipaddress.ip_address(str(entry[4][0]).partition("%")[0]).is_loopback for entry in found)
+
+
 def tune(sock: socket.socket) -> None:
     """Set the options of a connection."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, seconds in _KEEPALIVE:
+    for name, seconds in KEEPALIVE:
         if hasattr(socket, name):
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), seconds)
     _widen(sock)
@@ -76,6 +93,15 @@ def listen(host: str, port: int) -> socket.socket:
     return sock
 
 
+def most_descriptors() -> int:
+    """How many descriptors this process may have."""
+    try:
+        import resource
+    except ImportError:  # not on this system
+        return 1 << 16
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
 def start_connect(address: str) -> socket.socket:
     """A non-blocking socket on its way to the address: when it is writable, ``SO_ERROR`` says how it went."""
     host, port = parse_address(address)
@@ -95,24 +121,53 @@ def start_connect(address: str) -> socket.socket:
     return sock
 
 
-def call(address: str, timeout: float, clock: Clock, handshake: ClientHandshake) -> socket.socket:
-    """Connect and shake hands; blocks at most ``timeout`` seconds. The socket is left in blocking mode."""
-    host, port = parse_address(address)
+def call(
+    address: str, timeout: float, clock: Clock, handshake: Callable[[], ClientHandshake], credentials: Credentials
+) -> socket.socket:
+    """Connect and shake hands; blocks at most ``timeout`` seconds. The socket is left in blocking mode.
+
+    An endpoint that strangers crowd may close a caller before it has proven itself, so one that was closed in the
+    middle of its handshake calls again, a few times.
+    """
     deadline = clock.monotonic() + timeout
+    for pause in _AGAIN_SECONDS:
+        try:
+            return _call(address, deadline, timeout, clock, handshake(), credentials)
+        except WorkerUnreachable as error:
+            if not error.details.get("hung_up"):
+                raise
+            time.sleep(max(0.0, min(pause, deadline - clock.monotonic())))
+    return _call(address, deadline, timeout, clock, handshake(), credentials)
+
+
+def _call(
+    address: str, deadline: float, timeout: float, clock: Clock, handshake: ClientHandshake, credentials: Credentials
+) -> socket.socket:
+    host, port = parse_address(address)
+
+    def left() -> float:
+        seconds = deadline - clock.monotonic()
+        if seconds <= 0:
+            raise TimeoutError(f"no handshake within {timeout:g} seconds")
+        return seconds
+
     try:
-        sock = socket.create_connection((host, port), timeout=timeout)
+        sock = socket.create_connection((host, port), timeout=left())
     except OSError as error:
         raise unreachable(address, error) from error
     try:
         tune(sock)
+        if credentials.encrypted:
+            sock = tls.wrap(sock, credentials, server=False)
+            sock.settimeout(left())
+            sock.do_handshake()
+            tls.check_pin(sock, credentials)
+        sock.sendall(handshake.start())
         while True:
-            left = deadline - clock.monotonic()
-            if left <= 0:
-                raise TimeoutError(f"no handshake within {timeout:g} seconds")
-            sock.settimeout(left)
+            sock.settimeout(left())
             data = sock.recv(handshake.wanted)
             if not data:
-                raise ConnectionResetError("it closed the connection during the handshake")
+                raise ConnectionResetError("end of the stream")
             step = handshake.receive(data)
             if step.reply:
                 sock.sendall(step.reply)
@@ -123,19 +178,30 @@ def call(address: str, timeout: float, clock: Clock, handshake: ClientHandshake)
                 return sock
     except OSError as error:
         sock.close()
-        raise unreachable(address, error) from error
+        raise not_secured(address, error) from error
     except BaseException:
         sock.close()
         raise
 
 
-def unreachable(address: str, cause: BaseException | str, *, timed_out: bool = False) -> WorkerUnreachable:
+def not_secured(address: str, error: OSError) -> BedloadError:
+    """The error for a handshake that did not come to its end."""
+    known = tls.explained(error)
+    if isinstance(error, ConnectionResetError | BrokenPipeError | ssl.SSLEOFError):
+        return unreachable(address, f"it closed the connection during the handshake ({error})", hung_up=True)
+    return unreachable(address, error) if known is None else at_address(known, address)
+
+
+def unreachable(
+    address: str, cause: BaseException | str, *, timed_out: bool = False, hung_up: bool = False
+) -> WorkerUnreachable:
     """The error for a connection that did not come up."""
     return WorkerUnreachable(
         f"no connection to {address}: {cause}; check that its process runs and that the network lets this "
         "host reach it",
         address=address,
         timed_out=timed_out or isinstance(cause, TimeoutError),
+        hung_up=hung_up,
     )
 
 
@@ -146,6 +212,11 @@ def closed(address: str, how: str) -> WorkerUnreachable:
         address=address,
         timed_out=False,
     )
+
+
+def no_memory() -> ProtocolError:
+    """The error for a frame that there is no room for."""
+    return ProtocolError("no memory for a frame that came: use smaller batches")
 
 
 def at_address(error: BedloadError, address: str) -> BedloadError:

@@ -14,6 +14,7 @@ from io import FileIO
 import msgspec
 
 from bedload.core.ids import WorkerId
+from bedload.transport import Credentials
 from bedload.worker.durable import Place
 from bedload.worker.server import serve
 
@@ -23,7 +24,7 @@ class Start(msgspec.Struct):
 
     worker: int
     coordinator: str
-    secret: bytes
+    credentials: Credentials
     place: Place | None = None
 
 
@@ -54,7 +55,7 @@ def main() -> None:
     start = msgspec.json.decode(line, type=Start)
     # A thread of its own: operator code may keep the main thread busy for long.
     threading.Thread(target=_end_with_the_driver, args=(lifeline,), name="driver-watch", daemon=True).start()
-    serve(WorkerId(start.worker), start.coordinator, start.secret, lambda _: "127.0.0.1", start.place)
+    serve(WorkerId(start.worker), start.coordinator, start.credentials, lambda _: "127.0.0.1", start.place)
 
 
 if __name__ == "__main__":

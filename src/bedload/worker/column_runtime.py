@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from bedload.core.errors import BedloadError, ProtocolError
+from bedload.core.errors import BedloadError, OperatorFailed, ProtocolError
 from bedload.core.ids import NO_EPOCH, Epoch, KeyGroup, OperatorName, WorkerId
 from bedload.store import Changes
 from bedload.store.columns import ColumnStore, ColumnTable, warm_up
@@ -22,8 +22,8 @@ from bedload.store.columns.index import Slots
 from bedload.store.columns.shelf import ColumnShelf
 from bedload.store.deltas import StateVariable, incoming, installable
 from bedload.store.shelf import Selection, Shelf, key_hashes
-from bedload.worker.failures import operator_failed
-from bedload.worker.operator import Context
+from bedload.worker.failures import operator_failed, report
+from bedload.worker.operator import BatchContext
 from bedload.worker.runtime import Layout
 from bedload.worker.slots import PartialLogic, SlotLogic
 
@@ -68,25 +68,33 @@ class ColumnRuntime:
 
     def __init__(self, deployment: ColumnDeployment, worker: WorkerId) -> None:
         self._worker = worker
-        self._context = Context(deployment.name, worker, NO_EPOCH)
+        self._context = BatchContext(deployment.name, worker, NO_EPOCH)
         self._table = ColumnTable(deployment.key_types, deployment.logic.columns, deployment.key_groups)
         self.rows = 0
         self.durable = False
+        self._is_set_up = False
         self._bind(deployment)
 
     def _bind(self, deployment: ColumnDeployment) -> None:
         self.deployment = deployment
         self._logic = deployment.logic
         self._call("setup", lambda: self._logic.setup(self._context))
+        self._is_set_up = True
 
     def redeploy(self, deployment: Any) -> None:
         """New code for the same state, between epochs."""
-        self.close()
+        report(self.close())
         self._bind(deployment)
 
-    def close(self) -> None:
-        """Let the logic release what it made in ``setup``."""
-        self._call("close", self._logic.close)
+    def close(self) -> OperatorFailed | None:
+        """Let the logic release what it made in ``setup``; what that raised."""
+        is_set_up, self._is_set_up = self._is_set_up, False
+        try:
+            if is_set_up:
+                self._call("close", self._logic.close)
+        except OperatorFailed as failed:
+            return failed
+        return None
 
     # --- epochs ---
 
@@ -231,7 +239,7 @@ class ColumnRuntime:
             return function()
         except BedloadError:
             raise
-        except Exception as error:
+        except BaseException as error:
             raise operator_failed(
                 self.deployment.name, method, error, worker=self._worker, epoch=self._context.epoch
             ) from error

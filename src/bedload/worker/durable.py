@@ -138,9 +138,9 @@ class Compactor:
         except Exception as error:
             problem = error if isinstance(error, BedloadError) else CheckpointError(f"a compaction failed: {error!r}")
             wire = m.WireError.of(problem)
-            deliver(m.Compacted(self._worker, message.operator, message.turn, wire), None)
+            deliver(m.Compacted(self._worker, message.operator, message.ticket, wire), None)
             return
-        deliver(m.Compacted(self._worker, message.operator, message.turn, None), parts)
+        deliver(m.Compacted(self._worker, message.operator, message.ticket, None), parts)
 
     def _compact(self, message: m.Compact) -> Any:
         from bedload.checkpoint.compaction import COMMAND, Job, decode_result, encode_job

@@ -1,14 +1,25 @@
-"""Exceptions of user code, as errors that say where: operator, method, key, epoch, and the user's own traceback."""
+"""Exceptions of user code, as errors that say where: operator, method, key, epoch, and the user's own traceback.
+
+Whatever user code raises is one of them, ``SystemExit`` and the like included: a library that calls ``sys.exit()``
+must fail the epoch, not end the worker with the state of every other operator.
+"""
 
 from __future__ import annotations
 
+import sys
 import traceback
 from typing import Any
 
-from bedload.core.errors import OperatorFailed
+from bedload.core.errors import BedloadError, OperatorFailed
 from bedload.core.ids import Epoch, OperatorName, WorkerId
+from bedload.state import TrackedList
 
 _NO_KEY: Any = object()
+
+_C_CODE = (
+    "\nC code does not take a state list for a list, because it could write past its methods: give it a copy, x[:]. For a "
+    "priority queue declare bl.heap()."
+)
 
 _HINT = (
     "\nState variables are declared on the class (`n: int = bl.value(0)`); what all keys share is set in setup(). "
@@ -19,7 +30,7 @@ _HINT = (
 def operator_failed(
     name: OperatorName,
     method: str,
-    error: Exception,
+    error: BaseException,
     *,
     worker: WorkerId,
     epoch: Epoch,
@@ -28,18 +39,39 @@ def operator_failed(
     """The error for an exception that a method of an operator raised."""
     # The frames of the runtime say nothing to the user: start at the operator's own.
     trace = "".join(traceback.format_exception(type(error), error, _skip_own(error.__traceback__))).rstrip()
-    assigned = isinstance(error, AttributeError) and ("read-only" in str(error) or "no attribute" in str(error))
+    hint = ""
+    if isinstance(error, AttributeError) and ("read-only" in str(error) or "no attribute" in str(error)):
+        hint = _HINT
+    elif isinstance(error, TypeError) and TrackedList.__name__ in str(error):
+        hint = _C_CODE
     where = f", key {key!r}" if key is not _NO_KEY else ""
-    where += f", epoch {epoch}" if method in ("process", "result") else ""
+    where += f", epoch {epoch}" if method in ("process", "result", "seal") else ""
     return OperatorFailed(
-        f"{method} of operator {name}{where}, worker {worker} raised "
-        f"{type(error).__name__}: {error}{_HINT if assigned else ''}\n{trace}",
+        f"{method} of operator {name}{where}, worker {worker} raised {type(error).__name__}: {error}{hint}\n{trace}",
         operator=name,
         key=None if key is _NO_KEY else key,
         epoch=epoch,
         worker=worker,
         error=f"{type(error).__name__}: {error}",
     )
+
+
+def located(error: BedloadError, name: OperatorName, method: str, *, epoch: Epoch, key: Any = _NO_KEY) -> BedloadError:
+    """An error of ours that an operator met or caused, with where that was; one that says so already stays as it is."""
+    if "operator" in error.details:
+        return error
+    where = f"operator {name}, epoch {epoch}" + (f", key {key!r}" if key is not _NO_KEY else "")
+    trace = ""
+    if method in ("process", "result"):
+        trace = "\n" + "".join(traceback.format_tb(_skip_own(error.__traceback__))[:1]).rstrip()
+    details = {"operator": name, "epoch": epoch} | ({"key": key} if key is not _NO_KEY else {}) | error.details
+    return type(error)(f"{where}: {error.message}{trace}", **details)
+
+
+def report(error: OperatorFailed | None) -> None:
+    """Put a failure that stops nothing into the worker's log: a ``close`` that raised."""
+    if error is not None:
+        print(f"{error.message}\nThe worker goes on without it.", file=sys.stderr, flush=True)
 
 
 def _skip_own(trace: Any) -> Any:

@@ -47,6 +47,7 @@ from bedload.protocol import messages as m
 from bedload.protocol.messages import Body
 from bedload.protocol.split import unpack
 from bedload.worker.durability import Durability, InMemoryOnly
+from bedload.worker.failures import report
 from bedload.worker.hosted import (
     COORDINATOR,
     LOADER,
@@ -149,7 +150,7 @@ class WorkerMachine(Moving):
         """The worker ends: let operators release what they hold."""
         for hosted in self._hosted.values():
             if hosted.runtime is not None:
-                hosted.runtime.close()
+                report(hosted.runtime.close())
 
     def runtime(self, operator: OperatorName) -> Runtime | None:
         """The running operator, for reads and tests."""
@@ -263,7 +264,7 @@ class WorkerMachine(Moving):
     def _reset(self, operator: OperatorName) -> list[Out]:
         hosted = self._hosted.get(operator)
         if hosted is not None and hosted.runtime is not None:
-            hosted.runtime.close()
+            report(hosted.runtime.close())
             hosted.runtime, hosted.active = None, None
             hosted.committed, hosted.committed_query = NO_EPOCH, NO_QUERY
             hosted.parking, hosted.owned, hosted.base, hosted.unrestored = Parking(), frozenset(), NO_TURN, None
@@ -454,12 +455,12 @@ class WorkerMachine(Moving):
 
     def _look(self, peer: Peer, message: m.Read | m.Inspect, body: Body) -> list[Out]:
         try:
-            return self._found(peer, message, body)
-        except Exception as error:  # nobody but the reader is concerned
+            return self._find(peer, message, body)
+        except Exception as error:  # of state that cannot be encoded, say: whoever asks has to hear of it
             problem = error if isinstance(error, BedloadError) else bug(error)
             return [(peer, m.Refused(m.WireError.of(problem)), None)]
 
-    def _found(self, peer: Peer, message: m.Read | m.Inspect, body: Body) -> list[Out]:
+    def _find(self, peer: Peer, message: m.Read | m.Inspect, body: Body) -> list[Out]:
         hosted = self._hosted.get(message.operator)
         runtime = None if hosted is None else hosted.runtime
         if hosted is None or (runtime is None and not hosted.deployments):

@@ -84,6 +84,11 @@ class Moving(Restoring):
                 out += self._fetch(hosted, hosted.parking.waiting_keys())
         return out
 
+    def unsent(self, message: m.Message, error: Exception) -> list[Out]:
+        """Something is too large to be sent to another worker."""
+        assert isinstance(message, m.Ship | m.HandOver | m.Shipped | m.Fetch)
+        return self._move_failed(self._at(message.operator), message.move, "send", error)
+
     def _from_mover(self, peer: Peer, message: Mover, body: Body) -> list[Out]:
         try:
             return self._moved(peer, message, body)

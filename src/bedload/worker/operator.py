@@ -30,6 +30,9 @@ class Context:
 
     __slots__ = ("_forgotten", "epoch", "operator", "worker")
 
+    _forgotten: bool
+    """Whether the call under way asked to forget its key. The runtime clears it where an epoch begins or ends."""
+
     def __init__(self, operator: str, worker: WorkerId, epoch: Epoch) -> None:
         self.operator = operator
         self.worker = worker
@@ -42,6 +45,19 @@ class Context:
 
     def __repr__(self) -> str:
         return f"Context(operator={self.operator!r}, worker={self.worker}, epoch={self.epoch})"
+
+
+class BatchContext(Context):
+    """The context of code that takes many keys in one call."""
+
+    __slots__ = ()
+
+    def forget(self) -> None:
+        """Refuse: there is no current key."""
+        raise DefinitionError(
+            f"operator {self.operator}: ctx.forget() is for operators on rows, whose calls are about one key; "
+            f"a VectorOperator keeps its keys"
+        )
 
 
 class OperatorMeta(type):

@@ -3,34 +3,38 @@
 The runtime turns sub-batches into calls of user code and collects the outputs. It knows nothing of
 feeders, turns or messages: :mod:`bedload.worker.machine` decides *whether* a sub-batch is applied.
 
-Every exception of user code becomes an :class:`~bedload.core.errors.OperatorFailed` with the user's
-own traceback, the key and the epoch.
+Everything that user code raises becomes an :class:`~bedload.core.errors.OperatorFailed` with the user's
+own traceback, the key and the epoch. Nothing of a call that failed is left when its epoch has been aborted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeAlias
+from operator import itemgetter
+from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from bedload.core.errors import BedloadError, OperatorFailed, ProtocolError
+from bedload.core.errors import BedloadError, DataError, DefinitionError, OperatorFailed, ProtocolError
 from bedload.core.ids import NO_EPOCH, Epoch, KeyGroup, OperatorName, WorkerId
 from bedload.state import RecordLayout, codec
 from bedload.store import Changes, RowStore
 from bedload.store.deltas import SmallDelta, StateVariable, describe, rows_delta
 from bedload.store.row_table import RowTable
 from bedload.store.shelf import Selection, Shelf, key_hashes
-from bedload.worker.failures import operator_failed
-from bedload.worker.grouping import group_rows
+from bedload.worker.failures import located, operator_failed, report
+from bedload.worker.grouping import Grouped, group_rows
 from bedload.worker.operator import Context, Operator, make_shared, share, state_of
 from bedload.worker.outputs import OutputRows
-from bedload.worker.rows import SortedBatch, row_type, rows_of
+from bedload.worker.rows import Rows, SortedBatch, row_type, rows_of
 
 Layout: TypeAlias = Literal["rows", "columns"]
+_T = TypeVar("_T")
+_end_of = itemgetter(2)
 
 
 @dataclass(frozen=True)
@@ -77,8 +81,8 @@ class Runtime(Protocol):
         """New code for the same state, between epochs."""
         ...
 
-    def close(self) -> None:
-        """The operator's own clean-up."""
+    def close(self) -> OperatorFailed | None:
+        """The operator's own clean-up, at most once; what it raised, for whoever wants to know."""
         ...
 
     def begin(self, epoch: Epoch, groups: Iterable[KeyGroup]) -> None:
@@ -221,6 +225,8 @@ class OperatorRuntime:
         self._context = Context(deployment.name, worker, NO_EPOCH)
         self._waiting: list[pa.RecordBatch] = []
         self._delta: SmallDelta | None = None
+        self._holder: Operator | None = None
+        """What ``setup`` and ``close`` are called on; None: it is closed."""
         self.rows = 0
         self.durable = False
         self._bind(deployment)
@@ -228,29 +234,42 @@ class OperatorRuntime:
     def _bind(self, deployment: Deployment) -> None:
         self.deployment = deployment
         operator = deployment.operator
+        holder, row = make_shared(operator)
+        self._call("setup", lambda: holder.setup(self._context))
+        if self._context._forgotten:
+            self._context._forgotten = False
+            raise DefinitionError(
+                f"setup of operator {deployment.name} called ctx.forget(), but there is no key to forget yet; "
+                "call it in process or result"
+            )
+        share(holder, row)
         self._row_type = row_type(deployment.columns)
         self._layout = RecordLayout(state_of(operator))
-        self._holder, self._row = make_shared(operator)
-        self._call("setup", self._holder.setup, self._context)
-        share(self._holder, self._row)
-        self._stores.bind(self._layout, self._row)
+        self._holder, self._row = holder, row
+        self._stores.bind(self._layout, row)
         self._grouped = operator.grouped
         self._has_result = operator.result is not Operator.result
 
     def redeploy(self, deployment: Any) -> None:
         """New code for the same state, between epochs."""
-        self.close()
+        report(self.close())
         self._bind(deployment)
 
-    def close(self) -> None:
-        """Let the operator release what it made in ``setup``."""
-        self._call("close", self._holder.close)
+    def close(self) -> OperatorFailed | None:
+        """Let the operator release what it made in ``setup``; what that raised."""
+        holder, self._holder = self._holder, None
+        try:
+            if holder is not None:
+                self._call("close", holder.close)
+        except OperatorFailed as failed:
+            return failed
+        return None
 
     # --- epochs ---
 
     def begin(self, epoch: Epoch, groups: Iterable[KeyGroup]) -> None:
         """An epoch begins, in which the worker owns these key groups."""
-        self._context.epoch = epoch
+        self._context.epoch, self._context._forgotten = epoch, False
         self._waiting = []
         self.rows = 0
         for group in groups:
@@ -268,10 +287,13 @@ class OperatorRuntime:
         if self._grouped:
             self._waiting.append(batch)
             return None
-        return self._process(batch).batch()
+        return self._call("process", lambda: self._process(batch).batch())
 
     def seal(self) -> pa.RecordBatch | None:
         """All rows of the epoch are here: run what waits for that; the outputs that leave now."""
+        return self._call("seal", self._seal)
+
+    def _seal(self) -> pa.RecordBatch | None:
         outputs = OutputRows(self.deployment.name, self.deployment.output)
         if self._waiting:
             whole = pa.Table.from_batches(self._waiting).combine_chunks().to_batches()
@@ -279,13 +301,16 @@ class OperatorRuntime:
             for batch in whole:
                 self._process(batch, outputs)
         self._delta = None if self._layout.gather is None or not self.durable else SmallDelta(self._layout)
+        touched = [(group, store) for group, store in self._stores.items() if store.sizes().touched]
+        # SUBTLE: a result may change a container of another key that has rows. What is sealed must not change.
+        first = self._has_result and not self._layout.scalars_only
+        for _, store in touched if first else ():
+            self._results(store, outputs)
         # All steps on one key group, then on the next: its objects are in the processor's cache by then.
-        for group, store in self._stores.items():
-            if not store.sizes().touched:
-                continue
-            if self._has_result:
+        for group, store in touched:
+            if self._has_result and not first:
                 self._results(store, outputs)
-            store.seal()
+            store.seal(verify=not self.durable)
             if self._delta is not None:
                 self._delta.add(group, store.gather)
         return outputs.batch()
@@ -298,6 +323,9 @@ class OperatorRuntime:
 
     def delta(self) -> pa.RecordBatch | None:
         """What the epoch changed, in delta form; call it after :meth:`seal`."""
+        return self._call("seal", self._delta_batch)
+
+    def _delta_batch(self) -> pa.RecordBatch | None:
         types = self._key_types("delta can be written")
         touched = [group for group, store in self._stores.items() if store.sizes().touched]
         if self._layout.gather is not None:
@@ -362,7 +390,7 @@ class OperatorRuntime:
 
     def abort(self) -> None:
         """The epoch does not count."""
-        self._waiting = []
+        self._waiting, self._delta, self._context._forgotten = [], None, False
         for store in self._stores.values():
             store.abort()
 
@@ -371,7 +399,7 @@ class OperatorRuntime:
     def read(self, group: KeyGroup, key: Any) -> dict[str, Any] | None:
         """The committed state of a key."""
         store = self._stores.get(group)
-        return None if store is None else store.read(key)
+        return None if store is None else self._call("read", lambda: store.read(key))
 
     def read_batch(self, group: KeyGroup, key: Any) -> pa.RecordBatch | None:
         """The committed state of a key, encoded."""
@@ -431,10 +459,11 @@ class OperatorRuntime:
                     else:
                         outputs.add(key, returned)
                 if context._forgotten:
-                    self._forget(key, grouped.groups, grouped.keys)
-        except BedloadError:
-            raise
-        except Exception as error:
+                    context._forgotten = False
+                    self._forget(key, rows, grouped)
+        except BedloadError as error:
+            raise self._located("process", error, key=key) from error
+        except BaseException as error:
             raise self._failed("process", error, key=key) from error
         return outputs
 
@@ -454,25 +483,32 @@ class OperatorRuntime:
                 if context._forgotten:
                     context._forgotten = False
                     store.forget(key)
-        except BedloadError:
-            raise
-        except Exception as error:
+        except BedloadError as error:
+            raise self._located("result", error, key=key) from error
+        except BaseException as error:
             raise self._failed("result", error, key=key) from error
 
-    def _forget(self, key: Any, groups: list[tuple[KeyGroup, int, int]], keys: list[Any]) -> None:
-        self._context._forgotten = False
-        for group, start, stop in groups:
-            if key in keys[start:stop]:
-                self._stores[group].forget(key)
-                return
+    def _forget(self, key: Any, rows: Rows, grouped: Grouped) -> None:
+        # Where the rows begin says which key of the batch it is, and that, of which key group.
+        at = bisect_left(grouped.bounds, rows.start)
+        group, _, _ = grouped.groups[bisect_right(grouped.groups, at, key=_end_of)]
+        self._stores[group].forget(key)
 
-    def _call(self, name: str, function: Any, *arguments: Any) -> None:
+    def _call(self, method: str, function: Callable[[], _T]) -> _T:
+        """Run what may run user code, if only in a value's ``__eq__`` or in how it is pickled."""
         try:
-            function(*arguments)
-        except Exception as error:
-            raise self._failed(name, error) from error
+            return function()
+        except (DefinitionError, DataError) as error:
+            raise self._located(method, error) from error
+        except BedloadError:
+            raise
+        except BaseException as error:
+            raise self._failed(method, error) from error
 
-    def _failed(self, method: str, error: Exception, **where: Any) -> OperatorFailed:
+    def _located(self, method: str, error: BedloadError, **where: Any) -> BedloadError:
+        return located(error, self.deployment.name, method, epoch=self._context.epoch, **where)
+
+    def _failed(self, method: str, error: BaseException, **where: Any) -> OperatorFailed:
         return operator_failed(
             self.deployment.name, method, error, worker=self._worker, epoch=self._context.epoch, **where
         )

@@ -18,20 +18,22 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import cloudpickle
 
 from bedload.core.clock import SystemClock
-from bedload.core.errors import BedloadError, OperatorNotShippable, ProtocolError
+from bedload.core.errors import BedloadError, OperatorNotShippable, TooLarge
 from bedload.core.ids import WorkerId
 from bedload.protocol import messages as m
 from bedload.protocol.messages import Body
-from bedload.transport import Endpoint, Handler, Peer
+from bedload.transport import Channel, Credentials, Endpoint, Handler, Peer
 from bedload.transport.endpoint import Timer
 from bedload.worker.durability import Load, Loaded, LoadFailed
 from bedload.worker.durable import CheckpointDurability, Compactor, Loader, Place
 from bedload.worker.machine import COORDINATOR, LOADER, Out, WorkerMachine
 from bedload.worker.moving import Neighbour
+from bedload.worker.pulse import Pulse
 from bedload.worker.runtime import Startable
 
 
@@ -42,7 +44,7 @@ def load_deployment(payload: bytes) -> Startable:
         deployment.prepare()
     except BedloadError:
         raise
-    except Exception as error:
+    except BaseException as error:  # a module that calls sys.exit() when it is imported ends no worker
         raise OperatorNotShippable(
             f"{type(error).__name__}: {error}. Is a module that the operator needs missing there? "
             f"Ship it with spark.addArtifact(..., pyfile=True) or sc.addPyFile(...), or install it there"
@@ -76,16 +78,25 @@ class WorkerServer(Handler):
     """One worker: listens for feeders and readers, and keeps a connection to the coordinator."""
 
     def __init__(
-        self, worker: WorkerId, coordinator: str, secret: bytes, host: str, place: Place | None = None
+        self,
+        worker: WorkerId,
+        coordinator: str,
+        credentials: Credentials,
+        host: str,
+        place: Place | None = None,
+        task: int = -1,
     ) -> None:
         storage = None if place is None else place.open()
         durability = None if storage is None or place is None else CheckpointDurability(storage, place.generation)
         self._loader = None if storage is None else Loader(storage)
         self._compactor = None if place is None else Compactor(worker, place)
-        self._machine = WorkerMachine(worker, self._load_deployment, SystemClock(), durability)
-        self._endpoint = Endpoint(host, secret=secret, handler=self)
+        self._clock = SystemClock()
+        self._machine = WorkerMachine(worker, self._load_deployment, self._clock, durability)
+        self._endpoint = Endpoint(host, credentials=credentials, handler=self)
         self._coordinator = self._endpoint.connect(coordinator)
-        register = m.Register(worker, self._endpoint.address, os.getpid())
+        self._call_driver = partial(Channel.connect, coordinator, credentials)
+        self._pulse: Pulse | None = None
+        register = m.Register(worker, self._endpoint.address, os.getpid(), task)
         self._coordinator.send(m.encode(register))
         self._preloading = _preload(place)
         self._neighbours: dict[Neighbour, Peer] = {}
@@ -103,6 +114,8 @@ class WorkerServer(Handler):
         try:
             self._endpoint.run()
         finally:
+            if self._pulse is not None:
+                self._pulse.stop()
             if self._compactor is not None:
                 self._compactor.close()
             self._machine.close()
@@ -117,6 +130,9 @@ class WorkerServer(Handler):
             self._endpoint.stop()
             return
         with self._guard():
+            if isinstance(message, m.Watch):
+                self._pulse = Pulse(self._machine.worker, self._endpoint, self._call_driver, self._clock, message.every)
+                return
             if isinstance(message, m.Compact):
                 assert self._compactor is not None
                 self._compactor.start(message, self._compacted)
@@ -187,9 +203,13 @@ class WorkerServer(Handler):
             assert isinstance(target, Peer)
             try:
                 target.send(m.encode(message), _buffers(body))
-            except ProtocolError as error:  # too large for a frame: whoever waits for it hears why
-                if to == COORDINATOR or isinstance(to, Neighbour):
+            except TooLarge as error:
+                if isinstance(to, Neighbour):
+                    self._send(self._machine.unsent(message, error))
+                    continue
+                if to == COORDINATOR:
                     raise
+                # An answer to a feeder or a reader: whoever asked has to hear why there is none.
                 target.send(m.encode(m.Refused(m.WireError.of(error))))
 
     # --- moving state ---
@@ -247,10 +267,16 @@ def _buffers(body: Body) -> tuple[memoryview, ...]:
 
 
 def serve(
-    worker: WorkerId, coordinator: str, secret: bytes, host: Callable[[str], str], place: Place | None = None
+    worker: WorkerId,
+    coordinator: str,
+    credentials: Credentials,
+    host: Callable[[str], str],
+    place: Place | None = None,
+    task: int = -1,
 ) -> None:
     """Run a worker in this process until the cluster ends.
 
-    ``host`` gives the address to listen on, ``place`` the checkpoint; without one, state is in memory only.
+    ``host`` gives the address to listen on, ``place`` the checkpoint; without one, state is in memory only. ``task`` is
+    the attempt of the Spark task that it runs in.
     """
-    WorkerServer(worker, coordinator, secret, host(coordinator), place).run()
+    WorkerServer(worker, coordinator, credentials, host(coordinator), place, task).run()

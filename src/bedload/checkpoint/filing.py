@@ -1,0 +1,49 @@
+"""One attachment's work on files: what the coordinator decides about turns and snapshots, carried out.
+
+Invariant: giving a turn up leaves its mark first and looks for segments second; a worker that seals writes its
+segment first and looks for the mark second. So a turn is never both given up here and acknowledged there.
+
+Whoever drives a coordinator does it through this, on a thread for files or in a simulation.
+"""
+
+from __future__ import annotations
+
+from bedload.checkpoint import paths
+from bedload.checkpoint.checkpoint import Checkpoint
+from bedload.checkpoint.history import Garbage
+from bedload.checkpoint.records import Manifest, TurnRecord
+from bedload.checkpoint.snapshots import stray_files
+from bedload.core.ids import OperatorName, Turn, WorkerId
+
+
+class Filing:
+    """The files of an attachment that has claimed its generation."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self.checkpoint = checkpoint
+
+    def write_turn(self, operator: OperatorName, record: TurnRecord) -> None:
+        """Put a turn on record."""
+        self.checkpoint.write_turn(operator, record)
+
+    def abandon(self, operator: OperatorName, turn: Turn) -> None:
+        """Let no worker acknowledge a turn from now on."""
+        self.checkpoint.storage.write(paths.abandoned(operator, turn), b"")
+
+    def unwritten(self, operator: OperatorName, record: TurnRecord) -> list[WorkerId]:
+        """The workers whose part of a turn is not there: look only after the turn was abandoned."""
+        there = set(self.checkpoint.storage.list(paths.deltas(operator)))
+        names = {worker: paths.delta(operator, record.turn, worker).rpartition("/")[2] for worker in record.workers}
+        return [worker for worker, name in names.items() if name not in there]
+
+    def write_manifest(self, operator: OperatorName, manifest: Manifest) -> None:
+        """Make a snapshot count."""
+        self.checkpoint.check_fence()
+        self.checkpoint.write_manifest(operator, manifest)
+        # What an attempt before this one left would be counted by whoever reads the folder as plain Parquet.
+        storage = self.checkpoint.storage
+        storage.delete(stray_files(storage, paths.snapshot(operator, manifest.turn), manifest.parts))
+
+    def collect(self, operator: OperatorName, garbage: Garbage) -> None:
+        """Delete what no retained epoch needs."""
+        self.checkpoint.delete_garbage(operator, garbage)
