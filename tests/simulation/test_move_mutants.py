@@ -215,6 +215,29 @@ def loss_of_a_newcomer_is_always_an_abort(patch: Patch) -> None:
     patch.setattr(OperatorEpochs, "lost", lost)
 
 
+def failed_moves_are_for_the_log_alone(patch: Patch) -> None:
+    patch.setattr(WorkerMachine, "_move_failed", lambda self, hosted, move, what, error: [])
+
+
+def epochs_go_on_after_a_failed_move(patch: Patch) -> None:
+    patch.setattr(OperatorEpochs, "doubt", lambda self, error: [])
+    patch.setattr(OperatorEpochs, "undecided", property(lambda self: False))
+
+
+def sealed_epochs_are_rolled_back_by_a_failed_move(patch: Patch) -> None:
+    patch.setattr(OperatorEpochs, "doubt", lambda self, error: self.failed(self.turn, error))
+
+
+def failed_moves_without_a_checkpoint_are_always_given_back(patch: Patch) -> None:
+    original = Transfer.give_up
+
+    def give_up(self: Any) -> Any:
+        self._uncommitted = True
+        return original(self)
+
+    patch.setattr(Transfer, "give_up", give_up)
+
+
 def missing_workers_are_handed_state(patch: Patch) -> None:
     patch.setattr(Transfer, "_all_here", property(lambda self: True))
 
@@ -263,6 +286,10 @@ MUTANTS: list[tuple[Callable[[Patch], None], Scenario, int]] = [
     (loss_of_a_newcomer_is_always_an_abort, Scenario(frozenset({"lost newcomer"}), 0.3, moves=3), 95),
     (replacements_read_back_when_an_epoch_begins_only, scenario("lost worker", "stopped for good", durable=True), 59),
     (pinned_keys_leave_with_their_group, scenario("stopped for good", durable=True, wishes=("pin", "rescale")), 0),
+    (failed_moves_are_for_the_log_alone, scenario("failing move"), 0),
+    (epochs_go_on_after_a_failed_move, scenario("failing move", durable=True), 10),
+    (sealed_epochs_are_rolled_back_by_a_failed_move, scenario("failing move"), 55),
+    (failed_moves_without_a_checkpoint_are_always_given_back, scenario("failing move"), 195),
     (missing_workers_are_handed_state, scenario("dead newcomer", "lost target", durable=True), 0),
 ]
 
