@@ -1,7 +1,7 @@
 """Moves there and back between two workers, in any order of messages that FIFO channels allow.
 
-The coordinator is a script: epochs that are committed, rolled back and replayed; moves that are called off, or follow one
-another at once; connections between the workers that break at any moment. What is drawn is when each message arrives.
+The coordinator is a script: epochs that are committed, rolled back and replayed; moves that are called off, or follow
+one another at once; connections between the workers that break at any moment. What is drawn is when a message arrives.
 """
 
 from __future__ import annotations
