@@ -2,8 +2,8 @@
 
 A *round* is one checkpoint with both operators of :mod:`tests.spark.tally` and Spark's own file sink, and mostly a
 third query beside them (:mod:`tests.spark.apps.beside`) with two operators, epochs without rows, and a sink that fails
-after a seal. State is moved about meanwhile. The application is started several times, each time with other workers, and
-meets faults at random moments:
+after a seal. State is moved about meanwhile. The application is started several times, each time with other workers,
+and meets faults at random moments:
 
 - workers killed, one or all; workers stopped (``SIGSTOP``), for a while or for good;
 - packets lost, and the links of a worker or of the driver cut for a while (see :mod:`tests.soak.links`);

@@ -135,6 +135,11 @@ class Standing:
         return self.phase is Phase.SEALED
 
     @property
+    def undecided(self) -> bool:
+        """Whether an epoch is under way that workers may still seal or roll back."""
+        return self.phase in (Phase.OPEN, Phase.SETTLING)
+
+    @property
     def under_way(self) -> bool:
         """Whether an epoch is being worked on, or feeders of a run that goes on may still take its outputs."""
         if self.phase is Phase.SEALED:

@@ -82,10 +82,10 @@ class Turns(Standing, ABC):
 
     def sealed(self, message: m.Sealed) -> list[Instruction]:
         """A worker has sealed the current turn."""
-        if message.turn != self.turn or self.phase is not Phase.OPEN:
+        if message.turn != self.turn or self.phase not in (Phase.OPEN, Phase.SETTLING):
             return []
         self._current.sealed(message)
-        return self._seal() if self._current.sealed_by_all else []
+        return self._seal() if self._current.sealed_by_all and self.phase is Phase.OPEN else []
 
     def _seal(self) -> list[Instruction]:
         self.phase = Phase.SEALED
@@ -173,6 +173,10 @@ class Turns(Standing, ABC):
         if self.phase is Phase.SETTLING:
             self._current.settling.discard(worker)
             return self._settled_by_all()
+        return self.doubt(error)
+
+    def doubt(self, error: BedloadError) -> list[Instruction]:
+        """The turn cannot go on: roll it back, unless all have sealed it. They are asked."""
         if self.phase is not Phase.OPEN:
             return []
         self.phase, self._error = Phase.SETTLING, error
@@ -194,8 +198,12 @@ class Turns(Standing, ABC):
         return self._settled_by_all()
 
     def _settled_by_all(self) -> list[Instruction]:
+        if self._current.settling:
+            return []
+        if self._current.gone is None:
+            return self._seal()  # nobody is missing: all have sealed it
         # All that are left have sealed it: whether it is whole is for the store to say.
-        return [] if self._current.settling or self.lineage is None else [CheckTurn(self.name, self.turn)]
+        return [] if self.lineage is None else [CheckTurn(self.name, self.turn)]
 
     @property
     def fate(self) -> bool | None:

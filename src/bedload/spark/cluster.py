@@ -306,8 +306,9 @@ class Cluster:
     def checkpoint(self, *, timeout: float = WAIT_SECONDS) -> dict[str, int]:
         """Write everything that is committed now as snapshots, and return when they are there.
 
-        After ``timeout`` seconds ``TimeoutError`` is raised, and the writing goes on. Every epoch is durable without it. It makes the next restore fast, and the state readable as Parquet by
-        whatever reads that. Returns the last committed epoch of each operator that has one.
+        Every epoch is durable without it. It makes the next restore fast, and the state readable as Parquet by
+        whatever reads that. Returns the last committed epoch of each operator that has one. After
+        ``timeout`` seconds ``TimeoutError`` is raised, and the writing goes on.
         """
         self._durable("checkpoint()")
         names = self._driver.call(lambda c: c.operators)

@@ -57,6 +57,10 @@ MOVES = {
     "broken neighbour": 4,
     "repeated shipment": 4,
     "failed flip": 2,
+    "failed copy": 4,
+    "late copy": 4,
+    "failing move": 2,
+    "failed setup": 4,
     "cancel": 2,
     "lost newcomer": 1,
 }
@@ -109,7 +113,8 @@ LOSSES = (frozenset(DURABLE) - {"set back", "store failure"}) | DURABLE_MOVES.ke
 
 EXPLAINS: dict[str, tuple[str, ...]] = {
     "TaskCrashed": ("crash",),
-    "OperatorFailed": ("poison", "exit", "forget and raise", "misfit", "setup fails"),
+    "OperatorFailed": ("poison", "exit", "forget and raise", "misfit", "setup fails", "failed setup"),
+    "MoveFailed": ("failing move", "failed setup", "setup fails", "misfit"),
     "NotDeterministic": ("noise", "other shape"),
     "EpochIncomplete": ("stop early", "no action"),
     "EpochMismatch": ("stop early", "no action"),
@@ -124,11 +129,11 @@ EXPLAINS: dict[str, tuple[str, ...]] = {
 EXPLAINS_DURABLE: dict[str, tuple[str, ...]] = EXPLAINS | {
     "EpochIncomplete": ("stop early", "no action", "another query's set back"),
     "EpochMismatch": ("stop early", "no action", "another query's set back"),
-    "WorkerLost": (*sorted(LOSSES | ABSENCES), "lost newcomer", "dead newcomer", "stop_restart"),
-    "EpochAborted": (*sorted(LOSSES | ABSENCES), "lost newcomer", "dead newcomer", "stop_restart"),
+    "WorkerLost": (*sorted(LOSSES | ABSENCES), "lost newcomer", "dead newcomer", "failed setup", "stop_restart"),
+    "EpochAborted": (*sorted(LOSSES | ABSENCES), "lost newcomer", "dead newcomer", "failed setup", "stop_restart"),
     "EpochNotRetained": ("set back beyond what is retained",),
     "StoreError": ("store failure",),
-    "WorkerStartFailed": ("no newcomer", "dead newcomer"),
+    "WorkerStartFailed": ("no newcomer", "dead newcomer", "failed setup"),
     "CheckpointDamaged": ("damaged file",),
 }
 for _kind in ("EpochIncomplete", "EpochMismatch", "EpochNotRetained"):
@@ -217,4 +222,4 @@ class Faults:
     def final(self, error: Exception, *, over: bool) -> bool:
         """Whether no restart helps after this error; ``over``: the cluster takes no more work."""
         kind = type(error).__name__
-        return kind in FINAL or (kind == "WorkerLost" and not self.durable and over)
+        return kind in FINAL or (kind in ("WorkerLost", "MoveFailed") and not self.durable and over)

@@ -196,7 +196,9 @@ class Mishaps:
         faults, lots = self._faults, transfer._lots
         if faults.strikes("read", 3):
             self._later(2, self._read)
-        if stage is Stage.FLIPPED and faults.strikes("failed flip", 3):
+        # An epoch that fails now was sealed, copied ahead and rolled back before ownership flips.
+        failed = {Stage.FLIPPED: "failed flip", Stage.DUE: "failed copy"}.get(stage)
+        if failed is not None and faults.strikes(failed, 3):
             for query in self._queries:
                 self._later(3, query.fail)
         victims = []

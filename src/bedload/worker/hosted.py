@@ -100,6 +100,8 @@ class Hosted:
 
     name: OperatorName
     deployments: dict[DeploymentId, Startable] = field(default_factory=dict)
+    unloaded: dict[DeploymentId, BedloadError] = field(default_factory=dict)
+    """Why code that was shipped could not be loaded."""
     active: DeploymentId | None = None
     runtime: Runtime | None = None
     phase: Phase = Phase.IDLE
@@ -138,6 +140,8 @@ class Hosted:
     sender: Sender | None = None
     receiver: Receiver | None = None
     neighbours: dict[WorkerId, str] = field(default_factory=dict)
+    failed_move: int = -1
+    """A move whose part here failed: nothing more is sent or taken of it."""
     moves_over: int = -1
     """The last move that came to its end here."""
     # --- what it weighs ---
