@@ -210,6 +210,7 @@ class Transfer:
                 self.strategy.terms,
                 *epochs.base_epoch,
             )
+            epochs.tells(worker)
             out.append(ToWorker(worker, message))
         return out
 

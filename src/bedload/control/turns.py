@@ -165,6 +165,7 @@ class Turns(Standing, ABC):
 
     def lost(self, worker: WorkerId, error: BedloadError) -> list[Instruction]:
         """A worker is gone, its memory with it; the others go on."""
+        self.told.pop(worker, None)
         if self.lineage is not None:
             self.lineage.lost(worker)
         if worker not in self._current.workers:
@@ -246,6 +247,7 @@ class Turns(Standing, ABC):
 
     def left(self, worker: WorkerId) -> None:
         """A worker has left the cluster; another one of its number may come."""
+        self.told.pop(worker, None)
         if self.lineage is not None:
             self.lineage.lost(worker)
 
@@ -257,6 +259,7 @@ class Turns(Standing, ABC):
             f"operator {self.name}: all workers were started anew (stop_restart) while tasks of epoch {self.epoch} "
             f"were reading its outputs: start the query again, or let cluster.run(...) do so"
         )
+        self.told.clear()
         self.lineage.restarted()
         self.routing = self.routing.reassign(workers)
 
@@ -288,6 +291,7 @@ class Turns(Standing, ABC):
                 continue  # it has the turn with its before-images, and cannot let go of it now
             groups = self.routing.groups_of(worker)
             for message, plan in self.lineage.restore(worker, deployment, groups, base, self.routing):
+                self.tells(worker)
                 restores.append(ToWorker(worker, message, plan))
         superseded = self.transfer.superseded() if restores and self.transfer is not None else []
         return [*superseded, *restores]

@@ -355,6 +355,9 @@ class Read(Message, frozen=True):
 
     operator: OperatorName
     group: KeyGroup
+    told: int = 0
+    """How often the worker had been told what is its own when the reader asked where the key lives: a read may come
+    before the message that makes the key the worker's."""
 
 
 class ReadAnswer(Message, frozen=True):

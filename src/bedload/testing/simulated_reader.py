@@ -22,8 +22,9 @@ from bedload.testing.workload import GROUP_OF, HASH_OF
 from bedload.worker.runtime import Startable
 
 _LOOK_SECONDS = 10.0
-"""Without an answer for so long, see whether the key lives elsewhere by now."""
-_LOOKS = 60
+"""Without an answer for so long, see whether the key lives elsewhere by now; each time twice as long."""
+_LONGEST_SECONDS = 1e6
+"""State that is read back takes long in some simulations, and none takes so long."""
 
 
 class Cluster(Protocol):
@@ -48,9 +49,9 @@ class Reader:
         self._schema = pa.schema([variable.field for variable in deployment.variables])
         self._owner = WorkerId(-1)
         self._connection: Connection | None = None
-        self._looks = 0
+        self._pause = 1.0
         self._ask()
-        network.after(_LOOK_SECONDS, self._look)
+        network.after(_LOOK_SECONDS, lambda: self._look(_LOOK_SECONDS))
 
     @property
     def waits(self) -> bool:
@@ -102,22 +103,22 @@ class Reader:
             return
         self._connection = worker.accept(self)
         body = pack_whole(pa.RecordBatch.from_arrays([pa.array([self._key])], names=["key0"]))
-        self._connection.send(self, m.Read(self._watcher.name, KeyGroup(GROUP_OF[self._key])), body)
+        told = self._cluster.coordinator.operator(self._watcher.name).told.get(self._owner, 0)
+        self._connection.send(self, m.Read(self._watcher.name, KeyGroup(GROUP_OF[self._key]), told), body)
 
     def _again(self) -> None:
         self._hang_up()
-        if self._looks < _LOOKS:
-            self._looks += 1
-            self._network.after(1 + self._network.delay(), self._ask)
+        if self._pause < _LONGEST_SECONDS:
+            self._pause *= 1.5
+            self._network.after(self._pause + self._network.delay(), self._ask)
 
-    def _look(self) -> None:
+    def _look(self, waited: float) -> None:
         """Without an answer, see whether it is waited for in vain."""
-        if not self.waits or self._looks >= _LOOKS:
+        if not self.waits or waited > _LONGEST_SECONDS:
             return
-        self._looks += 1
         if self._connection is not None and self._owner_now() != self._owner:
             self._again()
-        self._network.after(_LOOK_SECONDS, self._look)
+        self._network.after(2 * waited, lambda: self._look(2 * waited))
 
     def _end(self) -> None:
         self.done = True

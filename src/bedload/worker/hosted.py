@@ -128,6 +128,8 @@ class Hosted:
     restored: int = 0
     unrestored: BedloadError | None = None
     """Why the state that should be here is not."""
+    told: int = 0
+    """How often the coordinator has said what is this worker's own, as it counts itself."""
     reads: list[tuple[Peer, m.Read, Body]] = field(default_factory=list)
     """Reads of key groups that are on their way."""
     key_groups: int = 0

@@ -273,7 +273,7 @@ class WorkerMachine(Moving):
             hosted.runtime, hosted.active = None, None
             hosted.committed, hosted.committed_query = NO_EPOCH, NO_QUERY
             hosted.parking, hosted.owned, hosted.base, hosted.unrestored = Parking(), frozenset(), NO_TURN, None
-            hosted.orders = {}
+            hosted.orders, hosted.lodging = {}, frozenset()
             hosted.sender, hosted.receiver = None, None
         return []
 
@@ -483,8 +483,10 @@ class WorkerMachine(Moving):
             return [(peer, m.Inspected(keys, groups), None)]
         if hosted.unrestored is not None:
             return [(peer, m.Refused(m.WireError.of(hosted.unrestored)), None)]
-        # SUBTLE: a replacement that was not told yet what it owns has no state to look for a key in.
-        unknown = self._durable and message.group not in hosted.owned | hosted.lodging
+        # SUBTLE: one that was not told yet what it owns has no state to look for a key in: a replacement, or one that
+        # the word of a flip is on its way to.
+        unowned = self._durable and message.group not in hosted.owned | hosted.lodging
+        unknown = unowned or hosted.told < message.told
         if unknown or hosted.parking.absent(message.group, lambda: hash_of_key(body)):
             hosted.reads.append((peer, message, None if body is None else bytes(body)))
             return [] if unknown or body is None else self._fetch(hosted, hash_of_key(body))

@@ -180,6 +180,7 @@ class Moving(Restoring):
 
     def _flip(self, message: m.Flip) -> list[Out]:
         hosted = self._at(message.operator)
+        hosted.told += 1
         if hosted.runtime is None:
             self._activate(hosted, message.deployment)
         hosted.neighbours.update(message.addresses)
@@ -200,7 +201,7 @@ class Moving(Restoring):
         hosted.lodging = hosted.lodging | {group for lot in message.arriving for group in lot.key_groups}
         stay = {KeyGroup(key % hosted.key_groups) for lot in message.leaving for key in lot.stay}
         hosted.lodging = hosted.lodging | stay  # a pinned key whose group leaves is a guest from here on
-        return out
+        return [*out, *self._answer_reads(hosted)]
 
     def _backlog(self, hosted: Hosted, body: Body) -> list[Out]:
         sender = hosted.sender
