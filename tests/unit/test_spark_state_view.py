@@ -39,7 +39,7 @@ def test_a_key_whose_state_does_not_come_is_not_waited_for_for_ever(monkeypatch:
         OperatorName("rides"),
         ColumnDecoder(()),
         (pa.int64(),),
-        lambda: (routing, {WorkerId(0): endpoint.address}),
+        lambda: Whereabouts(routing, {WorkerId(0): endpoint.address}, {}),
         CREDENTIALS,
     )
     try:
