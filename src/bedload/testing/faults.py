@@ -82,6 +82,7 @@ EXTRA = {
     "exit": 1,
     "forget and raise": 1,
     "misfit": 1,
+    "setup fails": 1,
     "close fails": 1,
     "aborted after copying": 3,
 }
@@ -126,14 +127,17 @@ EXPLAINS: dict[str, tuple[str, ...]] = {
 }
 """Which faults may be behind an error that a live query fails with."""
 
+_SETUPS = ("failed setup", "setup fails")
+_GONE = (*sorted(LOSSES | ABSENCES), "lost newcomer", "dead newcomer", *_SETUPS, "stop_restart")
+
 EXPLAINS_DURABLE: dict[str, tuple[str, ...]] = EXPLAINS | {
     "EpochIncomplete": ("stop early", "no action", "another query's set back"),
     "EpochMismatch": ("stop early", "no action", "another query's set back"),
-    "WorkerLost": (*sorted(LOSSES | ABSENCES), "lost newcomer", "dead newcomer", "failed setup", "stop_restart"),
-    "EpochAborted": (*sorted(LOSSES | ABSENCES), "lost newcomer", "dead newcomer", "failed setup", "stop_restart"),
+    "WorkerLost": _GONE,
+    "EpochAborted": _GONE,
     "EpochNotRetained": ("set back beyond what is retained",),
     "StoreError": ("store failure",),
-    "WorkerStartFailed": ("no newcomer", "dead newcomer", "failed setup"),
+    "WorkerStartFailed": ("no newcomer", "dead newcomer", *_SETUPS),
     "CheckpointDamaged": ("damaged file",),
 }
 for _kind in ("EpochIncomplete", "EpochMismatch", "EpochNotRetained"):

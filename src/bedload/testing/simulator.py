@@ -12,6 +12,11 @@ checkpoint is set back, and the storage fails.
 With *moves*, the cluster is changed while it runs: workers come and go, state moves between them in every way there is,
 and whoever has a part in that is lost at every stage of it.
 
+There are one or two operators, in one query or in two at once (:class:`~bedload.testing.workload.Layout`). Some
+simulations have rarer faults besides (:data:`~bedload.testing.faults.EXTRA`): workers that hang, are slow or vanish, slow
+snapshots and stores, damaged files, and user code that does harm. Users read keys and ask for snapshots meanwhile, and
+apply operators again between runs.
+
 Checked, at every step: what :mod:`bedload.testing.watcher` says; phases of coordinator and workers fit; a live query
 fails only over a fault that was injected. At the end: every query finished or was refused for good with an error that
 says so; each epoch's outputs were written once; every epoch that Spark committed is in the state, or was refused
@@ -19,7 +24,7 @@ loudly; every state that the checkpoint retains, read from the storage alone, is
 has come to an end, and left nothing behind. A simulation that runs
 out of events with work left is a deadlock, one that does not run out is a livelock; both fail.
 
-Its limits: at most two operators, messages lost only with their connection.
+Its limits: at most two operators of one schema each, messages lost only with their connection.
 """
 
 from __future__ import annotations
