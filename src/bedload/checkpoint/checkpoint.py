@@ -251,8 +251,11 @@ class Checkpoint:
         self.storage.delete(garbage.files)
         assert garbage.floor is not None
         self.storage.delete(self._unfinished_snapshots(operator, garbage.floor))
+        # SUBTLE: the marks of this attachment stay. A worker that hung may wake up however late, and would not see that
+        # the turn that it is about to seal was given up. Those of earlier attachments are fenced off.
         given_up = self._numbered(paths.turns(operator), paths.parse_abandoned)
-        self.storage.delete([paths.abandoned(operator, turn) for turn in given_up if turn < garbage.floor])
+        old = [turn for turn in given_up if turn < garbage.floor and generation_of(turn) != self.generation]
+        self.storage.delete([paths.abandoned(operator, turn) for turn in old])
 
     # --- moves ---
 
