@@ -240,26 +240,6 @@ def test_a_move_to_a_worker_that_was_lost_and_not_replaced_says_so() -> None:
     assert "worker 2 was lost" in error.message
 
 
-def test_a_change_that_gave_key_groups_without_state_to_newcomers_cannot_be_called_off() -> None:
-    coordinator = Coordinator({WorkerId(0): "a", WorkerId(1): "b"})
-    coordinator.deploy("user", NAME, 4, b"")
-    for worker in (0, 1):
-        coordinator.from_worker(m.Deployed(WorkerId(worker), DeploymentId(0), None))
-    number, _ = coordinator.change("user", Wish("rescale", strategy_named("adaptive"), workers=3))
-    coordinator.worker_joined(WorkerId(2), "c")
-    coordinator.from_worker(m.Deployed(WorkerId(2), DeploymentId(0), None))
-    for worker in (0, 1):
-        coordinator.from_worker(m.Weighed(WorkerId(worker), NAME, number, {}, 0, 0, 0.0, 0.0))
-    last = m.Weighed(WorkerId(2), NAME, number, {}, 0, 0, 0.0, 0.0)
-    transfer: Any = None
-    change = coordinator.changes.current
-    assert change is not None
-    coordinator.from_worker(last)
-    transfer = change.transfers[NAME]
-    assert transfer.flipped
-    assert coordinator.cancel(number)[0] is False
-
-
 def test_more_pinned_keys_than_every_feeder_can_be_told_of_are_refused() -> None:
     rig = Rig()
     wish(rig, "pin", "all_at_once", worker=WorkerId(1), keys=tuple(range(MAX_PINS + 1)))
