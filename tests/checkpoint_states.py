@@ -96,8 +96,10 @@ def rows_of(batch: pa.RecordBatch | pa.Table, keys: int = 1) -> dict[Any, dict[s
 class Writer:
     """Writes turns of one operator, as two workers would that share the key groups in turns."""
 
-    def __init__(self, storage: Storage, schema: OperatorSchema, workers: int = 2) -> None:
-        self.storage, self.schema = storage, schema
+    def __init__(
+        self, storage: Storage, schema: OperatorSchema, workers: int = 2, operator: OperatorName = OPERATOR
+    ) -> None:
+        self.storage, self.schema, self.operator = storage, schema, operator
         self.owners = [group % workers for group in range(schema.key_groups)]
         self.workers = workers
         self.records: list[TurnRecord] = []
@@ -125,8 +127,8 @@ class Writer:
         return record
 
     def segment(self, record: TurnRecord, worker: WorkerId, batch: pa.RecordBatch | None) -> None:
-        meta = SegmentMeta(OPERATOR, record.turn, worker, record.epoch, record.query)
-        write_segment(self.storage, paths.delta(OPERATOR, record.turn, worker), batch, meta)
+        meta = SegmentMeta(self.operator, record.turn, worker, record.epoch, record.query)
+        write_segment(self.storage, paths.delta(self.operator, record.turn, worker), batch, meta)
 
     def plan(self, manifests: Iterable[Any] = (), turn: Turn | None = None) -> Plan:
         names = {

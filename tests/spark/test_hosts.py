@@ -22,6 +22,7 @@ from pyspark.sql import SparkSession
 import bedload as bl
 from bedload.core.errors import (
     ClusterStopped,
+    ProtocolError,
     SecretRefused,
     TooFewSlots,
     WorkerLost,
@@ -315,6 +316,37 @@ def test_the_secret_is_in_no_argument_list_and_no_environment(two: bl.Cluster) -
         process = psutil.Process(pid)
         visible = " ".join([*process.cmdline(), *process.environ().values()])
         assert not any(form in visible for form in forms)
+
+
+@pytest.mark.parametrize("host", ["process", "task"])
+def test_an_encrypted_cluster_counts_right_and_shows_nothing_of_its_credentials(
+    spark: SparkSession, tmp_path: Path, host: str
+) -> None:
+    with bl.attach(spark, workers=1, host=host, encrypt=True) as cluster:
+        credentials = cluster._credentials
+        assert credentials.encrypted
+        count_of_counts(spark, cluster, tmp_path / "query")
+        answer = cluster.state("Count").get(3)
+        assert answer is not None
+        assert answer["n"] >= 20
+        with pytest.raises(ProtocolError, match="encrypted connections only"):
+            Channel.connect(cluster._driver.address, Credentials(credentials.secret))
+
+        out = cluster.apply(
+            numbers(spark).selectExpr("value key", "value"), key="key", operator=Count, schema="key long, n long"
+        )
+        shown = [str(out._jdf.queryExecution().toString()), repr(cluster), repr(cluster.__dict__)]
+        for pid in cluster.workers.values():
+            process = psutil.Process(pid)
+            shown += [*process.cmdline(), *process.environ().values()]
+        assert credentials.key is not None
+        body = credentials.key.splitlines()[1]
+        for form in (credentials.secret.hex(), base64.b64encode(credentials.secret).decode(), body, repr(body)):
+            assert not any(form in text for text in shown)
+
+
+def test_on_loopback_connections_are_not_encrypted_unless_asked_for(two: bl.Cluster) -> None:
+    assert not two._credentials.encrypted
 
 
 # --- a lost worker ---

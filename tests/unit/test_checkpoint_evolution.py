@@ -816,3 +816,44 @@ def test_nothing_is_copied_where_nothing_changes() -> None:
         ours = [buffer.address for buffer in made.column(name).buffers() if buffer is not None]
         assert ours == [buffer.address for buffer in batch.column(name).buffers() if buffer is not None]
     assert np.array_equal(made.column(0).to_numpy(), batch.column(0).to_numpy())
+
+
+# --- keys ---
+
+
+def keyed(schema: OperatorSchema, **keys: pa.DataType) -> OperatorSchema:
+    made = pack_schema(pa.schema(list(keys.items())))
+    return msgspec.structs.replace(schema, key_names=tuple(keys), key_types=made)
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        {"user": pa.string(), "day": pa.string()},
+        {"day": pa.string(), "car": pa.string()},
+    ],
+)
+def test_a_renamed_or_reordered_key_is_refused_at_apply(after: dict[str, pa.DataType]) -> None:
+    schema = schema_for(one(int, bl.value(0)))
+    stored = keyed(schema, car=pa.string(), day=pa.string())
+    with pytest.raises(SchemaChanged, match=r"key: car string, day string → .*withColumnRenamed"):
+        check_stored(OPERATOR, stored, keyed(schema, **after))
+    assert not differences(stored, keyed(schema, **after)), "yet it is read, as older checkpoints have it"
+    check_stored(OPERATOR, stored, keyed(schema, Car=pa.string(), day=pa.string()))
+
+
+def test_an_instant_is_the_same_key_in_every_time_zone() -> None:
+    cls = one(int, bl.value(0))
+    schema = schema_for(cls)
+    stored = keyed(schema, t=pa.timestamp("us", "America/New_York"))
+    wanted = keyed(schema, t=pa.timestamp("us", "UTC"))
+    check_stored(OPERATOR, stored, wanted)
+    batch = column_of(cls, [{"v": 1}, {"v": 2}])
+    at = batch.schema.get_field_index("bedload_key_0")
+    zoned = batch.column(at).cast(pa.timestamp("us")).cast(pa.timestamp("us", "America/New_York"))
+    old = batch.set_column(at, pa.field("bedload_key_0", zoned.type), zoned)
+    made = evolve(old, stored, wanted)
+    assert made.column("bedload_key_0").type == pa.timestamp("us", "UTC")
+    assert made.column("bedload_key_0").cast(pa.int64()).equals(zoned.cast(pa.int64()))
+    with pytest.raises(SchemaChanged, match="key: "):
+        check_stored(OPERATOR, stored, keyed(schema, t=pa.timestamp("us")))

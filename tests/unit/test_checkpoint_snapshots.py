@@ -14,8 +14,9 @@ from tests.checkpoint_states import COUNTS, groups_of_keys, rows_of, schema_of, 
 
 from bedload.checkpoint.parquet_types import stored_type
 from bedload.checkpoint.records import OperatorSchema, SnapshotPart
-from bedload.checkpoint.snapshots import PartReader, read_part, stray_files, write_part, write_parts
+from bedload.checkpoint.snapshots import PartReader, read_part, write_part, write_parts
 from bedload.checkpoint.storage import Storage, open_storage
+from bedload.checkpoint.strays import stray_files
 from bedload.core.errors import CheckpointDamaged, StateTypeError
 from bedload.store.deltas import GROUP
 

@@ -70,7 +70,8 @@ class Rig:
         number = next(self._numbers)
         attempt, nonce = other.get("attempt", number), other.get("nonce", f"n{number}")
         ids = QueryId(query), RunId(run), Epoch(epoch)
-        return m.Open(NAME, DeploymentId(0), *ids, stage, partition, attempt, nonce)
+        deployment = DeploymentId(other.get("deployment", 0))
+        return m.Open(NAME, deployment, *ids, stage, partition, attempt, nonce)
 
     def open(self, *arguments: Any, **other: Any) -> str:
         """Open, and say in one word what came of it."""
@@ -438,6 +439,14 @@ def test_a_second_action_of_another_shape_is_refused(rig: Rig) -> None:
     rig.inspected(stage=1, shape=2)
     rig.open(0, stage=2)
     assert list(rig.inspected(stage=2, shape=1).values()) == ["NotDeterministic"]
+
+
+def test_a_name_that_is_twice_in_one_query_is_said_to_be_so(rig: Rig) -> None:
+    rig.deploy()
+    assert rig.open(0, deployment=0) == "Opened"
+    assert rig.open(0, deployment=1) == "DefinitionError"
+    assert rig.open(0, deployment=0, partition=1) == "Opened"
+    assert rig.open(0, run="r2", deployment=1) == "Opened", "another run has another plan"
 
 
 def test_a_second_action_waits_for_both_shapes(rig: Rig) -> None:

@@ -908,3 +908,10 @@ def test_a_setup_that_failed_is_tried_again_and_the_former_code_is_closed_once()
     assert rig.machine.phase(NAME) is Phase.OPEN
     assert closed == ["old"]
     assert rig.totals == {"a": 1}
+
+
+def test_a_read_that_fails_is_answered_with_its_error() -> None:
+    rig = Rig()
+    rig.begin(1)
+    (answer,) = rig.tell("reader", m.Read(NAME, KeyGroup(0)), b"this is no key")
+    assert isinstance(answer, m.Refused)

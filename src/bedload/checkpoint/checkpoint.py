@@ -24,6 +24,7 @@ from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from importlib import metadata
+from typing import TypeVar
 
 import msgspec
 
@@ -40,18 +41,25 @@ from bedload.checkpoint.records import (
     TurnRecord,
     decode,
     encode,
+    is_of,
 )
 from bedload.checkpoint.storage import Storage, without_secrets
+from bedload.checkpoint.strays import stray_files
 from bedload.core.clock import Clock, SystemClock
 from bedload.core.errors import CheckpointDamaged, CheckpointError, CheckpointForeign, Fenced
 from bedload.core.ids import Generation, OperatorName, Turn, generation_of
 
+_CLAIMS = 100
+"""Numbers that an attachment tries in a row; somebody else may be quicker, but not for ever."""
 _THREADS = 16
 """Reads of small files under way at a time: an object store answers each in some 20 ms, whatever its size."""
 
 
 def _random_id() -> str:
     return secrets.token_hex(16)
+
+
+T = TypeVar("T", TurnRecord, Manifest)
 
 
 class Checkpoint:
@@ -91,11 +99,19 @@ class Checkpoint:
 
     def claim(self) -> Generation:
         """Take the next generation: from here on, older attachments are fenced off."""
-        number = Generation((self.newest_generation() or 0) + 1)
-        while not self.storage.create(paths.generation(number), encode(self._claim(number))):
-            number = Generation(number + 1)
-        self.generation = number
-        return number
+        first = (self.newest_generation() or 0) + 1
+        for number in map(Generation, range(first, first + _CLAIMS)):
+            path, claim = paths.generation(number), encode(self._claim(number))
+            if self.storage.create(path, claim):
+                self.generation = number
+                return number
+            # SUBTLE: a number that nobody got counts as claimed all the same: the one before it looks for it.
+            if not self.storage.exists(path):
+                self.storage.write(path, claim)
+        raise CheckpointError(
+            f"{_shown(self.storage)}: {_CLAIMS} generations were claimed by others while this attachment tried to take "
+            "the next one. See that nothing attaches to it again and again, and attach again"
+        )
 
     def newest_generation(self) -> Generation | None:
         """The last one that was claimed."""
@@ -136,6 +152,12 @@ class Checkpoint:
                     "file back from a copy of the checkpoint.",
                     path=path,
                 )
+            if known.number != number:
+                raise CheckpointDamaged(
+                    f"{_shown(self.storage)}/{path} is schema {known.number} of its operator. Files of a checkpoint "
+                    "must not be renamed or copied over each other; go on from a copy or an export of it.",
+                    path=path,
+                )
             self._schemas[operator, number] = known
         return known
 
@@ -157,11 +179,13 @@ class Checkpoint:
 
     def write_turn(self, operator: OperatorName, record: TurnRecord) -> None:
         """Write a turn's record; only after that may a worker say that it has sealed the turn."""
-        self.storage.write(paths.turn(operator, record.turn), encode(record))
+        named = msgspec.structs.replace(record, operator=operator)
+        self.storage.write(paths.turn(operator, record.turn), encode(named))
 
     def write_manifest(self, operator: OperatorName, manifest: Manifest) -> None:
         """Make a snapshot count; only after all its files were written."""
-        self.storage.write(paths.manifest(operator, manifest.turn), encode(manifest))
+        named = msgspec.structs.replace(manifest, operator=operator)
+        self.storage.write(paths.manifest(operator, manifest.turn), encode(named))
 
     def load_history(self, operator: OperatorName) -> History:
         """All turns and snapshots of an operator. To go on from it, claim first."""
@@ -173,9 +197,9 @@ class Checkpoint:
             manifests = pool.map(lambda turn: self._read(Manifest, paths.manifest(operator, turn)), snapshots)
             return History(
                 operator,
-                [self._named(turn, found) for turn, found in zip(turns, records, strict=True) if found],
+                [self._named(operator, turn, found) for turn, found in zip(turns, records, strict=True) if found],
                 segments,
-                [self._named(turn, found) for turn, found in zip(snapshots, manifests, strict=True) if found],
+                [self._named(operator, turn, found) for turn, found in zip(snapshots, manifests, strict=True) if found],
             )
 
     # --- garbage ---
@@ -252,7 +276,7 @@ class Checkpoint:
         newest = Generation(max([self.newest_generation() or 0, *(generation_of(turn) for turn in copied.values())]))
         if newest:
             to.write(paths.generation(newest), encode(self._claim(newest, exported_from=self.format.id)))
-        to.create(paths.FORMAT, encode(Format(id=self._new_id(), bedload=installed_version())))
+        _write_format(to, self._new_id)
         return copied
 
     # --- steps ---
@@ -275,19 +299,20 @@ class Checkpoint:
     def _numbered(self, folder: str, parse: Callable[[str], Turn | None]) -> list[Turn]:
         return sorted(turn for name in self.storage.list(folder) if (turn := parse(name)) is not None)
 
-    def _named(self, turn: Turn, found: R) -> R:
-        if getattr(found, "turn", turn) != turn:
+    def _named(self, operator: OperatorName, turn: Turn, found: T) -> T:
+        if not is_of(found, operator, turn):
             raise CheckpointDamaged(
-                f"the file of turn {turn} under {_shown(self.storage)} is that of another turn: {found}. Files of a "
-                "checkpoint must not be renamed or copied over each other; go on from a copy or an export of it."
+                f"the file of operator {operator} and turn {turn} under {_shown(self.storage)} is that of another turn "
+                f"or operator: {found}. Files of a checkpoint must not be renamed or copied over each other; go on "
+                "from a copy or an export of it."
             )
-        return found
+        return msgspec.structs.replace(found, operator=msgspec.UNSET)  # as those that are not read back have it
 
     def _unfinished_snapshots(self, operator: OperatorName, floor: Turn) -> list[str]:
         found: list[str] = []
         for turn in self._numbered(paths.snapshots(operator), paths.parse_snapshot):
             if turn < floor and not self.storage.exists(paths.manifest(operator, turn)):
-                found += _files_under(self.storage, paths.snapshot(operator, turn))
+                found += stray_files(self.storage, paths.snapshot(operator, turn), ())
         return found
 
 
@@ -335,8 +360,15 @@ def _make(storage: Storage, new_id: Callable[[], str], create: bool) -> bytes:
             )
         if not create:
             raise CheckpointForeign(f"there is no checkpoint at {_shown(storage)}: see that the URL is right")
-        storage.create(paths.FORMAT, encode(Format(id=new_id(), bedload=installed_version())))
+        _write_format(storage, new_id)
     return storage.read(paths.FORMAT)
+
+
+def _write_format(storage: Storage, new_id: Callable[[], str]) -> None:
+    """Say that this is a checkpoint; whoever else says so at the same time, it is one of the two."""
+    made = encode(Format(id=new_id(), bedload=installed_version()))
+    if not storage.create(paths.FORMAT, made) and not storage.exists(paths.FORMAT):
+        storage.write(paths.FORMAT, made)
 
 
 def _read(storage: Storage, path: str) -> bytes | None:
@@ -344,15 +376,6 @@ def _read(storage: Storage, path: str) -> bytes | None:
         return storage.read(path)
     except FileNotFoundError:
         return None
-
-
-def _files_under(storage: Storage, folder: str) -> list[str]:
-    files = storage.sizes(folder)
-    found = [f"{folder}/{name}" for name in files]
-    for name in storage.list(folder):
-        if name not in files:
-            found += _files_under(storage, f"{folder}/{name}")
-    return found
 
 
 def _shown(storage: Storage) -> str:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -109,12 +109,16 @@ def manifest_of(record: TurnRecord, schema: OperatorSchema, parts: Sequence[Snap
 # --- in a child process ---
 
 
-def run_job(data: bytes) -> bytes:
+def run_job(data: bytes, sign_of_life: Callable[[], None] = lambda: None) -> bytes:
     """Do a job that is given as JSON; gives the result as JSON, also if it failed."""
+
+    def progress(_done: int, _all: int, _bytes: int) -> None:
+        sign_of_life()
+
     try:
         job = msgspec.json.decode(data, type=Job)
         storage = open_storage(job.url, job.options)
-        parts = compact(storage, job.operator, job.turn, job.groups, target_bytes=job.target_bytes)
+        parts = compact(storage, job.operator, job.turn, job.groups, target_bytes=job.target_bytes, progress=progress)
         result = Result(parts=tuple(parts))
     except Exception as failed:  # whatever it is, the parent has to be told
         result = Result(error=to_wire(failed))

@@ -33,6 +33,7 @@ from bedload.checkpoint.records import OperatorSchema
 from bedload.checkpoint.shapes import unpack_value
 from bedload.core.errors import CheckpointDamaged, SchemaChanged
 from bedload.core.ids import OperatorName
+from bedload.keys import kept_type
 from bedload.store.deltas import GROUP
 
 CHANGES = (
@@ -52,7 +53,11 @@ def same_state(a: OperatorSchema, b: OperatorSchema) -> bool:
 
 def check_change(operator: OperatorName, stored: OperatorSchema, wanted: OperatorSchema) -> None:
     """Raise :class:`SchemaChanged` with all differences unless stored state can become the wanted one."""
-    found = differences(stored, wanted)
+    refuse(operator, differences(stored, wanted))
+
+
+def refuse(operator: OperatorName, found: Sequence[str]) -> None:
+    """Raise :class:`SchemaChanged` with these differences, if there are some."""
     if found:
         raise SchemaChanged(
             f"operator {operator}: the stored state does not fit the operator as it is now.\n"
@@ -70,11 +75,8 @@ def differences(stored: OperatorSchema, wanted: OperatorSchema) -> list[str]:
             f"key_groups: {stored.key_groups} → {wanted.key_groups}: the number is fixed when the state is created; "
             f"use key_groups={stored.key_groups}"
         )
-    if stored.keys.types != wanted.keys.types:
-        found.append(
-            f"key: {_columns(stored.keys)} → {_columns(wanted.keys)}: the key decides where state is; use the key that "
-            "it was made with"
-        )
+    if not _same_types(stored.keys, wanted.keys):
+        found.append(other_key(stored.keys, wanted.keys))
     if stored.layout != wanted.layout:
         found.append(
             f"layout: {stored.layout} → {wanted.layout}: state of an Operator (rows) and of a VectorOperator or of "
@@ -82,6 +84,19 @@ def differences(stored: OperatorSchema, wanted: OperatorSchema) -> list[str]:
         )
         return found
     return found + _Step.between(stored, wanted).problems
+
+
+def other_key(stored: pa.Schema, wanted: pa.Schema) -> str:
+    """The words for a key that is another one."""
+    return (
+        f"key: {_columns(stored)} → {_columns(wanted)}: the key decides where state is; use the key that it was made "
+        "with"
+    )
+
+
+def same_key(stored: pa.Schema, wanted: pa.Schema) -> bool:
+    """Whether two keys have the same columns, by name and type, in the same order. Spark does not tell cases apart."""
+    return _same_types(stored, wanted) and [n.lower() for n in stored.names] == [n.lower() for n in wanted.names]
 
 
 def path_between(schemas: Mapping[int, OperatorSchema], stored: int, wanted: int) -> list[OperatorSchema]:
@@ -122,7 +137,9 @@ class Evolution:
     def apply(self, batch: pa.RecordBatch, variables: Sequence[str] | None = None) -> pa.RecordBatch:
         """The batch as the last schema wants it, with all variables or with some."""
         form = StateForm.of(self._wanted, variables)
-        columns = [batch.column(GROUP), *(batch.column(name) for name in form.key_columns)]
+        # A key of another zone is the same instant.
+        keys = zip(form.key_columns, form.key_types, strict=True)
+        columns = [batch.column(GROUP), *(batch.column(name).cast(kind) for name, kind in keys)]
         for name, kind in form.variables.items():
             try:
                 column = self._sources[name].column(batch, kind)
@@ -238,6 +255,10 @@ def _mixed(origins: Mapping[str, str | None], wanted: OperatorSchema) -> list[st
                 "beginning with what is seen from now on; aggregate it under another name (name=...)"
             )
     return found
+
+
+def _same_types(stored: pa.Schema, wanted: pa.Schema) -> bool:
+    return [kept_type(kind) for kind in stored.types] == [kept_type(kind) for kind in wanted.types]
 
 
 def _columns(keys: pa.Schema) -> str:

@@ -12,7 +12,7 @@ from bedload.checkpoint import paths
 from bedload.checkpoint.checkpoint import Checkpoint
 from bedload.checkpoint.history import Garbage
 from bedload.checkpoint.records import Manifest, TurnRecord
-from bedload.checkpoint.snapshots import stray_files
+from bedload.checkpoint.strays import stray_files
 from bedload.core.ids import OperatorName, Turn, WorkerId
 
 

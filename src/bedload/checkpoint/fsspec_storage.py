@@ -3,19 +3,24 @@
 What a file system must give for the invariants of :mod:`bedload.checkpoint.storage`, and what is done with it:
 
 ==========================  ==============================  =================================================
-file system                 a file appears whole            a create succeeds once
+file system                 a file appears whole            at most one create succeeds
 ==========================  ==============================  =================================================
-s3, s3a                     PUT, or the end of a multipart  ``If-None-Match: *``; servers that do not know it
-                                                            (some S3 look-alikes): as "others"
-gs, gcs, az, abfs, abfss,   PUT                             the package's ``mode="create"`` if it has one,
-oci, oss, tos, ...                                          else as "others"
-memory                      an assignment                   under a lock of this process
+s3, s3a, gs, gcs, az,       PUT, or the end of a multipart  the package's ``mode="create"`` (``If-None-Match``
+abfs, abfss                                                 and the like), if a trial shows that it is
+                                                            honoured; else as "others"
+memory                      an assignment                   a lock of this process
 hdfs, arrow_hdfs            temporary file, then rename     rename, which HDFS refuses if the name is taken
-others (sftp, smb,          temporary file, then rename     WEAKER: a look, then a write, then a look at whose
-webhdfs, dbfs, ...)                                         content is there. Two attachments within
-                                                            milliseconds of each other may both believe that
-                                                            they were first
+others (oci, oss, sftp,     PUT; or temporary file, then    marks
+smb, webhdfs, dbfs, ...)    rename
 ==========================  ==============================  =================================================
+
+A trial, because a server that does not know a condition looks over it without a word (some S3 look-alikes, and old
+packages): before the first create of an attachment, a file is created twice, and the second time must be refused.
+
+Marks, because others have no condition: whoever creates a file leaves a mark beside it first, under a name that nobody
+else has, and looks for others' marks second. Of two, the one whose mark was later sees the other's. Whoever sees one
+gives up, and maybe both do: nobody is told that a file is theirs that is another's too. All that it takes is that
+listings show what was written before. Marks are empty, begin with a dot, and stay.
 
 Listings are never cached here, as others write too. What fails is tried again a few times, longer and longer
 apart, unless trying again cannot help (no right, no such bucket, wrong option). S3's own client tries again as
@@ -25,6 +30,7 @@ has succeeded.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import itertools
 import os
@@ -35,10 +41,11 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import fsspec
+import xxhash
 from fsspec.asyn import AsyncFileSystem, sync
 
-from bedload.checkpoint.storage import Buffers, failed, joined, without_secrets
-from bedload.core.errors import DefinitionError, StoreError
+from bedload.checkpoint.storage import Buffers, failed, inside, joined, without_secrets
+from bedload.core.errors import CheckpointError, DefinitionError
 
 T = TypeVar("T")
 
@@ -59,11 +66,13 @@ _PACKAGES = {
     "webhdfs": "requests",
 }
 _RENAMING = frozenset({"hdfs", "arrow_hdfs", "sftp", "ssh", "smb", "webhdfs", "dbfs", "ftp", "root", "webdav", "dir"})
+_CONDITIONAL = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss"})
+"""Whose packages leave the condition to the server; others may look first and write second."""
 _REFUSING = frozenset({"hdfs", "arrow_hdfs"})
 """Whose rename fails if the name is taken."""
 
 _FINAL = (FileNotFoundError, FileExistsError, PermissionError, IsADirectoryError, NotADirectoryError)
-_FINAL_TOO = (ValueError, TypeError, NotImplementedError, ImportError, StoreError)
+_FINAL_TOO = (ValueError, TypeError, NotImplementedError, ImportError)
 _MEMORY = threading.Lock()
 """All memory filesystems of a process share their files."""
 
@@ -87,7 +96,7 @@ class FsspecStorage:
         self._scheme = url.partition("://")[0]
         self._fs, self._root = _filesystem(url, dict(options or {}))
         self._renames = self._scheme in _RENAMING
-        self._creates = _has_create_mode(self._fs)
+        self._honours: bool | None = None
         self._token = os.urandom(4).hex()
         self._count = itertools.count()
 
@@ -132,7 +141,7 @@ class FsspecStorage:
     # --- steps ---
 
     def _full(self, path: str) -> str:
-        return f"{self._root}/{path}"
+        return f"{self._root}/{inside(self.url, path)}"
 
     def _try(self, operation: str, path: str, step: Callable[[], T], absent: bool = True) -> T:
         """Take a step, again if that may help; ``absent``: that a file is not there is an answer."""
@@ -143,7 +152,7 @@ class FsspecStorage:
             except Exception as error:
                 if absent and isinstance(error, FileNotFoundError):
                     raise
-                if isinstance(error, StoreError):
+                if isinstance(error, CheckpointError):
                     raise
                 if isinstance(error, _FINAL + _FINAL_TOO) or not tries_left:
                     raise failed(operation, self.url, path, error) from error
@@ -178,18 +187,49 @@ class FsspecStorage:
                 return self._create_after_a_look(path, value)
         if self._scheme in _REFUSING:
             return self._create_by_rename(path, value)
-        if not self._creates:
-            return self._create_after_a_look(path, value)
-        # The look is for servers that do not know the condition.
+        if self._honours_create():
+            return self._put_new(path, value) or self.read(path) == value
         if self._exists(path):
-            return self.read(path) == value
+            # SUBTLE: its own content may have come over another's, when a try failed whose answer was lost.
+            return self.read(path) == value and not self._is_contested(path, value)
+        if self._is_contested(path, value):
+            return False
+        self._put(path, value)
+        return self.read(path) == value
+
+    def _put_new(self, path: str, value: bytes) -> bool:
+        """Write a file on the condition that there is none; whether there was none."""
         try:
             self._fs.pipe_file(self._full(path), value, mode="create")
         except Exception as error:
             if isinstance(error, FileExistsError) or _is_taken(error):
-                return self.read(path) == value
+                return False
             raise
         return True
+
+    def _honours_create(self) -> bool:
+        """Whether the store refuses to create what is there. Tried once."""
+        if self._honours is None:
+            self._honours = self._scheme in _CONDITIONAL and _has_create_mode(self._fs) and self._try_create()
+        return self._honours
+
+    def _try_create(self) -> bool:
+        path = f".{os.urandom(8).hex()}.trial"
+        try:
+            self._put(path, b"first")
+            return not self._put_new(path, b"second")
+        finally:
+            with contextlib.suppress(Exception):  # it does no harm
+                self._remove([self._full(path)])
+
+    def _is_contested(self, path: str, value: bytes) -> bool:
+        """Leave a mark, and see whether somebody else has left one."""
+        folder, _, name = path.rpartition("/")
+        # By its content, which is unique where it matters: so a try that is made again has the same mark.
+        mine = f".{name}.{xxhash.xxh3_128_hexdigest(value)}.mark"
+        self._put(f"{folder}/{mine}" if folder else mine, b"")
+        there = (str(info["name"]).rstrip("/").rpartition("/")[2] for info in self._listed(folder))
+        return any(n != mine and n.startswith(f".{name}.") and n.endswith(".mark") for n in there)
 
     def _create_after_a_look(self, path: str, value: bytes) -> bool:
         if not self._exists(path):
@@ -225,10 +265,14 @@ class FsspecStorage:
         except FileNotFoundError:
             return False
 
+    def _listed(self, folder: str) -> Sequence[dict[str, Any]]:
+        listed: Sequence[dict[str, Any]] = self._fs.ls(self._full(folder).rstrip("/"), detail=True)
+        return listed
+
     def _entries(self, folder: str) -> Sequence[tuple[str, dict[str, Any]]]:
         full = self._full(folder).rstrip("/")
         try:
-            infos = self._try("list", folder, lambda: self._fs.ls(full, detail=True))
+            infos = self._try("list", folder, lambda: self._listed(folder))
         except FileNotFoundError:
             return []
         found: dict[str, dict[str, Any]] = {}

@@ -18,7 +18,7 @@ import xxhash
 
 from bedload.checkpoint import paths
 from bedload.checkpoint.history import History
-from bedload.checkpoint.records import Manifest, TurnRecord, decode
+from bedload.checkpoint.records import Manifest, TurnRecord, decode, is_of
 from bedload.checkpoint.segments import decode_segment
 from bedload.checkpoint.storage import Storage, without_secrets
 from bedload.core.errors import CheckpointDamaged, CheckpointError
@@ -93,15 +93,15 @@ class _There:
 
 def _read_all(storage: Storage, operator: OperatorName) -> _There:
     named = [paths.parse_turn(name) for name in storage.list(paths.turns(operator))]
-    records, damaged = _read(storage, TurnRecord, named, lambda turn: paths.turn(operator, turn))
+    records, damaged = _read(storage, operator, TurnRecord, named, lambda turn: paths.turn(operator, turn))
     named = [paths.parse_snapshot(name) for name in storage.list(paths.snapshots(operator))]
-    manifests, bad = _read(storage, Manifest, named, lambda turn: paths.manifest(operator, turn))
+    manifests, bad = _read(storage, operator, Manifest, named, lambda turn: paths.manifest(operator, turn))
     history = History(operator, records.values(), storage.sizes(paths.deltas(operator)), manifests.values())
     return _There(history, damaged, bad, tuple(sorted({*records, *manifests}, reverse=True)))
 
 
 def _read(
-    storage: Storage, kind: type[_R], turns: list[Turn | None], path: Callable[[Turn], str]
+    storage: Storage, operator: OperatorName, kind: type[_R], turns: list[Turn | None], path: Callable[[Turn], str]
 ) -> tuple[dict[Turn, _R], dict[Turn, str]]:
     found: dict[Turn, _R] = {}
     damaged: dict[Turn, str] = {}
@@ -116,7 +116,7 @@ def _read(
         except CheckpointDamaged:
             damaged[turn] = where
             continue
-        if record.turn == turn:
+        if is_of(record, operator, turn):
             found[turn] = record
         else:
             damaged[turn] = where

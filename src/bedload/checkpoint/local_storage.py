@@ -3,7 +3,7 @@
 Invariants: a file is written under another name in its own folder, and gets its name when it is whole
 (``rename``; for :meth:`LocalStorage.create` a hard link, which fails if the name is taken). Such temporary
 names begin with a dot, and listings leave out what begins with a dot; a crash may leave one behind, which
-does no harm.
+does no harm. The root may be a link; nothing is deleted behind a link below it.
 
 Plain system calls instead of fsspec: an epoch writes one file per worker, and waits for it. A folder is made
 once and remembered; it is made again if somebody removed it.
@@ -21,10 +21,11 @@ import errno
 import itertools
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from bedload.checkpoint.storage import Buffers, buffers, failed, joined
+from bedload.checkpoint.storage import Buffers, buffers, failed, inside, joined
+from bedload.core.errors import CheckpointDamaged
 
 _NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK})
 _TRIES = 3
@@ -46,7 +47,7 @@ class LocalStorage:
     def read(self, path: str) -> bytes:
         """The content of a file; ``FileNotFoundError`` if it is not there."""
         try:
-            with open(f"{self._root}/{path}", "rb", buffering=0) as file:  # noqa: PTH123 - a hot path
+            with open(self._full(path), "rb", buffering=0) as file:  # noqa: PTH123 - a hot path
                 return file.readall()
         except FileNotFoundError:
             raise
@@ -58,7 +59,7 @@ class LocalStorage:
         try:
             folder, temporary = self._write_temporary(path, data)
             try:
-                os.replace(temporary, f"{self._root}/{path}")  # noqa: PTH105
+                os.replace(temporary, self._full(path))  # noqa: PTH105
             except BaseException:
                 _unlink(temporary)
                 raise
@@ -71,7 +72,7 @@ class LocalStorage:
         try:
             folder, temporary = self._write_temporary(path, data)
             try:
-                os.link(temporary, f"{self._root}/{path}")
+                os.link(temporary, self._full(path))
             except FileExistsError:
                 return self.read(path) == joined(data)
             except OSError as error:
@@ -89,7 +90,7 @@ class LocalStorage:
     def exists(self, path: str) -> bool:
         """Whether there is a file of that path."""
         try:
-            return stat.S_ISREG(os.stat(f"{self._root}/{path}").st_mode)  # noqa: PTH116
+            return stat.S_ISREG(os.stat(self._full(path)).st_mode)  # noqa: PTH116
         except (FileNotFoundError, NotADirectoryError):
             return False
         except OSError as error:
@@ -98,7 +99,7 @@ class LocalStorage:
     def list(self, folder: str) -> list[str]:
         """The names of the files and folders directly in a folder, sorted; empty if it is not there."""
         try:
-            return sorted(name for name in os.listdir(f"{self._root}/{folder}") if not name.startswith("."))  # noqa: PTH208
+            return sorted(name for name in os.listdir(self._full(folder)) if not name.startswith("."))  # noqa: PTH208
         except FileNotFoundError:
             return []
         except OSError as error:
@@ -108,7 +109,7 @@ class LocalStorage:
         """The files directly in a folder, with their sizes in bytes; empty if it is not there."""
         found: dict[str, int] = {}
         try:
-            with os.scandir(f"{self._root}/{folder}") as entries:
+            with os.scandir(self._full(folder)) as entries:
                 for entry in entries:
                     if not entry.name.startswith(".") and entry.is_file():
                         with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
@@ -122,7 +123,7 @@ class LocalStorage:
     def size(self, path: str) -> int:
         """The size of a file in bytes; ``FileNotFoundError`` if it is not there."""
         try:
-            return os.stat(f"{self._root}/{path}").st_size  # noqa: PTH116
+            return os.stat(self._full(path)).st_size  # noqa: PTH116
         except FileNotFoundError:
             raise
         except OSError as error:
@@ -130,10 +131,11 @@ class LocalStorage:
 
     def delete(self, paths: Sequence[str]) -> None:
         """Delete files; those that are not there are fine. Folders that become empty go too."""
+        self._check_links({os.path.dirname(inside(self.url, path)) for path in paths})  # noqa: PTH120
         folders: set[str] = set()
         for path in paths:
             try:
-                os.unlink(f"{self._root}/{path}")  # noqa: PTH108
+                os.unlink(self._full(path))  # noqa: PTH108
             except FileNotFoundError:
                 continue
             except OSError as error:
@@ -144,9 +146,24 @@ class LocalStorage:
 
     # --- steps ---
 
+    def _full(self, path: str) -> str:
+        return f"{self._root}/{inside(self.url, path)}"
+
+    def _check_links(self, folders: Iterable[str]) -> None:
+        """Refuse to delete behind a link: what is there belongs to somebody else, or to another part of this."""
+        root = os.path.realpath(self._root)
+        for folder in folders:
+            found = os.path.realpath(self._full(folder))
+            if found != (f"{root}/{folder}" if folder else root):
+                raise CheckpointDamaged(
+                    f"{self.url}/{folder} is, or is behind, a link to {found}: nothing is deleted there. Put a folder "
+                    "in place of the link",
+                    path=folder,
+                )
+
     def _write_temporary(self, path: str, data: Buffers) -> tuple[str, str]:
         """Write the data beside its place; gives the folder and the temporary file."""
-        folder, _, name = f"{self._root}/{path}".rpartition("/")
+        folder, _, name = self._full(path).rpartition("/")
         temporary = f"{folder}/.{name}.{self._token}-{os.getpid()}-{next(self._count)}"
         for tries_left in reversed(range(_TRIES)):
             self._make_folder(folder)
@@ -168,7 +185,7 @@ class LocalStorage:
         return folder, temporary
 
     def _create_exclusively(self, path: str, data: Buffers) -> bool:
-        final = f"{self._root}/{path}"
+        final = self._full(path)
         try:
             with open(final, "xb") as file:  # noqa: PTH123
                 for part in buffers(data):
@@ -206,7 +223,7 @@ class LocalStorage:
     def _remove_if_empty(self, folder: str) -> None:
         """SUBTLE: a write into it at this moment finds its folder gone, and makes it again."""
         while folder:
-            full = f"{self._root}/{folder}"
+            full = self._full(folder)
             self._folders.discard(full)
             try:
                 os.rmdir(full)  # noqa: PTH106

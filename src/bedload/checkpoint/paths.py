@@ -37,6 +37,7 @@ _SCHEMA = re.compile(r"(\d{4,})\.json")
 _TURN = re.compile(r"(\d{10})-(\d{10})\.json")
 _ABANDONED = re.compile(r"(\d{10})-(\d{10})\.abandoned")
 _DELTA = re.compile(r"(\d{10})-(\d{10})-w(\d+)\.arrow")
+_PART = re.compile(r"[A-Za-z0-9_%-]+/part-[A-Za-z0-9_-]+\.parquet")
 _SNAPSHOT = re.compile(r"(\d{10})-(\d{10})")
 
 
@@ -172,6 +173,11 @@ MANIFEST = "manifest.json"
 def part(variable: str, number: int) -> str:
     """One file of a snapshot, relative to the snapshot's folder."""
     return f"{escape(variable)}/part-{number:05d}.parquet"
+
+
+def is_part(path: str) -> bool:
+    """Whether it is the path of a file of a snapshot, relative to the snapshot's folder; never one that leads out."""
+    return _PART.fullmatch(path) is not None
 
 
 def _stem(number: Turn) -> str:

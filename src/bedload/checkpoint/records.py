@@ -23,9 +23,11 @@ import msgspec
 import pyarrow as pa
 import xxhash
 
+from bedload.checkpoint import paths
 from bedload.checkpoint.shapes import Shape
 from bedload.core.errors import CheckpointDamaged, CheckpointVersion
-from bedload.core.ids import Epoch, Generation, QueryId, Turn, WorkerId
+from bedload.core.ids import Epoch, Generation, OperatorName, QueryId, Turn, WorkerId
+from bedload.keys import MAX_KEY_GROUPS
 
 FORMAT_NAME = "bedload-checkpoint"
 VERSION = 1
@@ -131,11 +133,19 @@ class TurnRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", ta
     """The last epoch of each query as of the parent."""
     guests: tuple[tuple[int, WorkerId], ...] | msgspec.UnsetType = msgspec.UNSET
     """Key groups of which other workers hold single keys, with these workers; absent if there are none."""
+    operator: OperatorName | msgspec.UnsetType = msgspec.UNSET
+    """Whose it is; absent in older files."""
     version: int = VERSION
 
     def __post_init__(self) -> None:
         if self.parent is not None and self.parent >= self.turn:
             raise ValueError(f"turn {self.turn} cannot build upon {self.parent}, which is not before it")
+        if min((count for _, count in self.owners), default=1) < 1 or self._groups > MAX_KEY_GROUPS:
+            raise ValueError(f"turn {self.turn} has no owners of from 1 to {MAX_KEY_GROUPS} key groups")
+
+    @property
+    def _groups(self) -> int:
+        return sum(count for _, count in self.owners)
 
     @property
     def last_epochs(self) -> dict[str, Epoch]:
@@ -152,6 +162,11 @@ class TurnRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", ta
         if not self.workers:
             return []
         owners, wanted = self.owner_of_groups, set(groups)
+        if wanted and max(wanted) >= len(owners):
+            raise CheckpointDamaged(
+                f"the record of turn {self.turn} tells the owners of {len(owners)} key groups, and not of group "
+                f"{max(wanted)}. Put the file back from a copy of the checkpoint"
+            )
         needed = {owners[group] for group in wanted}
         if self.guests is not msgspec.UNSET:
             needed |= {worker for group, worker in self.guests if group in wanted}
@@ -166,6 +181,11 @@ class FileInfo(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int
     xxh3: str
     """XXH3-64 of the file, 16 hexadecimal digits."""
+
+    def __post_init__(self) -> None:
+        # What is read or deleted by it must lie in the snapshot's folder, whoever wrote the manifest.
+        if not paths.is_part(self.path):
+            raise ValueError(f"path {self.path!r} is not that of a file in a snapshot's folder")
 
 
 class SnapshotPart(msgspec.Struct, frozen=True, kw_only=True):
@@ -189,6 +209,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag=
     rows: int
     committed: dict[str, Epoch]
     """The last epoch of each query as of this turn, itself included."""
+    operator: OperatorName | msgspec.UnsetType = msgspec.UNSET
+    """Whose it is; absent in older files."""
     version: int = VERSION
 
 
@@ -211,6 +233,11 @@ class _Head(msgspec.Struct):
 
     version: int
     bedload: str = ""
+
+
+def is_of(record: TurnRecord | Manifest, operator: OperatorName, turn: Turn) -> bool:
+    """Whether a record is in its own place, as far as it says whose it is."""
+    return record.turn == turn and record.operator in (operator, msgspec.UNSET)
 
 
 def pack_owners(owners: Iterable[int]) -> Runs:

@@ -163,9 +163,17 @@ class Restore:
             ]
             for stage in stages
         ]
-        read = [[segment.result() for segment in of_stage] for of_stage in segments]
-        deltas = [[segment.batch for segment in of_stage if segment.batch.num_rows] for of_stage in read]
-        bytes_read, done = sum(segment.bytes for of_stage in read for segment in of_stage), 0
+        deltas: list[list[pa.RecordBatch]] = []
+        bytes_read, done = 0, 0
+        for of_stage in segments:
+            deltas.append([])
+            for segment in of_stage:
+                read = segment.result()
+                bytes_read += read.bytes
+                if read.batch.num_rows:
+                    deltas[-1].append(read.batch)
+                if progress is not None:
+                    progress(0, len(wanted), bytes_read)
         running: deque[tuple[_Piece, Future[pa.RecordBatch]]] = deque()
         pieces = self._pieces(wanted, chunk_groups, stages[0])
         while True:
@@ -184,7 +192,7 @@ class Restore:
 
     def _pieces(self, wanted: Sequence[int], chunk_groups: int, stage: _Stage) -> Iterator[_Piece]:
         rest, form = set(wanted), stage.form
-        parts = () if self._manifest is None else self._manifest.parts
+        parts = () if self._manifest is None else self._parts(self._manifest, stage.schema)
         for part in parts:
             groups = [group for group in part.groups if group in rest]
             rest.difference_update(groups)
@@ -196,10 +204,21 @@ class Restore:
             for at in range(0, len(groups), step):
                 # A file's bytes count when its first chunk is done.
                 yield _Piece(tuple(groups[at : at + step]), reader, 0 if at else size)
-        # Without a snapshot all groups are here; with one, those of a snapshot that left them out.
+        # Without a snapshot all groups are here.
         left = sorted(rest)
         for at in range(0, len(left), chunk_groups):
             yield _Piece(tuple(left[at : at + chunk_groups]), None, 0)
+
+    def _parts(self, manifest: Manifest, schema: OperatorSchema) -> Sequence[SnapshotPart]:
+        groups = sorted(group for part in manifest.parts for group in part.groups)
+        if groups != list(range(schema.key_groups)):
+            where = f"{without_secrets(self._storage.url)}/{paths.manifest(self._operator, manifest.turn)}"
+            raise CheckpointDamaged(
+                f"the manifest {where} does not have each of the {schema.key_groups} key groups once. Put the file "
+                "back from a copy of the checkpoint, or restore an epoch that does not need it",
+                path=where,
+            )
+        return manifest.parts
 
     @property
     def _folder(self) -> str:

@@ -8,7 +8,7 @@ Invariants: a file is what the manifest tells by its size and checksum, or :clas
 groups without keys belong to a part but have no row group; a part without keys has no files.
 
 A file's name ends in its checksum, so two attempts at a snapshot never write the same file with different content,
-however late one of them comes. What an attempt leaves behind, :func:`stray_files` finds.
+however late one of them comes. What an attempt leaves behind, :mod:`bedload.checkpoint.strays` finds.
 
 ZSTD at its lowest level, and no dictionaries but for the key group: measured on a million int64 keys and counts
 (18 MB), that writes 7.8 MB in 67 ms; Snappy writes 10.7 MB in 59 ms. With strings ZSTD's files are 0.6 of Snappy's.
@@ -206,18 +206,6 @@ class _File:
     def _by_group(self) -> dict[int, int]:
         metadata = self._metadata
         return {metadata.row_group(i).column(0).statistics.min: i for i in range(metadata.num_row_groups)}
-
-
-def stray_files(storage: Storage, folder: str, parts: Iterable[SnapshotPart]) -> list[str]:
-    """Parquet files in a snapshot's folder that none of its parts names: what failed attempts left there."""
-    named = {f"{folder}/{info.path}" for part in parts for info in part.files.values()}
-    there = [
-        f"{folder}/{variable}/{name}"
-        for variable in storage.list(folder)
-        if not variable.endswith(".json")
-        for name in storage.list(f"{folder}/{variable}")
-    ]
-    return [path for path in there if path not in named]
 
 
 # --- steps ---

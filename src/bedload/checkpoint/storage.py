@@ -5,9 +5,12 @@ Invariants, of every :class:`Storage`:
 - A file appears whole or not at all: a reader never sees half of one, a crash never leaves half of one.
 - What was written is seen by everyone at once: a read, a look or a listing that begins after a write
   returned sees the file. Fencing rests on this.
-- Of several :meth:`Storage.create` of one path with different content, one succeeds, for ever. A create of
-  the very content that is there already succeeds too: a try whose answer was lost can be made again. So
-  content that tells who was first must be unique.
+- Of several :meth:`Storage.create` of one path with different content, at most one succeeds, for ever. If several are
+  made at once it may be none, and maybe there is no such file then. A create of the very content that is there
+  already succeeds too: a try whose answer was lost can be made again. So content that tells who was first must be
+  unique.
+- A path never leads out of the root: one that is absolute or goes up is :class:`CheckpointDamaged`, as what is read
+  from files must not say what is read or deleted elsewhere.
 - Every failure is a :class:`StoreError` that names operation, place, cause and what to do. Only the absence
   of a file is a plain ``FileNotFoundError``.
 
@@ -18,13 +21,14 @@ from __future__ import annotations
 
 import errno
 import re
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
 import pyarrow as pa
 
-from bedload.core.errors import DefinitionError, StoreError
+from bedload.core.errors import CheckpointDamaged, DefinitionError, StoreError
 
 Data: TypeAlias = bytes | bytearray | memoryview | pa.Buffer
 Buffers: TypeAlias = Data | Sequence[Data]
@@ -46,7 +50,7 @@ class Storage(Protocol):
         ...
 
     def create(self, path: str, data: Buffers) -> bool:
-        """Write a file if there is none of that path. False: there is one, and it has other content."""
+        """Write a file if there is none of that path. False: there is one of other content, or somebody makes one."""
         ...
 
     def exists(self, path: str) -> bool:
@@ -73,10 +77,19 @@ class Storage(Protocol):
 def open_storage(url: str, options: Mapping[str, Any] | None = None) -> Storage:
     """The storage at a URL: a plain path or ``file://`` by the system's own calls, all else by fsspec.
 
-    ``options`` of a local one: ``fsync`` (see :class:`~bedload.checkpoint.local_storage.LocalStorage`). Those
-    of all others go to the fsspec filesystem: credentials, ``endpoint_url`` and the like.
+    ``options`` of all: ``deadline``, in how many seconds the store has to answer (60; see
+    :mod:`bedload.checkpoint.deadlines`). Of a local one: ``fsync`` (see
+    :class:`~bedload.checkpoint.local_storage.LocalStorage`). Those of all others go to the fsspec filesystem:
+    credentials, ``endpoint_url`` and the like.
     """
+    from bedload.checkpoint.deadlines import Deadline, DeadlineStorage
+
     options = dict(options or {})
+    deadline = Deadline(url, _deadline(url, options))
+    return DeadlineStorage(deadline.call("open", "", lambda: _open(url, options)), deadline)
+
+
+def _open(url: str, options: dict[str, Any]) -> Storage:
     local = local_path(url)
     if local is None:
         from bedload.checkpoint.fsspec_storage import FsspecStorage
@@ -87,10 +100,25 @@ def open_storage(url: str, options: Mapping[str, Any] | None = None) -> Storage:
     fsync = options.pop("fsync", False)
     if options:
         raise DefinitionError(
-            f"the checkpoint at {url} is a local folder, which has no option {', '.join(sorted(options))}: the only "
-            "one is fsync. Leave the options out, or correct the URL."
+            f"the checkpoint at {url} is a local folder, which has no option {', '.join(sorted(options))}: there are "
+            "fsync and deadline. Leave the others out, or correct the URL."
         )
     return LocalStorage(local, fsync=bool(fsync))
+
+
+def _deadline(url: str, options: dict[str, Any]) -> float:
+    from bedload.checkpoint.deadlines import DEFAULT_SECONDS
+
+    given = options.pop("deadline", DEFAULT_SECONDS)
+    try:
+        seconds = float(given)
+    except (TypeError, ValueError):
+        seconds = 0.0
+    if not 0.0 < seconds < threading.TIMEOUT_MAX:
+        raise DefinitionError(
+            f"storage option deadline={given!r} of {without_secrets(url)} is no number of seconds: give one above 0"
+        )
+    return seconds
 
 
 def local_path(url: str) -> Path | None:
@@ -108,6 +136,17 @@ def local_path(url: str) -> Path | None:
             "(file:///data/checkpoint), or a plain path"
         )
     return Path(rest)
+
+
+def inside(url: str, path: str) -> str:
+    """The path, if it is one below the root."""
+    if path.startswith("/") or "\0" in path or (".." in path and ".." in re.split(r"[/\\\\]", path)):
+        raise CheckpointDamaged(
+            f"{path!r} leads out of {without_secrets(url)}, so it is no file of the checkpoint, and is left alone. Put "
+            "the file that names it back from a copy of the checkpoint",
+            path=path,
+        )
+    return path
 
 
 def buffers(data: Buffers) -> list[memoryview]:
@@ -150,6 +189,10 @@ def _advice(cause: BaseException) -> str:
         return "The file system is read-only: choose another place."
     if isinstance(cause, NotADirectoryError | IsADirectoryError | FileExistsError):
         return "Something else has that name: give the checkpoint a folder of its own."
+    if isinstance(cause, TimeoutError):
+        return (
+            "See that the store is up and reachable from here; if it is only slow, raise the storage option deadline."
+        )
     if isinstance(cause, FileNotFoundError):
         return "See that the bucket or the host in the URL is there and spelled right."
     return "See that the store is up and reachable from here, then start the query again."

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from bedload.core.errors import BedloadError
-from bedload.core.ids import Turn, WorkerId
+from bedload.core.ids import DeploymentId, Turn, WorkerId
 from bedload.keys import RoutingTable
 from bedload.protocol import messages as m
 
@@ -42,6 +42,8 @@ class Attempt:
     """Who has not said yet what became of the turn after a loss."""
     gone: BedloadError | None = None
     """The loss of a worker that had a part in it, and with that the recorded outputs of its part."""
+    deployment: DeploymentId | None = None
+    """Whose feeders it is of: all of them, as a query runs by one plan."""
     rows: int = 0
     bytes: int = 0
     keys: dict[WorkerId, int] = field(default_factory=dict)

@@ -245,8 +245,9 @@ class Changes:
         if change is None:
             return []
         out: list[Instruction] = []
-        if change.stage is Stage.HOLDING and not any(it.under_way for it in self._operators.values()):
-            return self._restart(change)
+        if change.stage is Stage.HOLDING:
+            under_way = [epochs for epochs in self._operators.values() if epochs.under_way]
+            return [step for epochs in under_way for step in epochs.inquire()] if under_way else self._restart(change)
         if change.stage is Stage.RESTARTING and not self.starting:
             return self._finish(change)
         if change.stage is not Stage.MOVING:

@@ -122,7 +122,7 @@ class Coordinator:
                 known = self._operators[operator] = OperatorEpochs(
                     operator, routing, self._addresses, lineage, self._missing, self._clock
                 )
-                known.hold = lambda: self.changes.holding or self._unsettled is not None
+                known.hold = self._holds
                 if fresh:
                     known.reset()
                 if lineage is not None:
@@ -167,11 +167,10 @@ class Coordinator:
             error = UnknownOperator(f"operator {ask.operator!r} was not applied on this cluster")
         if error is not None or epochs is None:
             return [Reply(token, m.Refused(m.WireError.of(error or ProtocolError("no operator"))))]
-        # Spark begins an epoch when the one before it is committed, of every operator of the query. It may be all that
-        # they hear of it: progress events get lost, and what begins an epoch may wait for the others' last one to end.
-        others = [other for other in self._operators.values() if other is not epochs]
-        before = Epoch(ask.epoch - 1)
-        out = [step for other in others for step in other.progress(ask.query, ask.run, before)]
+        out: list[Instruction] = []
+        for other in self._operators.values():
+            if other is not epochs:
+                out += other.asked_elsewhere(ask)
         late = not epochs.holds(ask)
         if self._missing and late:
             if self._takes_slots:
@@ -186,6 +185,16 @@ class Coordinator:
         if self.changes.holding and self._takes_slots and late:
             out += epochs.refuse_parked(refusals.restarting())
         return self._then(out)
+
+    def _holds(self, ask: m.Open) -> bool:
+        """Whether no turn may begin for now.
+
+        SUBTLE: one of an epoch that another operator of the query is in may. That epoch would never end without it, and
+        whoever holds turns up waits for that.
+        """
+        if self._unsettled is not None:
+            return True
+        return self.changes.holding and not any(epochs.is_in(ask) for epochs in self._operators.values())
 
     def feeder_failed(self, message: m.FeederFailed) -> list[Instruction]:
         """A feeder met bad data."""

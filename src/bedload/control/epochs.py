@@ -95,8 +95,8 @@ class OperatorEpochs(Turns):
         self._first_ask: tuple[RunId | None, Epoch, float] = (None, NO_EPOCH, 0.0)
         self.fresh = False
         """The user allows a query with committed epochs to start on empty state."""
-        self.hold: Callable[[], bool] = lambda: False
-        """Whether no turn may begin for now."""
+        self.hold: Callable[[m.Open], bool] = lambda _: False
+        """Whether no turn may begin for now, because of this open."""
         self._query_ended = False
         self._looking: set[QueryId] = set()
         """Queries that somebody looks at because of an open."""
@@ -161,6 +161,25 @@ class OperatorEpochs(Turns):
             case _:
                 return self._start(token, ask, found)
 
+    def asked_elsewhere(self, ask: m.Open) -> list[Instruction]:
+        """Spark wants an epoch of another operator of the query: that says what became of the one before it here, too.
+
+        It may be all that is heard of it. Progress events get lost, and where rows go through both operators, the open
+        that this one waits for comes only when the other one's is answered.
+        """
+        if ask.query != self.query or self.phase not in (Phase.OPEN, Phase.SEALED) or self._is_stale(ask):
+            return []
+        if ask.epoch > self.epoch:
+            return self._commit() if self.phase is Phase.SEALED else self._probe()
+        if ask.epoch < self.epoch and self.lineage is None:
+            return []
+        replay = EpochAborted(f"operator {self.name}: epoch {self.epoch} was rolled back because Spark replays it")
+        return [*self._abort(replay), *self._unpark()]
+
+    def is_in(self, ask: m.Open) -> bool:
+        """Whether the epoch of an open is under way here."""
+        return self.under_way and (self.query, self.run, self.epoch) == (ask.query, ask.run, ask.epoch)
+
     def asked(self, ask: m.Open) -> None:
         """Spark wants an epoch: from now on it takes time, whether it can begin or not."""
         if self._first_ask[:2] != (ask.run, ask.epoch):
@@ -184,7 +203,24 @@ class OperatorEpochs(Turns):
         """What was found out about a query that stands in the way of an open, or about its own gap."""
         self._looking.discard(query)
         # SUBTLE: the query may have started again since somebody looked. Then it has begun another turn.
-        return self._unpark((query, facts) if turn == self.turn else None)
+        if turn != self.turn:
+            return self._unpark()
+        out: list[Instruction] = []
+        if query == self.query and self.phase is Phase.SEALED and not self._current.taken_up and self.run is not None:
+            if facts.committed is not None and facts.committed >= self.epoch:
+                out = self._commit()
+            elif not facts.active:
+                self._past_runs.add(self.run)
+        return [*out, *self._unpark((query, facts))]
+
+    def inquire(self) -> list[Instruction]:
+        """Somebody waits for the end of this epoch: if it is sealed, look whether Spark has committed it, now and then.
+
+        Spark's word may not come: progress events get lost, and the next epoch's open may wait for a task slot.
+        """
+        if self.phase is not Phase.SEALED or self.query is None or not self.under_way:
+            return []
+        return self._look(self.query, pause=_WAITING_SECONDS)
 
     def query_unknown(self, error: BedloadError) -> list[Instruction]:
         """A query could not be inspected: whoever waited for that is refused, and Spark tries again."""
@@ -236,6 +272,8 @@ class OperatorEpochs(Turns):
             assert self._error is not None
             return [refuse(token, self._error)]
         current = self._current
+        if ask.deployment != current.deployment:
+            return [refuse(token, refusals.used_twice(self.name, ask.query))]
         if current.gone is not None:
             return [refuse(token, current.gone)]  # nobody can repeat its outputs: Spark has to replay the epoch
         again = current.opened(ask.nonce)
@@ -313,7 +351,7 @@ class OperatorEpochs(Turns):
         return [*self._release(facts), *self.open(token, ask, found)]
 
     def _begin(self, token: Token, ask: m.Open) -> list[Instruction]:
-        if any(worker in self._missing for worker in self.routing.workers) or self.hold():
+        if any(worker in self._missing for worker in self.routing.workers) or self.hold(ask):
             return self._park(token, ask, [])
         if self.run is not None and self.run != ask.run:
             self._past_runs.add(self.run)
@@ -340,7 +378,7 @@ class OperatorEpochs(Turns):
         if self.transfer is not None and self.transfer.due and not self.reads_back:
             out += self.transfer.flip()
         workers = self._taking_part()
-        self._current.workers = frozenset(workers)
+        self._current.workers, self._current.deployment = frozenset(workers), ask.deployment
         if lineage is not None:
             lineage.begins(workers)
             record = lineage.record(self.turn, ask.query, ask.run, ask.epoch, self.routing, self.committed)
@@ -423,5 +461,7 @@ class OperatorEpochs(Turns):
 
 
 _LOOK_AGAIN_SECONDS = 0.2
+_WAITING_SECONDS = 2.0
+"""Between two looks at a query whose epoch somebody waits for: most of the time Spark's word comes before the first."""
 _LOG_SECONDS = 60.0
 """How long Spark's commit log may stay behind the epoch that it asks for."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from bedload.core.errors import (
     BedloadError,
     CheckpointForeign,
+    DefinitionError,
     EpochIncomplete,
     EpochMismatch,
     EpochNotRetained,
@@ -143,6 +144,15 @@ def other_shape(name: OperatorName, epoch: Epoch, first: int, second: int) -> Be
 
 
 # --- deployments ---
+
+
+def used_twice(name: OperatorName, query: QueryId) -> BedloadError:
+    """Two applications of one name are in the plan of one query."""
+    return DefinitionError(
+        f"operator {name}: the name was applied twice in query {query}, and a name is one state with one input. Give "
+        f"each application a name of its own (name=...), or union the inputs and apply it once",
+        operator=name,
+    )
 
 
 def in_use(name: OperatorName, query: QueryId | None) -> BedloadError:

@@ -9,7 +9,7 @@
 from bedload.keys.canonical import NAN, canonical_key, freeze_keys
 from bedload.keys.groups import DEFAULT_KEY_GROUPS, MAX_KEY_GROUPS, check_key_groups, key_group, key_groups
 from bedload.keys.hashing import hash_columns, hash_key
-from bedload.keys.kinds import check_key_type
+from bedload.keys.kinds import check_key_type, kept_type
 from bedload.keys.routing import Move, Pin, RoutingTable
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "freeze_keys",
     "hash_columns",
     "hash_key",
+    "kept_type",
     "key_group",
     "key_groups",
 ]

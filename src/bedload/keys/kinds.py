@@ -83,6 +83,12 @@ def value_type(data_type: pa.DataType) -> pa.DataType:
     return data_type.value_type if pa.types.is_dictionary(data_type) else data_type
 
 
+def kept_type(data_type: pa.DataType) -> pa.DataType:
+    """The type that keys of this one are kept under: an instant is the same whatever zone it is shown in."""
+    data_type = value_type(data_type)
+    return pa.timestamp("us", "UTC") if kind_of(data_type) is KeyKind.TIMESTAMP else data_type
+
+
 def _advice(data_type: pa.DataType) -> str:
     if pa.types.is_timestamp(data_type):
         return "Spark's timestamps count microseconds; cast it to timestamp[us]"

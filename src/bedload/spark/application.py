@@ -72,6 +72,16 @@ class Keyed:
 
 
 @dataclass(frozen=True)
+class Shape:
+    """What state is kept under and what it is made of: what has to stay for code to go on with state in memory."""
+
+    layout: str
+    keys: pa.Schema
+    groups: int
+    variables: dict[str, Any]
+
+
+@dataclass(frozen=True)
 class Application:
     """An operator, applied."""
 
@@ -96,6 +106,12 @@ class Application:
     def name(self) -> OperatorName:
         """The operator's name."""
         return self.keyed.name
+
+    @property
+    def shape(self) -> Shape:
+        """The shape of its state in memory."""
+        keys = pa.schema(list(zip(self.keyed.names, self.keyed.types, strict=True)))
+        return Shape(self.deployment.layout, keys, self.keyed.groups, self.decoder.variables)
 
     def schema(self) -> OperatorSchema:
         """The shape of its state; raises if there is a variable that cannot be stored."""

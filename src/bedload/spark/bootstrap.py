@@ -31,7 +31,7 @@ from pyspark.sql.types import DataType, DecimalType, StringType, StructType
 
 from bedload.checkpoint import paths
 from bedload.checkpoint.records import Manifest, OperatorSchema, SnapshotPart
-from bedload.checkpoint.snapshots import stray_files
+from bedload.checkpoint.strays import stray_files
 from bedload.control.coordinator import Coordinator
 from bedload.control.lineage import Lineage
 from bedload.core.errors import (

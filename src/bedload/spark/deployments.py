@@ -1,24 +1,26 @@
 """The operators of a cluster: shipped to the workers, planned into Spark, and their state kept at hand.
 
-Invariant: an operator is applied again only with the state variables that the workers have in memory, unless its state
-is given up.
+Invariant: an operator is applied again only with the key, the key groups and the state variables that the workers have
+in memory, unless its state is given up. What differs is refused before anything is shipped or written.
 """
 
 from __future__ import annotations
 
 from pyspark.sql import DataFrame
 
+from bedload.checkpoint.evolution import other_key, same_key
 from bedload.checkpoint.records import OperatorSchema
 from bedload.control.coordinator import Coordinator
-from bedload.core.errors import SchemaChanged, StateTypeError, UnknownOperator
+from bedload.control.refusals import groups_changed
+from bedload.core.errors import OperatorNotShippable, SchemaChanged, StateTypeError, UnknownOperator
 from bedload.core.ids import DeploymentId, OperatorName, WorkerId
 from bedload.keys import RoutingTable
-from bedload.spark.application import Application
+from bedload.spark.application import Application, Shape
 from bedload.spark.attachment import Attachment
 from bedload.spark.bootstrap import deploy_with_initial_state
 from bedload.spark.driver import Driver
 from bedload.spark.state_schema import check_stored
-from bedload.spark.state_view import Decoder, OperatorState
+from bedload.spark.state_view import OperatorState
 from bedload.transport import Credentials
 
 
@@ -31,10 +33,18 @@ class Deployments:
         self._credentials = credentials
         self.states: dict[OperatorName, OperatorState] = {}
         """The live state of each operator."""
+        self._shapes: dict[OperatorName, Shape] = {}
+        """What each operator was shipped with, whether or not the workers could load it."""
 
     def launch(self, applied: Application, *, fresh: bool) -> DataFrame:
         """Ship an application, and plan it."""
-        number = self._deploy(applied, fresh=fresh)
+        try:
+            number = self._deploy(applied, fresh=fresh)
+        except OperatorNotShippable:
+            # The workers could not load it; yet it is what the coordinator knows the operator by from now on.
+            if applied.name in self._driver.call(lambda c: c.operators):
+                self._shapes[applied.name] = applied.shape
+            raise
         self._remember(applied)
         return applied.plan(number, self._driver.address, self._credentials)
 
@@ -58,7 +68,7 @@ class Deployments:
         keeper = self._attached.keeper if initial is None else self._attached.durable("initial_state")
         wanted = None if keeper is None else applied.schema()
         if not fresh:
-            self._check_same_state(name, applied.decoder, wanted)
+            self._check_same_state(name, applied.shape, wanted)
         payload = applied.payload(self._attached.epoch_bytes)
         lineage = None
         if keeper is not None and wanted is not None:
@@ -70,31 +80,33 @@ class Deployments:
                 lineage = keeper.lineage(name, wanted, fresh=fresh)
         return self._driver.deploy(name, groups, payload, fresh=fresh, lineage=lineage)
 
-    def _check_same_state(self, name: OperatorName, decoder: Decoder, wanted: OperatorSchema | None) -> None:
+    def _check_same_state(self, name: OperatorName, shape: Shape, wanted: OperatorSchema | None) -> None:
         """Refuse other state than the workers have in memory."""
-        known = self.states.get(name)
-        if known is None or known.decoder.variables == decoder.variables:
+        known = self._shapes.get(name)
+        found = [] if known is None else _differences(known, shape)
+        if not found:
             return
-        before, after = known.decoder.variables, decoder.variables
-        differ = sorted(n for n in before.keys() | after.keys() if before.get(n) != after.get(n))
+        assert known is not None
         lineage = self._driver.call(lambda c: c.operator(name).lineage)
         if lineage is not None and wanted is not None:
             check_stored(name, lineage.schema, wanted)
             raise SchemaChanged(
-                f"operator {name} was applied before with other state: {', '.join(differ)} differ. The stored "
-                f"state can become what it is now, but the workers of this cluster have it in memory as it was: "
-                f"stop the cluster, and attach again with the same checkpoint",
+                f"operator {name} was applied before with other state: {'; '.join(found)}. The stored state can become "
+                f"what it is now, but the workers of this cluster have it in memory as it was: stop the cluster, and "
+                f"attach again with the same checkpoint",
                 operator=name,
             )
+        if known.groups != shape.groups and len(found) == 1:
+            raise groups_changed(name, known.groups, shape.groups)
         raise StateTypeError(
-            f"operator {name} was applied before with other state: {', '.join(differ)} differ. Keep the state "
-            f"variables as they were, give this application another name (name=...), or give the state up with "
-            f"fresh=True",
+            f"operator {name} was applied before with other state: {'; '.join(found)}. Keep it as it was, give this "
+            f"application another name (name=...), or give the state up with fresh=True",
             operator=name,
         )
 
     def _remember(self, applied: Application) -> None:
         name = applied.name
+        self._shapes[name] = applied.shape
 
         def where() -> tuple[RoutingTable, dict[WorkerId, str]]:
             def look(coordinator: Coordinator) -> tuple[RoutingTable, dict[WorkerId, str]]:
@@ -105,3 +117,19 @@ class Deployments:
             return self._driver.call(look)
 
         self.states[name] = OperatorState(name, applied.decoder, applied.keyed.types, where, self._credentials)
+
+
+def _differences(before: Shape, after: Shape) -> list[str]:
+    """What keeps code of one shape from going on with state of another."""
+    found = []
+    if not same_key(before.keys, after.keys):
+        found.append(other_key(before.keys, after.keys))
+    if before.groups != after.groups:
+        found.append(f"key_groups: {before.groups} → {after.groups}")
+    if before.layout != after.layout:
+        found.append(f"layout: {before.layout} → {after.layout}")
+    names = before.variables.keys() | after.variables.keys()
+    differ = sorted(n for n in names if before.variables.get(n) != after.variables.get(n))
+    if differ and before.layout == after.layout:
+        found.append(f"{', '.join(differ)} differ")
+    return found

@@ -26,6 +26,7 @@ from bedload.core.errors import (
     ClusterStopped,
     DataError,
     DefinitionError,
+    EpochAborted,
     NullKey,
     WorkerLost,
     WorkerUnreachable,
@@ -44,6 +45,10 @@ COMBINE_BELOW = 0.5
 """Rows are combined by key before they are sent if that leaves at most this share of them."""
 
 _LOSS_TRIES, _LOSS_PAUSE_SECONDS = 20, 0.1
+_ASK_SECONDS = 10.0
+"""After so long without a word from the workers, the coordinator is asked whether the epoch still goes on."""
+_ANSWER_SECONDS = 600.0
+"""How long the coordinator may take to let a feeder in: workers may have to be replaced, and state to be read."""
 
 _pool: dict[tuple[str, Credentials], list[Channel]] = {}
 _opens = itertools.count()
@@ -99,6 +104,7 @@ class _Feed:
             ) from error
         self._workers: dict[WorkerId, Channel] = {}
         self._names: dict[int, WorkerId] = {}
+        self._opening = self._make_opening()
 
     def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         session = self._open()
@@ -148,7 +154,8 @@ class _Feed:
             self._names[self._workers[worker].fileno()] = worker
         return FeederSession(self._spec.operator, answer, [position for position, _ in self._spec.key])
 
-    def _ask_to_open(self) -> m.Message:
+    def _make_opening(self) -> m.Open:
+        """What this feeder is: however often it says so, it is let in once."""
         task = TaskContext.get()
         assert task is not None
         epoch = task.getLocalProperty("streaming.sql.batchId")
@@ -159,22 +166,36 @@ class _Feed:
                 f"operator {self._spec.operator} runs outside of a streaming query; apply it to a streaming "
                 f"DataFrame (spark.readStream) and start it with writeStream"
             )
-        self._coordinator.send(
-            m.encode(
-                m.Open(
-                    self._spec.operator,
-                    self._spec.deployment,
-                    QueryId(query),
-                    RunId(run),
-                    Epoch(int(epoch)),
-                    task.stageId(),
-                    task.partitionId(),
-                    task.taskAttemptId(),
-                    f"{os.getpid()}-{next(_opens)}-{task.taskAttemptId()}",
-                )
-            )
+        return m.Open(
+            self._spec.operator,
+            self._spec.deployment,
+            QueryId(query),
+            RunId(run),
+            Epoch(int(epoch)),
+            task.stageId(),
+            task.partitionId(),
+            task.taskAttemptId(),
+            f"{os.getpid()}-{next(_opens)}-{task.taskAttemptId()}",
         )
-        return m.decode(self._coordinator.recv().header)
+
+    def _ask_to_open(self) -> m.Message:
+        try:
+            self._coordinator.send(m.encode(self._opening), timeout=_ANSWER_SECONDS)
+            return m.decode(self._coordinator.recv(_ANSWER_SECONDS).header)
+        except WorkerUnreachable as error:
+            if not error.details.get("timed_out"):
+                raise
+            raise EpochAborted(
+                f"operator {self._spec.operator}, epoch {self._opening.epoch}: the coordinator did not let a task in "
+                f"within {_ANSWER_SECONDS:g} seconds. Look at cluster.workers and cluster.restoring(), then start the "
+                f"query again, or let cluster.run(...) do so"
+            ) from error
+
+    def _check_goes_on(self) -> None:
+        """Raise if the epoch is over: a worker that hangs does not say so, and may hold its connections for ever."""
+        answer = self._ask_to_open()
+        if isinstance(answer, m.Refused):
+            raise answer.error.error()
 
     def _join(self, session: FeederSession, schema: pa.Schema) -> None:
         self._send(session.join(schema))
@@ -196,7 +217,9 @@ class _Feed:
     def _send(self, sends: list[Send]) -> None:
         for worker, message, body in sends:
             try:
-                self._workers[worker].send(m.encode(message), () if body is None else (body,))
+                self._workers[worker].send(
+                    m.encode(message), () if body is None else (body,), _ASK_SECONDS, blocked=self._check_goes_on
+                )
             except WorkerUnreachable as error:
                 raise self._lost(worker, error) from error
 
@@ -205,12 +228,18 @@ class _Feed:
         channels = list(self._workers.values())
         while True:
             full = session.in_flight > window or once
-            ready = wait(channels, None if full else 0)
+            ready = wait(channels, _ASK_SECONDS if full else 0)
+            if full and not ready:
+                self._check_goes_on()
+                continue
             for channel in ready:
                 worker = self._names[channel.fileno()]
                 try:
-                    frame = channel.recv()
+                    frame = channel.recv(_ASK_SECONDS)
                 except WorkerUnreachable as error:
+                    if error.details.get("timed_out"):  # in the middle of a frame
+                        self._check_goes_on()
+                        continue
                     raise self._lost(worker, error) from error
                 session.receive(worker, m.decode(frame.header), frame.body)
             for body in session.outputs():

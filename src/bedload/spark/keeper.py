@@ -1,6 +1,8 @@
 """The driver's part in a checkpoint: its claim, what it finds, and the moves that it remembers.
 
 Turns and snapshots are written by :class:`~bedload.checkpoint.filing.Filing`.
+
+Invariant: no history is gone on from in which a newer attachment may have turns.
 """
 
 from __future__ import annotations
@@ -81,6 +83,9 @@ class Keeper(Filing):
         except (CheckpointDamaged, EpochNotRetained) as error:
             damaged = CheckpointDamaged(error.message, **error.details)
             raise advise(self.checkpoint.storage, operator, None, damaged) from error
+        # SUBTLE: after the look. Turns of a newer attachment may be in it, and to go on from them would be to write
+        # turns of their numbers over theirs.
+        self.checkpoint.check_fence()
         return history
 
     def write_move(self, record: MoveRecord) -> None:

@@ -6,10 +6,10 @@ import pyarrow as pa
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import StructType, _parse_datatype_string
+from pyspark.sql.types import DataType, StringType, StructType, VariantType, _parse_datatype_string
 
 from bedload.core.errors import KeyColumnError, KeyTypeError, SchemaError
-from bedload.keys import check_key_type
+from bedload.keys import check_key_type, kept_type
 
 
 def output_schema(operator: str, schema: str | StructType) -> StructType:
@@ -65,7 +65,7 @@ def key_columns(operator: str, df: DataFrame, key: str | list[str] | tuple[str, 
 
 
 def key_types(operator: str, spark: SparkSession, df: DataFrame, key: list[tuple[int, str]]) -> tuple[pa.DataType, ...]:
-    """The Arrow types of the key's columns, if they can be hashed."""
+    """The Arrow types that the key's columns are kept under, if they can be hashed."""
     kinds = []
     for index, name in key:
         field = df.schema.fields[index]
@@ -78,6 +78,27 @@ def key_types(operator: str, spark: SparkSession, df: DataFrame, key: list[tuple
                 operator=operator,
                 column=name,
             ) from error
+        _check_equality(where, field.dataType, operator, name)
         check_key_type(kind.type, name)
-        kinds.append(kind.type)
+        kinds.append(kept_type(kind.type))
     return tuple(kinds)
+
+
+def _check_equality(where: str, kind: DataType, operator: str, name: str) -> None:
+    """Refuse a type by which Spark takes values for one key that Arrow tells apart."""
+    collation = getattr(kind, "collation", "UTF8_BINARY") if isinstance(kind, StringType) else "UTF8_BINARY"
+    if collation != "UTF8_BINARY":
+        raise KeyTypeError(
+            f"{where} is a string of collation {collation}, by which different bytes can be one key; keys are told "
+            f"apart by their bytes. Make one spelling of it before, say lower(collate({name}, 'UTF8_BINARY')), or "
+            f"collate({name}, 'UTF8_BINARY') if the bytes are what counts",
+            operator=operator,
+            column=name,
+        )
+    if isinstance(kind, VariantType):
+        raise KeyTypeError(
+            f"{where} is a variant, which Spark does not group by: take out of it what is the key, say "
+            f"variant_get({name}, '$.id', 'string')",
+            operator=operator,
+            column=name,
+        )

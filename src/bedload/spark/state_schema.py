@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import msgspec
 import pyarrow as pa
 
-from bedload.checkpoint.evolution import check_change
+from bedload.checkpoint.evolution import differences, other_key, refuse, same_key
 from bedload.checkpoint.parquet_types import stored_type
 from bedload.checkpoint.records import OperatorSchema, Variable, pack_schema
 from bedload.checkpoint.shapes import default_of, pack_value, shape_of
@@ -75,11 +75,17 @@ def _check_storable(operator: OperatorName, what: str, kind: pa.DataType) -> Non
 
 def check_stored(name: OperatorName, stored: OperatorSchema, wanted: OperatorSchema) -> None:
     """Refuse an operator that the stored state cannot become."""
-    if stored.key_groups != wanted.key_groups and stored.keys.types == wanted.keys.types:
+    same = same_key(stored.keys, wanted.keys)
+    if stored.key_groups != wanted.key_groups and same:
         raise KeyGroupsChanged(
             f"operator {name} has state in {stored.key_groups} key groups, but {wanted.key_groups} were asked for. The "
             f"number is fixed when the state is created: use key_groups={stored.key_groups}, or give the state up with "
             f"fresh=True",
             operator=name,
         )
-    check_change(name, stored, wanted)
+    found = differences(stored, wanted)
+    # State of a renamed column is read, as older checkpoints have some; but that a column has another name, or that
+    # two have changed places, looks just like another key.
+    if not same and (renamed := other_key(stored.keys, wanted.keys)) not in found:
+        found.insert(0, f"{renamed}; if the column was only renamed, give it its old name before (withColumnRenamed)")
+    refuse(name, found)

@@ -69,7 +69,27 @@ DURABLE_MOVES = {
 }
 """The same with a checkpoint alone: without one, it is the end."""
 
-_WITH_CHECKPOINT = DURABLE.keys() | DURABLE_MOVES.keys()
+EXTRA = {
+    "slow worker": 3,
+    "hung worker": 1,
+    "vanished worker": 1,
+    "redeploy": 2,
+}
+"""Budgets of what only some simulations have."""
+
+DURABLE_EXTRA = {
+    "hung worker": 3,
+    "vanished worker": 2,
+    "slow snapshot": 6,
+    "slow store": 3,
+    "snapshot": 4,
+}
+"""The same with a checkpoint alone, or more of it. A snapshot that is asked for is no fault, and comes beside some."""
+
+ABSENCES = frozenset({"hung worker", "vanished worker"})
+"""A worker that does not answer, which the driver takes for lost."""
+
+_WITH_CHECKPOINT = DURABLE.keys() | DURABLE_MOVES.keys() | DURABLE_EXTRA.keys()
 
 ALWAYS = frozenset(
     {"crash", "speculate", "zombie", "query failure", "lost commit log", "dropped progress", "dropped end"}
@@ -86,7 +106,7 @@ EXPLAINS: dict[str, tuple[str, ...]] = {
     "NotDeterministic": ("noise", "other shape"),
     "EpochIncomplete": ("stop early", "no action"),
     "EpochMismatch": ("stop early", "no action"),
-    "WorkerLost": ("lost worker", "lost newcomer", "dead newcomer"),
+    "WorkerLost": ("lost worker", "lost newcomer", "dead newcomer", "hung worker", "vanished worker"),
     "OperatorBusy": ("second query",),
     "NullKey": ("bad data",),
     "ProtocolError": ("unreadable plan",),
@@ -96,8 +116,8 @@ EXPLAINS: dict[str, tuple[str, ...]] = {
 EXPLAINS_DURABLE: dict[str, tuple[str, ...]] = EXPLAINS | {
     "EpochIncomplete": ("stop early", "no action", "another query's set back"),
     "EpochMismatch": ("stop early", "no action", "another query's set back"),
-    "WorkerLost": (*sorted(LOSSES), "lost newcomer", "dead newcomer", "stop_restart"),
-    "EpochAborted": (*sorted(LOSSES), "lost newcomer", "dead newcomer", "stop_restart"),
+    "WorkerLost": (*sorted(LOSSES | ABSENCES), "lost newcomer", "dead newcomer", "stop_restart"),
+    "EpochAborted": (*sorted(LOSSES | ABSENCES), "lost newcomer", "dead newcomer", "stop_restart"),
     "EpochNotRetained": ("set back beyond what is retained",),
     "StoreError": ("store failure",),
     "WorkerStartFailed": ("no newcomer", "dead newcomer"),
@@ -141,7 +161,10 @@ class Scenario:
     def extended(self, chance: Chance) -> Scenario:
         """The same with some of what not every simulation has, from a chance of its own."""
         layout = chance.pick([Layout.BESIDE, Layout.CHAINED, Layout.APART]) if chance.happens(0.2) else Layout.ONE
-        return replace(self, layout=layout)
+        if not self.faults or chance.happens(0.5):
+            return replace(self, layout=layout)
+        extra = {fault for fault in (*EXTRA, *DURABLE_EXTRA) if chance.happens(0.4)}
+        return replace(self, layout=layout, faults=self.faults | extra)
 
 
 class Faults:
@@ -150,7 +173,8 @@ class Faults:
     def __init__(self, chance: Chance, scenario: Scenario) -> None:
         self._chance = chance
         self._scenario = scenario
-        self._budgets = BUDGETS | MOVES | (DURABLE | DURABLE_MOVES if scenario.durable else {})
+        durable = DURABLE | DURABLE_MOVES | DURABLE_EXTRA if scenario.durable else {}
+        self._budgets = BUDGETS | MOVES | EXTRA | durable
         self.happened: Counter[str] = Counter()
 
     @property
@@ -160,7 +184,8 @@ class Faults:
 
     def on(self, fault: str) -> bool:
         """Whether the scenario has this fault at all."""
-        return fault in self._scenario.faults and (self.durable or fault in BUDGETS or fault not in _WITH_CHECKPOINT)
+        with_memory = fault in BUDGETS or fault in EXTRA or fault not in _WITH_CHECKPOINT
+        return fault in self._scenario.faults and (self.durable or with_memory)
 
     def strikes(self, fault: str, times: float = 1.0) -> bool:
         """Whether it goes wrong here; ``times`` makes it more or less likely."""

@@ -105,7 +105,13 @@ class Network:
     """Time, chance and the record of what happened."""
 
     def __init__(
-        self, chance: Chance, *, tracing: bool = False, delay: float = 1.0, beside: Network | None = None
+        self,
+        chance: Chance,
+        *,
+        tracing: bool = False,
+        delay: float = 1.0,
+        beside: Network | None = None,
+        within: Network | None = None,
     ) -> None:
         self.time: VirtualTime = VirtualTime() if beside is None else beside.time
         self.chance = chance
@@ -113,10 +119,15 @@ class Network:
         self._tracing = tracing
         self._delay = delay
         self._held: list[Callable[[], None]] | None = None
+        self._within = within
 
     def another(self) -> Network:
         """Another one in the same world, to be held up by itself."""
         return Network(self.chance, tracing=self._tracing, delay=self._delay, beside=self)
+
+    def part(self) -> Network:
+        """A part of this one, which can be held up by itself, and is held up with the whole."""
+        return Network(self.chance, tracing=self._tracing, delay=self._delay, beside=self, within=self)
 
     def after(self, delay: float, action: Callable[[], None]) -> None:
         """Plan something."""
@@ -124,18 +135,21 @@ class Network:
 
     def at(self, when: float, action: Callable[[], None]) -> None:
         """Plan something for a time; if all is held up then, for later."""
-        self.time.at(when, lambda: self._happen(action))
+        self.time.at(when, lambda: self.happen(action))
 
-    def _happen(self, action: Callable[[], None]) -> None:
+    def happen(self, action: Callable[[], None]) -> None:
+        """Something happens now; if all is held up, later."""
         if self._held is not None:
             self._held.append(action)
+        elif self._within is not None:
+            self._within.happen(action)
         else:
             action()
 
     @property
     def held(self) -> bool:
         """Whether all is held up."""
-        return self._held is not None
+        return self._held is not None or (self._within is not None and self._within.held)
 
     def hold(self) -> None:
         """From here on nothing happens in this network."""
@@ -204,6 +218,15 @@ class Connection:
             self._lost = True
         arrival = max(self._arrival[side], network.time.now) if not self._lost else network.time.now
         network.at(arrival + network.delay(), lambda: self._closed(1 - side))
+
+    def vanish(self, end: End, silence: float) -> None:
+        """One end is gone without a word: the other hears of it when it has waited for so long."""
+        side = self._side(end)
+        if side in self._deaf:
+            return
+        self._deaf.add(side)
+        self._lost = True
+        self._network.after(silence, lambda: self._closed(1 - side))
 
     def _side(self, end: End) -> int:
         return 0 if end is self._ends[0] else 1

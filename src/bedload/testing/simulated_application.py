@@ -60,6 +60,7 @@ class Application:
         self._network = world.network.another()
         self._spark: SparkContext | None = None
         self._processes = 0
+        self._shipped = 0
 
     # --- its life ---
 
@@ -103,7 +104,9 @@ class Application:
             desk=desk,
             retention=world.retention,
         )
-        self._spark = SparkContext(self._network, driver, world.faults, world.slots, self._explain)
+        self._spark = SparkContext(
+            self._network, driver, world.faults, world.slots, self._explain, lambda *what: self._redeploy(*what)
+        )
         driver.on_over = self._over
         driver.on_stage = lambda name, stage: world.on_stage(driver, name, stage) if self.live else None
         self._deploy(
@@ -117,11 +120,9 @@ class Application:
         known: dict[OperatorName, DeploymentId],
     ) -> None:
         """Apply the operators of one query after the other."""
-        driver = self.driver
-        assert driver is not None
         (query, name), left = left[0], left[1:]
 
-        def deployed(error: BedloadError | None) -> None:
+        def deployed(deployment: DeploymentId, error: BedloadError | None) -> None:
             if not self.live or (error is not None and self._world.faults.durable):
                 return  # the program is over; in memory only it goes on, to be refused
             assert self._spark is not None
@@ -131,12 +132,35 @@ class Application:
             if left:
                 self._deploy(left, lineages, known)
 
-        driver.on_deployed = deployed
+        self._ship(name, lineages.get(name), deployed)
+
+    def _ship(
+        self, name: OperatorName, lineage: Lineage | None, then: Callable[[DeploymentId, BedloadError | None], None]
+    ) -> None:
+        """Ship an operator, and go on when every worker has it, or one cannot take it."""
+        driver = self.driver
+        assert driver is not None
+        self._shipped += 1
+        token = f"deployment {self._shipped}"
         deployment: DeploymentId
-        deployment, steps = driver.coordinator.deploy(
-            "deploy", name, KEY_GROUPS, name.encode(), lineage=lineages.get(name)
-        )
+        driver.on_deployed[token] = lambda error: then(deployment, error)
+        deployment, steps = driver.coordinator.deploy(token, name, KEY_GROUPS, name.encode(), lineage=lineage)
         driver.carry_out(steps)
+
+    def _redeploy(self, query: SimulatedQuery, then: Callable[[dict[OperatorName, DeploymentId]], None]) -> None:
+        """Apply the operators of a query again before it starts; one that cannot be shipped stays as it was."""
+        left, made = list(query.plan.operators), dict[OperatorName, DeploymentId]()
+
+        def shipped(deployment: DeploymentId, error: BedloadError | None) -> None:
+            name = left.pop(0)
+            if error is None:
+                made[name] = deployment
+            if left:
+                self._ship(left[0], None, shipped)
+            else:
+                then(made)
+
+        self._ship(left[0], None, shipped)
 
     def _make_worker(self, worker: WorkerId, desk: Desk | None) -> SimulatedWorker:
         world = self._world

@@ -16,6 +16,7 @@ from bedload.control.compaction import Retention
 from bedload.control.coordinator import Coordinator
 from bedload.control.instructions import (
     ChangeResult,
+    CheckpointResult,
     CheckTurn,
     CollectGarbage,
     DeployResult,
@@ -26,6 +27,7 @@ from bedload.control.instructions import (
     ReplaceWorker,
     Reply,
     StartWorkers,
+    Token,
     ToWorker,
     WorkersLeft,
     WriteManifest,
@@ -82,7 +84,8 @@ class SimulatedDriver:
         self.alive = True
         self.live = True
         """Whether its program is the one that counts."""
-        self.on_deployed: Callable[[BedloadError | None], None] = lambda _: None
+        self.on_deployed: dict[Token, Callable[[BedloadError | None], None]] = {}
+        """Who waits for a deployment."""
         self.on_over: Callable[[BedloadError], None] = lambda _: None
         self.on_stage: Callable[[OperatorName, Stage], None] = lambda *_: None
         """A move has come to another stage."""
@@ -97,6 +100,8 @@ class SimulatedDriver:
         self._desk = desk
         self._links: dict[WorkerId, Connection] = {}
         self._names: dict[Connection, WorkerId] = {}
+        self._spares: set[WorkerId] = set()
+        """Workers of which a second one waits for the first to be lost."""
         addresses = {worker: self._connect(worker) for worker in workers}
         self.coordinator = Coordinator(addresses, durable=desk is not None, retention=retention, clock=network.time)
         if desk is not None:
@@ -128,8 +133,11 @@ class SimulatedDriver:
                     self._inspector.inspect_stage(step)
                 case InspectQuery():
                     self._inspector.inspect_query(step)
-                case DeployResult(error=error):
-                    self.on_deployed(error)
+                case DeployResult(to=to, error=error):
+                    self.on_deployed.pop(to)(error)
+                case CheckpointResult(to=to, error=error):
+                    assert isinstance(to, int)
+                    self.wishes.snapshot_over(to, error, self.coordinator)
                 case EpochEnded():
                     self._network.note(f"coordinator: {step}")
                     self._watchers[step.operator].ended(step)
@@ -204,12 +212,34 @@ class SimulatedDriver:
 
     def on_close(self, connection: Connection) -> None:
         """A worker is gone; a feeder's connection ends without meaning."""
+        self._lost(connection, "killed by the simulation")
+
+    def _lost(self, connection: Connection, how: str) -> None:
         worker = self._names.pop(connection, None)
         if worker is not None:
             del self._links[worker]
-            self.tell(lambda c: c.worker_lost(worker, "killed by the simulation"))
+            self.tell(lambda c: c.worker_lost(worker, how))
+            if worker in self._spares:
+                self._spares.remove(worker)
+                self._joins(worker)
 
     # --- workers ---
+
+    def give_up(self, process: SimulatedWorker, *, kill: bool) -> None:
+        """A worker has said nothing for too long: it is as good as lost, whether it can be ended or not."""
+        link = self._links.get(process.worker)
+        if not self.alive or link is None or self.workers[process.worker] is not process:
+            return
+        self._network.note(f"{process.name} is given up")
+        link.close(self)
+        if kill:
+            self._network.after(self._network.chance.delay(4), process.kill)
+        self._lost(link, "it said nothing for too long")
+
+    def comes_again(self, process: SimulatedWorker) -> None:
+        """Somebody started a worker anew, and it is here before it is known that the one before is gone."""
+        if process.worker in self._links and self.workers[process.worker] is process:
+            self._spares.add(process.worker)
 
     def _connect(self, worker: WorkerId) -> str:
         process = self._make(worker)

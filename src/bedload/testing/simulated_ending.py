@@ -44,6 +44,8 @@ class Ending:
         else:
             self._settle(driver)
         for name, watcher in self._world.watchers.items():
+            if name not in driver.coordinator.operators:
+                continue  # the cluster was lost before it was applied
             epochs = driver.coordinator.operator(name)
             for worker in driver.workers.values():
                 if not worker.alive:
@@ -134,6 +136,7 @@ class Ending:
             if epochs.phase is not ControlPhase.IDLE or not (lineage is None or lineage.all_hold_head(epochs.routing)):
                 return  # a move may wait for an epoch that does not come
         assert not driver.wishes.open, f"{driver.wishes.open} did not come to an end"
+        assert not driver.wishes.snapshots, f"snapshots {driver.wishes.snapshots} did not come to an end"
         assert coordinator.changes.current is None, f"{coordinator.changes.current} did not come to an end"
         here = {worker.name for worker in driver.places.values() if worker.alive}
         members = {coordinator.workers[worker] for worker in coordinator.changes.members}

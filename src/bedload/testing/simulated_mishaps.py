@@ -75,16 +75,27 @@ class Mishaps:
         if not self._scenario.durable:
             if self._faults.strikes("lost worker", 8):
                 self._later(40, self._lose_worker)
+            self._plan_each((("slow worker", self._slow_worker),))
+            self._plan_each((("hung worker", self._hang_worker), ("vanished worker", self._vanish_worker)), 0.5)
             return
-        for fault, action in (
-            ("lost worker", self._lose_worker),
-            ("cut off worker", self._cut_off_worker),
-            ("lost workers", self._lose_workers),
-            ("lost driver", self._lose_driver),
-            ("paused cluster", self._pause),
-            ("store failure", self._store_fails),
-        ):
-            while self._faults.strikes(fault, 4):
+        self._plan_each(
+            (
+                ("lost worker", self._lose_worker),
+                ("cut off worker", self._cut_off_worker),
+                ("lost workers", self._lose_workers),
+                ("lost driver", self._lose_driver),
+                ("paused cluster", self._pause),
+                ("store failure", self._store_fails),
+                ("slow worker", self._slow_worker),
+                ("hung worker", self._hang_worker),
+                ("vanished worker", self._vanish_worker),
+                ("snapshot", self._ask_for_snapshots),
+            )
+        )
+
+    def _plan_each(self, mishaps: tuple[tuple[str, Callable[[], None]], ...], times: float = 4) -> None:
+        for fault, action in mishaps:
+            while self._faults.strikes(fault, times):
                 if self._chance.happens(0.5):
                     self._later(50, action)
                 else:
@@ -109,6 +120,36 @@ class Mishaps:
         if workers:
             for worker in self._chance.shuffled(workers)[: self._chance.number(1, len(workers))]:
                 worker.kill()
+
+    def _slow_worker(self) -> None:
+        if self._workers:
+            self._chance.pick(self._workers).hang(self._chance.delay(15))
+
+    def _hang_worker(self) -> None:
+        """One that stands still until it is given up; it is ended, or wakes up and believes to be in time."""
+        driver = self._application().driver
+        if driver is None or not driver.alive:
+            return
+        victim = self._chance.pick(self._workers)
+        patience = 10 + self._chance.delay(10)
+        victim.hang(patience + self._chance.delay(60))
+        kill = self._chance.happens(0.5)
+        self._network.after(patience, lambda: driver.give_up(victim, kill=kill) if victim.hung else None)
+
+    def _vanish_worker(self) -> None:
+        """One whose machine is gone; sometimes another one is there before anybody noticed."""
+        driver = self._application().driver
+        if driver is None or not driver.alive:
+            return
+        victim = self._chance.pick(self._workers)
+        victim.vanish(15 + self._chance.delay(15))
+        if self._chance.happens(0.5):
+            self._network.after(self._chance.delay(15), lambda: driver.comes_again(victim))
+
+    def _ask_for_snapshots(self) -> None:
+        driver = self._application().driver
+        if driver is not None and driver.alive:
+            driver.wishes.ask_for_snapshots(driver)
 
     def _lose_driver(self) -> None:
         self._application().die()

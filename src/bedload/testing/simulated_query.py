@@ -118,8 +118,24 @@ class SimulatedQuery:
         self.ran_here = True
         self.run = RunId(f"{self.query}-run{self._runs}")
         self._spark.network.note(f"{self.run} starts at epoch {self.epoch}")
-        self._plan_failure(self.run)
-        self._later(self._begin_epoch, self.run)
+        if self._spark.faults.strikes("redeploy", 3):
+            self._redeploy(self.run)
+            return
+        self._go(self.run)
+
+    def _go(self, run: RunId) -> None:
+        self._plan_failure(run)
+        self._later(self._begin_epoch, run)
+
+    def _redeploy(self, run: RunId) -> None:
+        """The user applies the operators again before the query starts."""
+
+        def done(deployments: dict[OperatorName, DeploymentId]) -> None:
+            if self.run == run and self._application is not None:
+                self._application = self._application[0], {**self._application[1], **deployments}
+                self._go(run)
+
+        self._spark.redeploy(self, done)
 
     def fail(self) -> None:
         """The current run fails by itself, if there is one."""

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from bedload.core.ids import Epoch, OperatorName, QueryId, RunId
+from bedload.core.ids import DeploymentId, Epoch, OperatorName, QueryId, RunId
 from bedload.testing.faults import Faults
 from bedload.testing.network import Network
 from bedload.testing.simulated_cluster import SimulatedDriver
@@ -60,6 +60,7 @@ class SparkContext:
         faults: Faults,
         slots: int,
         explain: Callable[[Exception, QueryId, Epoch], None],
+        redeploy: Callable[[Any, Callable[[dict[OperatorName, DeploymentId]], None]], None],
     ) -> None:
         self.network = network
         self.driver = driver
@@ -67,6 +68,8 @@ class SparkContext:
         self.slots = Slots(slots)
         self.explain = explain
         """Raises unless a fault that happened explains an error."""
+        self.redeploy = redeploy
+        """Applies the operators of a query again."""
         self.stages = 0
         self.attempts = 0
         self.shapes: dict[int, int] = {}

@@ -8,14 +8,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Protocol
 
 from bedload.control.changes import Kind, Wish
 from bedload.control.coordinator import Coordinator
 from bedload.control.instructions import ChangeResult, Instruction
-from bedload.core.ids import KeyGroup
+from bedload.core.errors import BedloadError
+from bedload.core.ids import KeyGroup, OperatorName, Turn
 from bedload.migration import STRATEGIES, Strategy
 from bedload.testing.chance import Chance
-from bedload.testing.faults import LOSSES, Faults
+from bedload.testing.faults import ABSENCES, LOSSES, Faults
 from bedload.testing.network import Network
 from bedload.testing.workload import HASH_OF, KEY_GROUPS
 
@@ -25,8 +27,8 @@ KINDS: tuple[Kind, ...] = ("rescale", "rescale", "rescale", "move", "move", "dra
 
 WHY = {
     "MoveCancelled": ("cancel",),
-    "WorkerStartFailed": ("no newcomer", "dead newcomer", "lost newcomer", *sorted(LOSSES)),
-    "WorkerLost": ("dead newcomer", "lost newcomer", "lost worker"),
+    "WorkerStartFailed": ("no newcomer", "dead newcomer", "lost newcomer", *sorted(LOSSES | ABSENCES)),
+    "WorkerLost": ("dead newcomer", "lost newcomer", "lost worker", *sorted(ABSENCES)),
 }
 """Which faults may be behind a change that failed."""
 
@@ -74,6 +76,20 @@ def _strategy(chance: Chance, names: tuple[str, ...], *, durable: bool) -> Strat
     return strategy.with_(bandwidth=chance.pick([None, None, 200.0]), share=chance.pick([None, 0.05]))
 
 
+_NO_SNAPSHOT = (*sorted(LOSSES), "store failure", "lost newcomer", "dead newcomer", "stop_restart", *sorted(ABSENCES))
+"""Which faults may be behind a snapshot that cannot be made."""
+
+
+class Asked(Protocol):
+    """A cluster that something is asked of."""
+
+    coordinator: Coordinator
+
+    def tell(self, event: Callable[[Coordinator], list[Instruction]]) -> None:
+        """Something happened that the coordinator should know."""
+        ...
+
+
 class Wishes:
     """All that is asked of one cluster."""
 
@@ -84,7 +100,9 @@ class Wishes:
         """What has, by kind, strategy and outcome."""
         self._network = network
         self._faults = faults
-        self._known: set[int] = set()
+        self.snapshots: dict[int, tuple[OperatorName, Turn | None]] = {}
+        """Snapshots that were asked for and are not there, of which turn or a later one."""
+        self._snapshots = 0
 
     def ask(
         self, wish: Wish, tell: Callable[[Callable[[Coordinator], list[Instruction]]], None], coordinator: Coordinator
@@ -108,6 +126,30 @@ class Wishes:
             self._network.after(
                 self._network.chance.delay(8), lambda: tell(lambda coordinator: self._cancel(coordinator, number))
             )
+
+    def ask_for_snapshots(self, driver: Asked) -> None:
+        """Have all that is committed in a snapshot, of every operator."""
+        for name in driver.coordinator.operators:
+            lineage = driver.coordinator.operator(name).lineage
+            self._snapshots += 1
+            number = self._snapshots
+            self._network.note(f"the user wants a snapshot of {name}")
+            self.snapshots[number] = name, None if lineage is None else lineage.head
+            driver.tell(lambda c, number=number, name=name: c.checkpoint(number, name))  # type: ignore[misc]
+
+    def snapshot_over(self, number: int, error: BedloadError | None, coordinator: Coordinator) -> None:
+        """There is a snapshot, or there is a reason why not."""
+        name, wanted = self.snapshots.pop(number)
+        self.over[f"snapshot: {'done' if error is None else type(error).__name__}"] += 1
+        if error is not None:
+            known = [fault for fault in _NO_SNAPSHOT if self._faults.happened[fault]]
+            assert known or error is coordinator.error, f"no snapshot of {name} for no reason: {error!r}"
+            return
+        lineage = coordinator.operator(name).lineage
+        assert lineage is not None
+        there = [turn for turn in lineage.history.retained() if lineage.history.manifest(turn) is not None]
+        gone = self._faults.happened["set back"]
+        assert wanted is None or gone or any(turn >= wanted for turn in there), f"no snapshot of {name} at {wanted}"
 
     def _cancel(self, coordinator: Coordinator, number: int) -> list[Instruction]:
         known = number in self.open

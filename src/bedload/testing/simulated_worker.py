@@ -85,7 +85,8 @@ class SimulatedWorker:
             operator: Holdings(worker, name, lambda: self.machine, watcher, durable=place is not None)
             for operator, watcher in watchers.items()
         }
-        self._network = network
+        self._network = network.part()
+        """What goes on in this process: it can be held up by itself."""
         self._deployments = deployments
         self._watchers = watchers
         self._faults = faults
@@ -95,6 +96,7 @@ class SimulatedWorker:
         self._calls: dict[Neighbour, Connection] = {}
         self._called: dict[Connection, Neighbour] = {}
         self._pumping = False
+        self._hung = False
         self._unseen = 0
         """Messages since the state was looked at."""
         self._busy = False
@@ -126,6 +128,32 @@ class SimulatedWorker:
         for connection in self._connections:
             connection.close(self)
 
+    def vanish(self, silence: float) -> None:
+        """The machine that it runs on is gone: nobody is told, and whoever is connected waits for so long."""
+        if self.alive:
+            self._network.note(f"{self.name} vanishes")
+            self.alive = False
+            for connection in self._connections:
+                connection.vanish(self, silence)
+
+    @property
+    def hung(self) -> bool:
+        """Whether it does nothing for now."""
+        return self._hung and self.alive
+
+    def hang(self, seconds: float) -> None:
+        """The process stands still for a while; its connections stay open."""
+        if self.alive and not self._hung:
+            self._network.note(f"{self.name} hangs for {seconds:.1f}")
+            self._hung = True
+            self._network.hold()
+            self._network.time.after(seconds, self._wake_up)
+
+    def _wake_up(self) -> None:
+        self._network.note(f"{self.name} goes on")
+        self._hung = False
+        self._network.go_on()
+
     def cut_off(self) -> None:
         """The connection to the coordinator breaks; the process notices when it is not busy."""
         if not self.alive or self._driver is None:
@@ -138,10 +166,13 @@ class SimulatedWorker:
     def on_message(self, connection: Connection, message: m.Message, body: Body) -> None:
         """Hand a message to the machine and send what it says."""
         peer = COORDINATOR if connection is self._driver else self._called.get(connection, connection)
-        self._do(lambda: self._handle(peer, message, body))
+        self._network.happen(lambda: self._do(lambda: self._handle(peer, message, body)))
 
     def on_close(self, connection: Connection) -> None:
         """A feeder or another worker is gone; or the coordinator is, and this worker has no purpose left."""
+        self._network.happen(lambda: self._closed(connection))
+
+    def _closed(self, connection: Connection) -> None:
         self._connections.pop(connection, None)
         neighbour = self._called.pop(connection, None)
         if neighbour is not None and self._calls.get(neighbour) is connection:
@@ -170,7 +201,8 @@ class SimulatedWorker:
 
     def _handle(self, peer: object, message: m.Message, body: Body) -> list[Out]:
         if isinstance(message, m.Compact):
-            self._network.after(self._network.delay(), lambda: self._compact(message))
+            slow = 60.0 if self._faults.strikes("slow snapshot", 3) else 0.0
+            self._network.after(slow + self._network.delay(), lambda: self._compact(message))
             return []
         if isinstance(message, m.Stop):
             return self._end()
@@ -292,7 +324,8 @@ class SimulatedWorker:
         elif "write" in where and self._faults.strikes("cut off in the seal"):
             self.cut_off()
         if self.alive:
-            self._network.sleep(self._network.delay() / 2)
+            slow = 40.0 if self._faults.strikes("slow store") else 0.0
+            self._network.sleep(slow + self._network.delay() / 2)
         if not self.alive:
             raise ProcessKilled(self.name)
 

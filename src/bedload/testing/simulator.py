@@ -127,7 +127,7 @@ class Simulation:
     ) -> None:
         self.seed = seed
         chance = self.chance = Chance(seed)
-        self._more = Chance(f"more of {seed}")
+        self._more = Chance(f"{seed}+")
         """Apart, so that what is drawn here leaves a simulation without it as it is."""
         scenario = self._scenario = scenario or Scenario.chosen(chance, moves=moves).extended(self._more)
         self.network = Network(chance, tracing=tracing, delay=chance.pick([0.3, 1.0, 3.0]))

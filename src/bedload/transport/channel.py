@@ -17,7 +17,7 @@ import os
 import secrets
 import selectors
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -70,12 +70,18 @@ class Channel:
         return cls(sock, address, clock)
 
     def send(
-        self, header: ReadableBuffer, buffers: Iterable[ReadableBuffer] = (), timeout: float | None = None
+        self,
+        header: ReadableBuffer,
+        buffers: Iterable[ReadableBuffer] = (),
+        timeout: float | None = None,
+        *,
+        blocked: Callable[[], None] | None = None,
     ) -> None:
         """Send a frame; blocks while the other end is too busy to take it.
 
         If ``timeout`` seconds pass before it is sent, the channel is closed and ``WorkerUnreachable`` is raised with
-        ``timed_out`` true: a half frame cannot be taken back.
+        ``timed_out`` true: a half frame cannot be taken back. With ``blocked``, that is called instead, each time, and
+        the send goes on unless it raises.
         """
         queue = SendQueue()
         queue.push(encode_frame(header, buffers))
@@ -84,7 +90,13 @@ class Channel:
         try:
             while queue.pending:
                 self._set_timeout(deadline)
-                queue.sent(self._sock.sendmsg(queue.next_vectors()))
+                try:
+                    queue.sent(self._sock.sendmsg(queue.next_vectors()))
+                except (TimeoutError, BlockingIOError) as error:
+                    if blocked is None or timeout is None or error.errno == errno.ETIMEDOUT:
+                        raise
+                    blocked()
+                    deadline = self._clock.monotonic() + timeout
         except (TimeoutError, BlockingIOError) as error:
             self.close()
             if error.errno == errno.ETIMEDOUT:  # the system gave the connection up

@@ -19,12 +19,13 @@ prefix, then the rest) however many buffers its sender gathered it from.
 
 from __future__ import annotations
 
-import ctypes
 import struct
 from collections import deque
 from collections.abc import Iterable
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
 
 from bedload.core.errors import ProtocolError, TooLarge
 
@@ -176,10 +177,10 @@ def _allocate(header_size: int, body_size: int) -> memoryview:
     size = header_size + body_size
     if not body_size:
         return memoryview(bytearray(size))
-    room = bytearray(size + ALIGNMENT - 1)
-    start = ctypes.addressof(ctypes.c_char.from_buffer(room))
-    skip = -(start + header_size) % ALIGNMENT
-    return memoryview(room)[skip : skip + size]
+    # Not zeroed: every byte is received before anybody sees it, and a damaged length touches no page.
+    room = np.empty(size + ALIGNMENT - 1, np.uint8)
+    skip = -(int(room.__array_interface__["data"][0]) + header_size) % ALIGNMENT
+    return room.data[skip : skip + size]
 
 
 def _fits(header_size: int, body_size: int) -> bool:

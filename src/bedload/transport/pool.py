@@ -25,7 +25,7 @@ class ChannelPool:
         self._credentials = credentials
         self._most = most
         self._clock = clock or SystemClock()
-        self._lock = threading.Lock()  # never held while anything waits
+        self._lock = threading.RLock()  # never held while anything waits; a collection may end a loan within it
         self._idle: dict[str, list[Channel]] = {}
         self._room: dict[str, threading.Semaphore] = {}
         self._closings = 0

@@ -34,8 +34,8 @@ _PROBES, _UNACKED, _LAST_ACK_MS = 3, 12, 20
 _UNANSWERED_PROBES = 2
 
 
-def is_silent(sock: socket.socket, seconds: float = SILENCE_SECONDS) -> bool:
-    """Whether bytes wait for the other host's answer, and nothing has come from it for so long."""
+def is_silent(sock: socket.socket) -> bool:
+    """Whether bytes wait for the other host's answer, and nothing has come from it for :data:`SILENCE_SECONDS`."""
     if sys.platform != "linux":
         return False  # keepalive alone has to do
     try:
@@ -45,12 +45,12 @@ def is_silent(sock: socket.socket, seconds: float = SILENCE_SECONDS) -> bool:
     # Probes ask a host that has no room whether it has some by now: one is under way at times, several without an
     # answer are not. They come ever more rarely, so the time since the last answer says nothing by itself.
     waits = info[_UNACKED] > 0 or info[_PROBES] >= _UNANSWERED_PROBES
-    return bool(waits and info[_LAST_ACK_MS] >= seconds * 1000)
+    return bool(waits and info[_LAST_ACK_MS] >= SILENCE_SECONDS * 1000)
 
 
-def describe(seconds: float = SILENCE_SECONDS) -> str:
+def describe() -> str:
     """How a connection ended that was silent."""
-    return f"because its host has not answered for {seconds:g} seconds: it is gone, or the network to it is"
+    return f"because its host has not answered for {SILENCE_SECONDS:g} seconds: it is gone, or the network to it is"
 
 
 class Watched(Protocol):
@@ -64,15 +64,16 @@ class Watched(Protocol):
 class Watch:
     """Looks after the blocking connections of a process, on a thread that is started when there is the first one."""
 
-    def __init__(self, seconds: float = LOOK_SECONDS) -> None:
-        self._seconds = seconds
-        self._lock = threading.Lock()
+    def __init__(self) -> None:
+        self._lock = threading.RLock()  # a collection may close a connection within any of these calls
+        self._over = threading.Event()  # there is nothing to watch any more
         self._watched: weakref.WeakSet[Watched] = weakref.WeakSet()
         self._runs = False
 
     def forked(self) -> None:
         """This process is a fork: it has no threads but the one that made it, and a lock may be theirs for ever."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+        self._over = threading.Event()
         self._watched = weakref.WeakSet()
         self._runs = False
 
@@ -88,11 +89,14 @@ class Watch:
         """Look after it no longer."""
         with self._lock:
             self._watched.discard(watched)
+            if not self._watched:
+                self._over.set()
 
     def _run(self) -> None:
-        pause = threading.Event()
-        while not pause.wait(self._seconds):
+        while True:
+            self._over.wait(LOOK_SECONDS)
             with self._lock:
+                self._over.clear()
                 connections = list(self._watched)
                 if not connections:
                     self._runs = False

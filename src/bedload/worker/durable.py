@@ -5,11 +5,13 @@ Invariants:
 - A seal is acknowledged only if, after its segment was written, no newer attachment had claimed the checkpoint and
   nobody had given the turn up. Whoever claims or gives up does so first and looks for segments second. So one of the
   two sees the other, and a turn is never both acknowledged and passed over.
-- Reading and compaction never run on the worker's own thread: what they find comes back as an event.
+- Reading and compaction never run on the worker's own thread: what they find comes back as an event, also if they fail.
+- Every call to the store has a deadline (:mod:`bedload.checkpoint.deadlines`), and a child that hangs is ended.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -30,6 +32,11 @@ from bedload.core.errors import BedloadError, CheckpointDamaged, CheckpointError
 from bedload.core.ids import Epoch, Generation, KeyGroup, OperatorName, QueryId, Turn, WorkerId
 from bedload.protocol import messages as m
 from bedload.worker.durability import Load, Loaded, LoadFailed
+
+_PATIENCE_SECONDS = 600.0
+"""A child that has given no sign of life for so long is ended. It gives one for each file and chunk that it has read;
+before the first one it starts Python and reads the records, and each call to the store has a deadline of its own."""
+_END_SECONDS = 10.0
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -116,9 +123,10 @@ def load(storage: Storage, order: Load) -> Any:
 class Compactor:
     """Writes snapshots in child processes of low priority."""
 
-    def __init__(self, worker: WorkerId, place: Place) -> None:
+    def __init__(self, worker: WorkerId, place: Place, patience: float = _PATIENCE_SECONDS) -> None:
         self._worker = worker
         self._place = place
+        self._patience = patience
         self._children: set[subprocess.Popen[bytes]] = set()
         self._closed = False
 
@@ -151,17 +159,37 @@ class Compactor:
         )
         # SUBTLE: a worker inside a Spark task may have found its packages by ways that a child does not know of.
         environment = dict(os.environ, PYTHONPATH=os.pathsep.join(filter(None, sys.path)))
-        with subprocess.Popen(
+        child = subprocess.Popen(
             COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
-        ) as child:
-            self._children.add(child)
-            try:
-                if self._closed:
-                    child.kill()
-                output, errors = child.communicate(encode_job(job))
-            finally:
-                self._children.discard(child)
-        if not output:
+        )
+        self._children.add(child)
+        try:
+            if self._closed:
+                child.kill()
+            output, errors = self._listen(child, encode_job(job))
+        finally:
+            self._children.discard(child)
+        if not output.strip():  # signs of life are no result
             tail = errors.decode(errors="replace")[-2000:]
             raise CheckpointError(f"a compaction ended with code {child.returncode} and no result: {tail}")
         return decode_result(output)
+
+    def _listen(self, child: subprocess.Popen[bytes], job: bytes) -> tuple[bytes, bytes]:
+        """What a child says in the end. One that gives no sign of life for a while is ended."""
+        given: bytes | None = job
+        signs, heard = -1, 0
+        while heard > signs:
+            signs = heard
+            try:
+                return child.communicate(given, timeout=self._patience)
+            except subprocess.TimeoutExpired as silent:
+                given = None  # it is on its way
+                heard = len(silent.output or b"")
+        child.kill()
+        # What the system does not end is left behind: the answer must not wait for it.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.communicate(timeout=_END_SECONDS)
+        raise CheckpointError(
+            f"a compaction (process {child.pid}) gave no sign of life for {self._patience:g} seconds and was ended. "
+            f"The state is safe, and will be compacted later; look at the load of the machine and of the store"
+        )

@@ -54,7 +54,7 @@ def main() -> None:
     spark = session(MASTER, FOLDER, spark_executor_cores="2", spark_executor_memory="512m", spark_cores_max="4")
     # Small batches, so that the task that fails has given some and has not given others.
     spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "50")
-    cluster = bl.attach(spark, workers=2)
+    cluster = bl.attach(spark, workers=2, encrypt=True)
     say("attached", workers=cluster.workers)
     stream = numbers(spark, 400, 2).selectExpr("value % 20 as key", "value")
 

@@ -21,7 +21,7 @@ def main(folder: Path, master: str) -> None:
     cloudpickle.register_pickle_by_value(tally)  # executors do not have the tests
     spark = session(master, folder, spark_executor_memory="512m")
     sink = Sink()
-    with bl.attach(spark, workers=2, checkpoint=folder / "checkpoint") as cluster:
+    with bl.attach(spark, workers=2, checkpoint=folder / "checkpoint", encrypt=True) as cluster:
         out = applied(cluster, stream(spark), "rows").writeStream.foreachBatch(sink)
         supervised = cluster.run(out.option("checkpointLocation", str(folder / "query")), first_pause=0.2)
 

@@ -88,7 +88,9 @@ class Aggregates:
         """Keys and aggregates of these slots."""
         if not len(slots):
             return None
-        columns = [*table.keys(slots), *(a.result.column(table, slots) for a in self._aggregates.values())]
+        # Instants are kept in UTC, and given in the zone of the session.
+        keys = [key.cast(self.output.field(i).type) for i, key in enumerate(table.keys(slots))]
+        columns = [*keys, *(a.result.column(table, slots) for a in self._aggregates.values())]
         return pa.RecordBatch.from_arrays(columns, schema=self.output)
 
     # --- ahead of the worker ---

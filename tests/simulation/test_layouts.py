@@ -1,0 +1,94 @@
+"""Two operators: in one query side by side, one on the outputs of the other, or in a query each at the same time."""
+
+from __future__ import annotations
+
+import pytest
+from tests.simulation.mutants import Patch, first_failure
+
+from bedload.control.coordinator import Coordinator
+from bedload.control.epochs import OperatorEpochs
+from bedload.core.ids import OperatorName
+from bedload.testing import Scenario
+from bedload.testing.faults import ALWAYS, DURABLE, DURABLE_MOVES, MOVES
+from bedload.testing.simulator import simulate
+from bedload.testing.workload import Layout
+from bedload.worker.machine import WorkerMachine
+
+TWO = [Layout.BESIDE, Layout.CHAINED, Layout.APART]
+
+
+@pytest.mark.parametrize("durable", [False, True])
+@pytest.mark.parametrize("layout", TWO)
+def test_without_faults_two_operators_have_the_state_of_all_epochs(layout: Layout, durable: bool) -> None:
+    for seed in range(6):
+        report = simulate(seed, Scenario(frozenset(), 0.0, durable, layout=layout))
+        assert set(report.endings.values()) == {"finished"}
+        assert report.aborted == 0
+
+
+@pytest.mark.parametrize("moves", [0, 3])
+@pytest.mark.parametrize("layout", TWO)
+def test_two_operators_survive_what_one_does(layout: Layout, moves: int) -> None:
+    faults = ALWAYS | DURABLE.keys() | {"poison"}
+    faults |= MOVES.keys() | DURABLE_MOVES.keys() if moves else frozenset()
+    for seed in range(10):
+        simulate(seed, Scenario(faults, 0.12, durable=True, moves=moves, layout=layout))
+
+
+RESTART = frozenset({"dropped progress", "dropped end", "query failure", "lost commit log", "stop early"})
+
+
+@pytest.mark.parametrize("layout", TWO)
+def test_a_restart_waits_for_no_epoch_that_waits_for_it(layout: Layout) -> None:
+    scenario = Scenario(RESTART, 0.3, True, 3, ("stop_restart",), ("rescale",), layout=layout)
+    done = sum(simulate(seed, scenario).changes["rescale stop_restart: done"] for seed in range(20))
+    assert done > 0
+
+
+# --- broken on purpose ---
+
+
+def an_epoch_that_another_operator_is_in_is_held_up(patch: Patch) -> None:
+    patch.setattr(Coordinator, "_holds", lambda self, ask: self.changes.holding or self._unsettled is not None)
+
+
+def an_open_says_nothing_to_other_operators(patch: Patch) -> None:
+    patch.setattr(OperatorEpochs, "asked_elsewhere", lambda self, ask: [])
+
+
+def nobody_looks_whether_a_sealed_epoch_is_committed(patch: Patch) -> None:
+    patch.setattr(OperatorEpochs, "inquire", lambda self: [])
+
+
+def the_abort_of_one_operator_aborts_all(patch: Patch) -> None:
+    original = WorkerMachine._abort
+
+    def abort(self: WorkerMachine, message: object) -> object:
+        out = original(self, message)  # type: ignore[arg-type]
+        for name, hosted in self._hosted.items():
+            if name != message.operator:  # type: ignore[attr-defined]
+                out += self._roll_back(hosted, message.error.error())  # type: ignore[attr-defined]
+        return out
+
+    patch.setattr(WorkerMachine, "_abort", abort)
+
+
+def state_of_operators_is_mixed_up(patch: Patch) -> None:
+    original = WorkerMachine._at
+    patch.setattr(WorkerMachine, "_at", lambda self, operator: original(self, OperatorName("Simulated")))
+
+
+MUTANTS = {
+    an_epoch_that_another_operator_is_in_is_held_up: Layout.CHAINED,
+    an_open_says_nothing_to_other_operators: Layout.CHAINED,
+    nobody_looks_whether_a_sealed_epoch_is_committed: Layout.APART,
+    the_abort_of_one_operator_aborts_all: Layout.BESIDE,
+    state_of_operators_is_mixed_up: Layout.BESIDE,
+}
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
+def test_a_broken_protocol_of_two_operators_is_caught(mutant: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    mutant(monkeypatch)  # type: ignore[operator]
+    restart = Scenario(RESTART, 0.3, True, 3, ("stop_restart",), ("rescale",), layout=MUTANTS[mutant])  # type: ignore[index]
+    assert first_failure(restart) is not None

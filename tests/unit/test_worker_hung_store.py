@@ -1,0 +1,106 @@
+"""Real workers whose store does not answer: whoever waits for the state or for a snapshot hears of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import pyarrow as pa
+import pytest
+from tests.checkpoint_states import Writer, delta
+
+import bedload as bl
+from bedload.checkpoint.checkpoint import Checkpoint
+from bedload.checkpoint.compaction import compact, manifest_of
+from bedload.checkpoint.local_storage import LocalStorage
+from bedload.control.epochs import QueryFacts
+from bedload.core.errors import StoreError
+from bedload.core.ids import Epoch, OperatorName, QueryId
+from bedload.spark.driver import Driver
+from bedload.spark.hosts import ProcessHost
+from bedload.spark.keeper import Keeper
+from bedload.spark.state_schema import state_schema
+from bedload.spark.state_view import OperatorState, RowDecoder
+from bedload.worker.operator import state_of
+from bedload.worker.runtime import Deployment
+
+NAME = OperatorName("Trip")
+SECRET = b"s" * 32
+KEY = pa.int64()
+
+
+class Trip(bl.Operator):
+    """Counts."""
+
+    n: int = bl.value(0)
+
+    def process(self, key: Any, rows: Any, ctx: Any) -> None:
+        self.n += len(list(rows))
+
+
+DEPLOYMENT = Deployment(NAME, Trip, (0,), ("car", "x"), pa.schema([("n", pa.int64())]), (KEY,))
+SCHEMA = state_schema(DEPLOYMENT, ["car"], (KEY,), 8, state_of(Trip))
+
+
+class NoPlans:
+    """Spark is not there."""
+
+    def running(self) -> frozenset[QueryId]:
+        return frozenset()
+
+    def location(self, query: QueryId) -> str:
+        return ""
+
+    def facts(self, query: QueryId, location: str = "") -> QueryFacts:
+        return QueryFacts(False, Epoch(2), frozenset(), "", log_read=True)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Three epochs, the first of them in a snapshot."""
+    storage = LocalStorage(tmp_path)
+    checkpoint = Checkpoint.open(storage)
+    schema = checkpoint.add_schema(NAME, SCHEMA)
+    writer = Writer(storage, schema, operator=NAME)
+    for epoch in range(3):
+        record = writer.turn(delta(schema, {car: {"n": epoch} for car in range(100)}))
+        checkpoint.write_turn(NAME, record)
+        if not epoch:
+            checkpoint.write_manifest(NAME, manifest_of(record, schema, compact(storage, NAME, record.turn)))
+    return tmp_path
+
+
+@pytest.fixture
+def driver(root: Path) -> Iterator[Driver]:
+    host = ProcessHost()
+    keeper = Keeper(str(root), {"deadline": 5.0})
+    made = Driver("127.0.0.1", SECRET, NoPlans(), host, 2, keeper=keeper)  # type: ignore[arg-type]
+    try:
+        host.start(made.address, SECRET, 2, keeper.place)
+        made.wait_for_workers(120.0, host.check)
+        part = next(root.glob("operators/*/snapshots/*/*/*.parquet"))
+        part.unlink()
+        os.mkfifo(part)  # who reads it waits for ever
+        lineage = keeper.lineage(NAME, SCHEMA)
+        made.deploy(NAME, 8, cloudpickle.dumps(DEPLOYMENT), fresh=False, lineage=lineage)
+        yield made
+    finally:
+        made.stop()
+        host.stop()
+
+
+def test_a_read_and_a_snapshot_end_in_the_errors_of_the_store(driver: Driver) -> None:
+    def where() -> Any:
+        return driver.call(lambda c: (c.operator(NAME).routing, c.workers))
+
+    state = OperatorState(NAME, RowDecoder(state_of(Trip)), (KEY,), where, SECRET)
+    try:
+        with pytest.raises(StoreError, match=r"cannot read .*parquet: TimeoutError: no answer within 5 seconds"):
+            state.get(1)
+    finally:
+        state.close()
+    with pytest.raises(StoreError, match="no answer within 5 seconds"):
+        driver.checkpoint([NAME])
