@@ -91,9 +91,11 @@ class Large(Commanded):
     long: list[int] = bl.list()
     loose: Any = bl.value(None, codec="msgspec")
     own: deque[int] | None = bl.value()
+    queue: bl.Heap[tuple[int, list[int]]] = bl.heap()
+    top: bl.Heap[float] = bl.heap(maxlen=3)
 
     def run(self, what: int, n: int) -> None:
-        match what % 15:
+        match what % 18:
             case 0:
                 self.text += str(n)
             case 1:
@@ -131,6 +133,16 @@ class Large(Commanded):
             case 14:
                 self.own = deque([1], 2) if self.own is None else self.own
                 self.own.append(n)
+            case 15:
+                self.queue.extend((i * 7 % 31, [i]) for i in range(30 * n))
+                self.top.push(n / 4)
+            case 16:
+                if self.queue:
+                    self.queue.replace((n, [n]))
+                    self.queue[len(self.queue) // 2][1].append(n)
+            case 17:
+                for _ in range(min(n, len(self.queue))):
+                    self.queue.pop()
 
 
 class Columns:

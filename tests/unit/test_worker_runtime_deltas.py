@@ -208,6 +208,23 @@ def test_values_that_are_equal_but_print_differently_are_written(annotation: Any
 
 
 @pytest.mark.parametrize("durable", [False, True])
+def test_a_value_of_another_type_is_refused_even_if_it_equals_what_was_there(durable: bool) -> None:
+    worker = Worker(Mixed)
+    worker.runtime.durable = durable
+    worker.begin()
+    worker.touch(1).n = 1
+    worker.touch(1).tally["a"] = 1
+    worker.delta()
+    worker.runtime.commit()
+    for change in (lambda row: setattr(row, "n", 1.0), lambda row: row.tally.update({"a": 0.0})):
+        worker.begin()
+        change(worker.touch(1))
+        with pytest.raises(StateTypeError, match="of key 1"):
+            worker.delta()
+        worker.runtime.abort()
+
+
+@pytest.mark.parametrize("durable", [False, True])
 def test_a_value_that_cannot_be_stored_is_named_with_variable_and_key(durable: bool) -> None:
     worker = Worker(Mixed)
     worker.runtime.durable = durable

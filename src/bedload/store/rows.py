@@ -201,7 +201,7 @@ class RowStore:
     def seal(self, settling: Settling | None = None) -> None:
         """Track the plain containers that operator code assigned; one that stayed plain would keep no before-image.
 
-        ``settling`` takes in what the epoch left, to be checked; None is for those who encode what has changed anyway.
+        ``settling`` takes in what the epoch left, to be checked.
         """
         live = self._touched
         if self._forgotten:

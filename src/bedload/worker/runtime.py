@@ -320,7 +320,8 @@ class OperatorRuntime:
                 self._process(batch, outputs)
         self._delta = None if self._layout.gather is None or not self.durable else SmallDelta(self._layout)
         touched = [(group, store) for group, store in self._stores.items() if store.sizes().touched]
-        settling = None if self.durable else Settling(self._layout)
+        # SUBTLE: also where a delta is written next. It leaves out what is equal to what was: 1.0 in place of 1.
+        settling = Settling(self._layout)
         # SUBTLE: a result may change a container of another key that has rows. What is sealed must not change.
         first = self._has_result and not self._layout.scalars_only
         for _, store in touched if first else ():
@@ -332,8 +333,7 @@ class OperatorRuntime:
             store.seal(settling)
             if self._delta is not None:
                 self._delta.add(group, store.gather)
-        if settling is not None:
-            settling.check()
+        settling.check()
         return outputs.batch()
 
     def changes(self) -> Iterator[Changes]:
