@@ -5,3 +5,11 @@ something that hangs.
 """
 
 PATIENCE = 600.0
+
+
+def start_patiently() -> None:
+    """Have workers of this process's clusters take as long to start as they need, unless a test says otherwise."""
+    from bedload.spark.cluster import attach
+
+    assert attach.__kwdefaults__ is not None
+    attach.__kwdefaults__["start_seconds"] = PATIENCE

@@ -214,14 +214,17 @@ class Round:
         self._heal(seconds)
 
     def _cut(self, app: App, port: int) -> None:
-        """Shorter and longer than a worker may be silent, and now and then longer than a host may be."""
+        """Shorter and longer than a worker may be silent; to a worker also longer than a host may be.
+
+        Not to the driver: a new worker that does not reach it for long is given up, and without any the cluster ends.
+        """
         assert self._links is not None
         seconds = self._chance.pick([self._chance.number(1, 5), self._chance.number(9, 12)])
-        seconds = 40 if self._chance.happens(0.1) else seconds
         if self._chance.happens(0.4):
             self._tell(f"  cut the links to the driver for {seconds} seconds")
             self._links.cut(port)
         else:
+            seconds = 40 if self._chance.happens(0.15) else seconds
             victim, pid = self._victim(app)
             ports = [] if pid is None else ports_of(pid)
             self._tell(f"  cut the links to worker {victim}, ports {ports}, for {seconds} seconds")

@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
 import bedload as bl
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, start_patiently
 from tests.spark.apps import eventually
 
 os.environ["PYSPARK_PYTHON"] = sys.executable
@@ -29,6 +29,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     """Local Spark with two slots, where a failed task is tried up to three times."""
+    start_patiently()
     session = (
         SparkSession.builder.master("local[2,3]")
         .appName("bedload-tests")

@@ -40,7 +40,7 @@ def test_a_stopped_worker_is_replaced_while_a_supervised_query_goes_on(
     spark: SparkSession, tmp_path: Path, host: str, wakes: bool
 ) -> None:
     sink = Sink()
-    settings = {"checkpoint": tmp_path / "bedload", "start_seconds": PATIENCE, "silent_seconds": 5}
+    settings = {"checkpoint": tmp_path / "bedload", "silent_seconds": 5}
     with bl.attach(spark, workers=WORKERS[host], host=host, **settings) as cluster:
         writer = applied(cluster, stream(spark), "rows").writeStream.foreachBatch(sink)
         writer = writer.option("checkpointLocation", str(tmp_path / "spark"))
@@ -64,7 +64,7 @@ def test_a_stopped_worker_is_replaced_while_a_supervised_query_goes_on(
 def test_operator_code_that_does_not_come_to_an_end_fails_the_query_with_the_place_where_it_is(
     spark: SparkSession, tmp_path: Path, host: str
 ) -> None:
-    with bl.attach(spark, workers=WORKERS[host], host=host, start_seconds=PATIENCE, stuck_seconds=3) as cluster:
+    with bl.attach(spark, workers=WORKERS[host], host=host, stuck_seconds=3) as cluster:
         out = cluster.apply(numbers(spark, 100, 1), key="value", operator=Endless, schema="key long, n long")
         error = fail(out, Sink(), tmp_path)
     assert "WorkerLost" in error

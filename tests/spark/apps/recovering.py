@@ -22,7 +22,6 @@ from pyspark.sql import DataFrame
 
 import bedload as bl
 from bedload.transport import parse_address
-from tests.patience import PATIENCE
 from tests.spark import tally
 from tests.spark.apps import eventually, say
 from tests.spark.apps.beside import NAMES, Beside, sink_of
@@ -100,7 +99,6 @@ def main(folder: Path, settings: Settings) -> None:
         host=settings.host,
         checkpoint=settings.checkpoint or (kept / "bedload").as_uri(),
         storage_options=settings.options,
-        start_seconds=PATIENCE,
         silent_seconds=settings.silent_seconds,
     )
     jvm = [child.pid for child in psutil.Process().children() if child.name() == "java"]

@@ -35,6 +35,9 @@ def main(folder: Path, master: str) -> None:
 
             eventually(there, f"epoch {wanted}")
 
+        eventually(
+            lambda: spark.sparkContext._jsc.sc().getExecutorMemoryStatus().size() == 3, "both executors are there"
+        )
         with supervised:
             go_on()
             for workers, strategy in ((3, None), (1, None), (2, "adaptive"), (3, "stop_restart"), (2, None)):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
 
+from tests.patience import start_patiently
 from tests.spark.apps import eventually
 from tests.spark.conftest import Sink, run
 
@@ -17,6 +18,7 @@ from tests.spark.conftest import Sink, run
 def session(master: str, folder: Path, **settings: str) -> SparkSession:
     """A session on loopback; settings have ``_`` for ``.`` in their names."""
     os.environ["PYSPARK_PYTHON"] = sys.executable
+    start_patiently()
     faulthandler.register(signal.SIGUSR1)  # how a test asks an application that hangs where it is
     chosen = {
         "spark.driver.bindAddress": "127.0.0.1",
