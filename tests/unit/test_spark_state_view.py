@@ -12,7 +12,7 @@ from bedload.core.errors import WorkerUnreachable
 from bedload.core.ids import OperatorName, WorkerId
 from bedload.keys import RoutingTable
 from bedload.spark import state_view
-from bedload.spark.state_view import ColumnDecoder, OperatorState
+from bedload.spark.state_view import ColumnDecoder, OperatorState, Whereabouts
 from bedload.transport import Credentials, Endpoint, Handler, Peer
 
 CREDENTIALS = Credentials(b"correct horse battery staple")
