@@ -14,8 +14,8 @@ and whoever has a part in that is lost at every stage of it.
 
 There are one or two operators, in one query or in two at once (:class:`~bedload.testing.workload.Layout`). Some
 simulations have rarer faults besides (:data:`~bedload.testing.faults.EXTRA`): workers that hang, are slow or vanish,
-slow snapshots and stores, damaged files, and user code that does harm. Users read keys and ask for snapshots meanwhile, and
-apply operators again between runs.
+slow snapshots and stores, damaged files, and user code that does harm. Users read keys and ask for snapshots
+meanwhile, and apply operators again between runs.
 
 Checked, at every step: what :mod:`bedload.testing.watcher` says; phases of coordinator and workers fit; a live query
 fails only over a fault that was injected. At the end: every query finished or was refused for good with an error that
