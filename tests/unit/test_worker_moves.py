@@ -10,7 +10,7 @@ import pytest
 
 import bedload as bl
 from bedload.core.clock import SystemClock
-from bedload.core.errors import EpochAborted
+from bedload.core.errors import EpochAborted, StoreError
 from bedload.core.ids import DeploymentId, Epoch, KeyGroup, OperatorName, QueryId, Turn, WorkerId
 from bedload.keys import hash_columns, key_groups
 from bedload.migration import strategy_named
@@ -136,3 +136,14 @@ def test_an_epoch_that_was_copied_and_rolled_back_after_the_hand_over_is_not_in_
     assert pair.state(NEW) == {7: {"n": 1}, 8: {"n": 1}}
     pair.begin(NEW, 2, 1)
     assert pair.run(NEW, 2, [7]) == [{"k": 7, "n": 2}]
+
+
+def test_a_worker_that_owns_nothing_any_more_needs_no_state_that_it_could_not_read() -> None:
+    pair = Pair("all_at_once")
+    hosted = pair.machines[NEW]._at(NAME)
+    hosted.unrestored = StoreError("down")
+    pair.begin(NEW, 0, 0)
+    assert isinstance(pair.told[-1], m.Failed)
+    pair.told.clear()
+    pair.tell(NEW, m.Begin(NAME, Turn(1), Epoch(0), QUERY, CODE, ()))
+    assert pair.told == []

@@ -72,8 +72,14 @@ class _Machine(WorkerMachine):
 
     faults: Faults
 
+    _joins = False
+
+    def _deploy(self, message: m.Deploy, body: Body) -> list[Out]:
+        self._joins = message.start
+        return super()._deploy(message, body)
+
     def _activate(self, hosted: Hosted, deployment: DeploymentId) -> None:
-        if hosted.runtime is None and self.faults.strikes("failed setup", 2):
+        if self._joins and hosted.runtime is None and self.faults.strikes("failed setup", 2):
             raise OperatorFailed("the simulation lets no setup succeed")
         super()._activate(hosted, deployment)
 

@@ -198,6 +198,8 @@ class WorkerMachine(Moving):
         try:
             self._activate(hosted, message.deployment)
             assert hosted.runtime is not None
+            if not message.groups and not message.guests:
+                hosted.unrestored = None  # it needs nothing, so it is told to read nothing
             if hosted.unrestored is not None:
                 raise hosted.unrestored
             groups = frozenset(message.groups)
