@@ -259,7 +259,7 @@ def _caught() -> bool:
 
 
 def test_without_a_look_after_the_history_turns_are_written_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Keeper, "_history", lambda self, operator: self.checkpoint.load_history(operator))
+    monkeypatch.setattr(Keeper, "history", lambda self, operator: self.checkpoint.load_history(operator))
     assert _caught(), "two attachments wrote one turn, and that went unseen"
 
 

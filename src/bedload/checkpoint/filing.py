@@ -10,9 +10,11 @@ from __future__ import annotations
 
 from bedload.checkpoint import paths
 from bedload.checkpoint.checkpoint import Checkpoint
-from bedload.checkpoint.history import Garbage
+from bedload.checkpoint.history import Garbage, History
+from bedload.checkpoint.intact import advise
 from bedload.checkpoint.records import Manifest, TurnRecord
 from bedload.checkpoint.strays import stray_files
+from bedload.core.errors import CheckpointDamaged, EpochNotRetained
 from bedload.core.ids import OperatorName, Turn, WorkerId
 
 
@@ -21,6 +23,19 @@ class Filing:
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self.checkpoint = checkpoint
+
+    def history(self, operator: OperatorName) -> History:
+        """What there is of an operator, to go on from."""
+        try:
+            history = self.checkpoint.load_history(operator)
+            history.restore_plan(history.head)
+        except (CheckpointDamaged, EpochNotRetained) as error:
+            damaged = CheckpointDamaged(error.message, **error.details)
+            raise advise(self.checkpoint.storage, operator, None, damaged) from error
+        # SUBTLE: after the look. Turns of a newer attachment may be in it, and to go on from them would be to write
+        # turns of their numbers over theirs.
+        self.checkpoint.check_fence()
+        return history
 
     def write_turn(self, operator: OperatorName, record: TurnRecord) -> None:
         """Put a turn on record."""

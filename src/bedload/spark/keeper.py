@@ -17,12 +17,9 @@ from bedload.checkpoint import paths
 from bedload.checkpoint.checkpoint import Checkpoint
 from bedload.checkpoint.evolution import same_state
 from bedload.checkpoint.filing import Filing
-from bedload.checkpoint.history import History
-from bedload.checkpoint.intact import advise
 from bedload.checkpoint.records import OperatorSchema
 from bedload.checkpoint.storage import open_storage
 from bedload.control.lineage import Lineage
-from bedload.core.errors import CheckpointDamaged, EpochNotRetained
 from bedload.core.ids import Generation, OperatorName
 from bedload.migration.record import MoveRecord
 from bedload.spark.state_schema import check_stored
@@ -52,7 +49,7 @@ class Keeper(Filing):
 
         Raises :class:`SchemaChanged` if the state there cannot become that, unless it is given up (``fresh``).
         """
-        history = self._history(operator)
+        history = self.history(operator)
         known = {schema.number: schema for schema in self.checkpoint.schemas(operator)}
         for number in history.schemas - known.keys():
             self.checkpoint.schema(operator, number)  # raises: it is missing
@@ -77,18 +74,6 @@ class Keeper(Filing):
         base = None if stored is None else stored.number
         added = self.checkpoint.add_schema(operator, msgspec.structs.replace(wanted, base=base))
         return Lineage(self.generation, history, {**known, added.number: added}, added.number)
-
-    def _history(self, operator: OperatorName) -> History:
-        try:
-            history = self.checkpoint.load_history(operator)
-            history.restore_plan(history.head)
-        except (CheckpointDamaged, EpochNotRetained) as error:
-            damaged = CheckpointDamaged(error.message, **error.details)
-            raise advise(self.checkpoint.storage, operator, None, damaged) from error
-        # SUBTLE: after the look. Turns of a newer attachment may be in it, and to go on from them would be to write
-        # turns of their numbers over theirs.
-        self.checkpoint.check_fence()
-        return history
 
     def write_move(self, record: MoveRecord) -> None:
         """Remember a move."""

@@ -46,7 +46,7 @@ class Desk:
         """What there is: look only after the claim."""
         name = deployment.name
         schema = self._checkpoint.add_schema(name, schema_of(deployment))
-        history = self._checkpoint.load_history(name)
+        history = self._files.history(name)
         self._watchers[name].attached(self.generation, self._storage.list(paths.deltas(name)))
         return Lineage(self.generation, history, {schema.number: schema})
 
