@@ -263,7 +263,7 @@ class _Feed:
     def _tell(self, session: FeederSession, error: BedloadError) -> None:
         """Bad data found here: no retry can help, so the coordinator ends the epoch everywhere."""
         message = m.FeederFailed(self._spec.operator, session.turn, m.WireError.of(error))
-        self._coordinator.send(m.encode(message))
+        self._coordinator.send(m.encode(message), timeout=_ANSWER_SECONDS)
 
 
 def _spare_the_collector() -> None:

@@ -54,7 +54,8 @@ class Pulse:
                 try:
                     if channel is None or channel.closed:
                         channel = self._connect(max(1.0, self._every))
-                    channel.send(m.encode(m.Beat(self._worker, self._endpoint.address, busy, self._where(busy))))
+                    beat = m.Beat(self._worker, self._endpoint.address, busy, self._where(busy))
+                    channel.send(m.encode(beat), timeout=max(1.0, 5 * self._every))
                 except BedloadError:
                     if channel is not None:
                         channel.close()
