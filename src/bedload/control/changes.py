@@ -41,6 +41,8 @@ Kind = Literal["rescale", "move", "drain", "rebalance", "pin", "unpin"]
 MAX_QUEUED = 16
 MAX_PINS = 1_000_000
 """Single keys of an operator with a place of their own: every feeder is told of all of them when an epoch opens."""
+HOLD_SECONDS = 120.0
+"""So long the epochs under way may take to end before a restart of all workers is given up."""
 MAX_STARTS = 3
 """So often a worker is started before the others do without it."""
 
@@ -310,8 +312,7 @@ class Changes:
             return []
         out: list[Instruction] = []
         if change.stage is Stage.HOLDING:
-            under_way = [epochs for epochs in self._operators.values() if epochs.under_way]
-            return [step for epochs in under_way for step in epochs.inquire()] if under_way else self._restart(change)
+            return self._held(change)
         if change.stage is Stage.RESTARTING and not self.starting:
             return self._finish(change)
         if change.stage is not Stage.MOVING:
@@ -463,6 +464,26 @@ class Changes:
                     worker: it.rows for worker, it in change.weights.get(epochs.name, {}).items()
                 }
                 return plan.balance(routing, loads)
+
+    def _held(self, change: Change) -> list[Instruction]:
+        """No epoch begins: start all anew when those under way are over, and give up if they take too long.
+
+        SUBTLE: tasks that wait for the restart hold Spark's task slots, and an epoch of another query may need one.
+        """
+        under_way = [epochs for epochs in self._operators.values() if epochs.under_way]
+        if not under_way:
+            return self._restart(change)
+        if change.held_at is None or self._clock.monotonic() - change.held_at < HOLD_SECONDS:
+            return [step for epochs in under_way for step in epochs.inquire()]
+        it = under_way[0]
+        return self._fail(
+            change,
+            MoveFailed(
+                f"the workers were not started anew: epoch {it.epoch} of operator {it.name} (query {it.query}) did "
+                f"not come to an end within {HOLD_SECONDS:g} seconds. Its tasks may need slots that tasks of other "
+                f"queries hold. Nothing has moved; try again, or with a strategy that lets epochs go on"
+            ),
+        )
 
     def _restart(self, change: Change) -> list[Instruction]:
         """All epochs are at rest: every worker ends, and others begin with what the checkpoint has."""

@@ -217,11 +217,11 @@ class OperatorEpochs(Turns):
         return [*out, *self._unpark((query, facts))]
 
     def inquire(self) -> list[Instruction]:
-        """Somebody waits for the end of this epoch: if it is sealed, look whether Spark has committed it, now and then.
+        """Somebody waits for the end of this epoch: look now and then whether Spark has committed it.
 
         Spark's word may not come: progress events get lost, and the next epoch's open may wait for a task slot.
         """
-        if self.phase is not Phase.SEALED or self.query is None or not self.under_way:
+        if self.query is None or not self.under_way:
             return []
         return self._look(self.query, pause=_WAITING_SECONDS)
 

@@ -27,7 +27,7 @@ KINDS: tuple[Kind, ...] = ("rescale", "rescale", "rescale", "move", "move", "dra
 
 WHY = {
     "MoveCancelled": ("cancel",),
-    "MoveFailed": ("failing move", "failed setup", "setup fails"),
+    "MoveFailed": ("second query", "failing move", "failed setup", "setup fails"),
     "WorkerStartFailed": (
         "no newcomer",
         "dead newcomer",

@@ -39,6 +39,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from bedload.checkpoint.history import CompactionSettings
+from bedload.control import changes
 from bedload.control.compaction import Retention
 from bedload.core.ids import Epoch, QueryId
 from bedload.migration import sender
@@ -68,6 +69,8 @@ from bedload.testing.workload import (
     plan_query,
 )
 
+_HOLD_SECONDS = 2000.0
+"""A restart waits so long for epochs to end: messages are under way for up to a minute here."""
 MAX_EVENTS = 60_000
 """A simulation takes some hundreds to a few thousand events; this many means that it goes round in circles."""
 
@@ -356,6 +359,7 @@ def _in_small_steps(keys: int) -> Iterator[None]:
     most, readers = sender._MOST_KEYS, [vars(module) for module in (checkpoint, restore)]
     threads = [names["ThreadPoolExecutor"] for names in readers]
     sender._MOST_KEYS = keys
+    hold, changes.HOLD_SECONDS = changes.HOLD_SECONDS, _HOLD_SECONDS
     for names in readers:
         names["ThreadPoolExecutor"] = _Inline
     collecting = gc.isenabled()
@@ -366,5 +370,6 @@ def _in_small_steps(keys: int) -> Iterator[None]:
         if collecting:
             gc.enable()
         sender._MOST_KEYS = most
+        changes.HOLD_SECONDS = hold
         for names, pool in zip(readers, threads, strict=True):
             names["ThreadPoolExecutor"] = pool
