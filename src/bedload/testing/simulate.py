@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import os
+import signal
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -136,6 +137,7 @@ def _many(seeds: range, modes: list[bool], *, jobs: int, limit: float, most_fail
     started = clock.monotonic()
     chunk = max(1, min(CHUNK, total.wanted // (4 * jobs)))
     progress = _Progress(sys.stderr, clock)
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: it tells what is known so far
     try:
         pool = Pool(_tasks(seeds, modes, chunk), jobs=jobs, limit=limit, chunk=chunk)
         for outcome in pool.outcomes():
@@ -150,6 +152,8 @@ def _many(seeds: range, modes: list[bool], *, jobs: int, limit: float, most_fail
                 break
     except KeyboardInterrupt:
         total.interrupted = True
+    finally:
+        signal.signal(signal.SIGTERM, before)
     total.seconds = clock.monotonic() - started
     progress.end()
     print(_as_json(total) if json else _as_text(total, modes))
