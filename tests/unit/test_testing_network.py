@@ -12,7 +12,7 @@ from bedload.testing.chance import Chance
 from bedload.testing.faults import Faults, Scenario
 from bedload.testing.network import Broken, Connection, Network
 from bedload.testing.oracle import Oracle
-from bedload.testing.workload import EpochPlan, Kind, QueryPlan, Row
+from bedload.testing.workload import NAME, EpochPlan, Kind, QueryPlan, Row
 
 
 class Box:
@@ -98,8 +98,9 @@ EPOCH = (QueryId("A"), Epoch(0))
 
 @pytest.fixture
 def oracle() -> Oracle:
-    plan = QueryPlan(EPOCH[0], [EpochPlan([[[Row("a", 0, 0), Row("a", 0, 1)]], [[Row("b", 1, 0)]]], [[0], [1]])])
-    return Oracle(Kind.PROCESS, {EPOCH[0]: plan})
+    partitions = [[[Row("a", 0, 0), Row("a", 0, 1)]], [[Row("b", 1, 0)]]]
+    plan = QueryPlan(EPOCH[0], [EpochPlan(partitions, [[0], [1]], [(NAME,), (NAME,)])])
+    return Oracle(NAME, Kind.PROCESS, {EPOCH[0]: plan})
 
 
 def output(key: str, source: int, seq: int, count: int) -> dict[str, Any]:
