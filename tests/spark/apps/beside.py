@@ -67,16 +67,16 @@ class Beside:
         try:
             while not self._over.wait(self._chance.number(3_000, 12_000) / 1000):
                 self._run.stop()
-                say("beside", what="stopped")
+                say("beside", did="stopped")
                 self._run = self._start()
-                say("beside", what="started")
+                say("beside", did="started")
         except BaseException as error:
             self._ended = error
 
     def _write(self, batch: DataFrame, epoch: int) -> None:
         rows = sorted(list(row) for row in batch.collect())
         if self._chance.happens(0.15):
-            say("beside", what=f"the sink fails after the seal of epoch {epoch}")
+            say("beside", did=f"the sink fails after the seal of epoch {epoch}")
             raise RuntimeError("the sink fails just after the seal")
         if self._chance.happens(0.2):
             assert sorted(list(row) for row in batch.collect()) == rows, f"a second action on epoch {epoch} differs"
@@ -89,7 +89,7 @@ class Beside:
         part.write_text(json.dumps(rows))
         part.replace(path)
         if self._chance.happens(0.1):
-            say("beside", what=f"the sink fails after it wrote epoch {epoch}")
+            say("beside", did=f"the sink fails after it wrote epoch {epoch}")
             raise RuntimeError("the sink fails after it wrote")
 
 
