@@ -118,14 +118,14 @@ def supervise(
 
 def test_a_query_that_ends_well_is_not_started_again() -> None:
     run, pauses, started = supervise([Query()])
-    assert run.await_termination(10)
+    assert run.await_termination(PATIENCE)
     assert (run.restarts, pauses, len(started), run.exception()) == (0, [], 1, None)
 
 
 def test_pauses_double_up_to_the_longest_and_the_run_goes_on_after() -> None:
     failed = [Query(Failed(errors.WorkerLost)) for _ in range(6)]
     run, pauses, _ = supervise([*failed, Query()])
-    assert run.await_termination(10)
+    assert run.await_termination(PATIENCE)
     assert pauses == [0.5, 1.0, 2.0, 4.0, 4.0, 4.0]
     assert run.restarts == 6
     assert not run.active
@@ -134,7 +134,7 @@ def test_pauses_double_up_to_the_longest_and_the_run_goes_on_after() -> None:
 def test_after_too_many_failures_in_a_row_the_last_one_is_raised() -> None:
     run, pauses, started = supervise([Query(Failed(errors.StoreError, f"number {n}")) for n in range(9)], restarts=3)
     with pytest.raises(Failed, match="number 3"):
-        run.await_termination(10)
+        run.await_termination(PATIENCE)
     assert len(pauses) == 3
     assert len(started) == 4
     assert "number 3" in str(run.exception())
@@ -143,7 +143,7 @@ def test_after_too_many_failures_in_a_row_the_last_one_is_raised() -> None:
 def test_a_long_run_ends_the_row_of_failures() -> None:
     lost = Failed(errors.WorkerLost)
     run, pauses, _ = supervise([Query(lost), Query(lost), Query(lost, seconds=61), Query(lost), Query()], restarts=2)
-    assert run.await_termination(10)
+    assert run.await_termination(PATIENCE)
     assert pauses == [0.5, 1.0, 0.5, 1.0]
 
 
@@ -151,7 +151,7 @@ def test_a_long_run_ends_the_row_of_failures() -> None:
 def test_what_would_come_again_ends_the_run_at_once(kind: type[BedloadError]) -> None:
     run, pauses, started = supervise([Query(Failed(kind)), Query()])
     with pytest.raises(Failed, match=kind.__name__):
-        run.await_termination(10)
+        run.await_termination(PATIENCE)
     assert pauses == []
     assert len(started) == 1
 
@@ -159,13 +159,13 @@ def test_what_would_come_again_ends_the_run_at_once(kind: type[BedloadError]) ->
 @pytest.mark.parametrize("kind", PASSES)
 def test_what_may_pass_is_tried_again(kind: type[BedloadError]) -> None:
     run, pauses, _ = supervise([Query(Failed(kind)), Query()])
-    assert run.await_termination(10)
+    assert run.await_termination(PATIENCE)
     assert pauses == [0.5]
 
 
 def test_a_failure_that_is_not_ours_is_tried_again() -> None:
     run, pauses, _ = supervise([Query(OSError("the executor is gone")), Query()])
-    assert run.await_termination(10)
+    assert run.await_termination(PATIENCE)
     assert pauses == [0.5]
 
 
@@ -173,13 +173,13 @@ def test_a_cluster_that_is_down_ends_the_run_with_its_own_reason() -> None:
     reason = WorkerLost("20 workers were lost")
     run, pauses, _ = supervise([Query(Failed(errors.EpochAborted)), Query()], down=lambda: reason)
     with pytest.raises(WorkerLost, match="20 workers"):
-        run.await_termination(10)
+        run.await_termination(PATIENCE)
     assert pauses == []
 
 
 def test_a_start_that_fails_counts_as_a_failure_of_the_query() -> None:
     run, pauses, started = supervise([Query(Failed(errors.WorkerLost)), OSError("no route"), OSError("again"), Query()])
-    assert run.await_termination(10)
+    assert run.await_termination(PATIENCE)
     assert pauses == [0.5, 1.0, 2.0]
     assert (run.restarts, len(started)) == (3, 2)
 
@@ -187,7 +187,7 @@ def test_a_start_that_fails_counts_as_a_failure_of_the_query() -> None:
 def test_a_start_that_fails_for_good_ends_the_run() -> None:
     run, pauses, _ = supervise([Query(Failed(errors.WorkerLost)), OperatorNotShippable("no module"), Query()])
     with pytest.raises(OperatorNotShippable):
-        run.await_termination(10)
+        run.await_termination(PATIENCE)
     assert pauses == [0.5]
 
 
@@ -233,7 +233,7 @@ def test_a_session_that_is_gone_ends_the_run() -> None:
 
     run, pauses, _ = supervise([Gone(), Query()])
     with pytest.raises(ClusterStopped, match="the Spark session of the query is gone"):
-        run.await_termination(10)
+        run.await_termination(PATIENCE)
     assert pauses == []
 
 
