@@ -276,7 +276,7 @@ class WorkerMachine(Moving):
             hosted.committed, hosted.committed_query = NO_EPOCH, NO_QUERY
             hosted.parking, hosted.owned, hosted.base, hosted.unrestored = Parking(), frozenset(), NO_TURN, None
             hosted.orders, hosted.lodging = {}, frozenset()
-            hosted.sender, hosted.receiver = None, None
+            hosted.sender, hosted.receiver, hosted.unsent = None, None, ()
         return []
 
     def _roll_back(self, hosted: Hosted, error: BedloadError) -> list[Out]:
