@@ -326,6 +326,13 @@ def test_what_is_applied_while_a_change_goes_on_has_owners_when_that_is_called_o
     assert not rig.coordinator.operator(name).left_unread
 
 
+def test_workers_that_forget_the_state_are_told_which_move_was_of_it() -> None:
+    rig = moving("seamless", epoch=False)
+    lineage = Lineage(Generation(1), History(NAME), {1: SCHEMA})
+    rig.did(rig.coordinator.deploy("again", NAME, 4, b"code", lineage=lineage, fresh=True)[1])
+    assert [(worker, message.move) for worker, message in rig.told(m.Reset)] == [(0, move(rig)), (1, move(rig))]
+
+
 def test_whoever_has_the_only_state_of_an_operator_stays_when_a_change_is_called_off() -> None:
     coordinator = Coordinator({WorkerId(0): "w0"})
     _, steps = coordinator.deploy("user", NAME, 4, b"code")

@@ -201,3 +201,26 @@ def test_an_old_owner_that_failed_to_note_the_flip_keeps_the_state_until_the_mov
     else:
         pair.tell(OLD, m.Begin(NAME, Turn(2), Epoch(1), QUERY, CODE, ()))
         assert pair.state(OLD) == {}
+
+
+@pytest.mark.parametrize("strategy", ["all_at_once", "seamless"])
+@pytest.mark.parametrize("met", [False, True], ids=["some came before", "none came before"])
+def test_what_arrives_after_the_state_was_given_up_is_not_taken_in(strategy: str, met: bool) -> None:
+    pair = Pair(strategy)
+    pair.begin(OLD, 0, 0)
+    pair.run(OLD, 0, [7, 8])
+    pair.tell(OLD, m.Commit(NAME, Turn(0)))
+    if strategy == "seamless":
+        pair.tell(OLD, m.Copy(NAME, 1, CODE, (LOT,), PLACES, pair.terms))
+    else:
+        pair.flip(OLD, 0)
+        if met:
+            pair.flip(NEW, 0)
+    pair.pump()
+    pair.tell(NEW, m.Reset(NAME, 1))
+    pair.tell(OLD, m.Reset(NAME, 1))
+    pair.begin(NEW, 1, 0)
+    assert pair.lane
+    pair.carry()
+    assert pair.state(NEW) == {}
+    assert pair.run(NEW, 1, [7]) == [{"k": 7, "n": 1}]

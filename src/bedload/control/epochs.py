@@ -247,9 +247,8 @@ class OperatorEpochs(Turns):
         if self.run is not None:
             self._past_runs.add(self.run)
         self.query, self.run, self._query_ended = None, None, False
-        if self.transfer is not None:
-            self.transfer.reset()
-        out += [ToWorker(worker, m.Reset(self.name)) for worker in self.addresses]
+        move = -1 if self.transfer is None else self.transfer.reset()
+        out += [ToWorker(worker, m.Reset(self.name, move)) for worker in self.addresses]
         return [*out, *self._unpark()]
 
     def ended(self, error: BedloadError) -> list[Instruction]:
