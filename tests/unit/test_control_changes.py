@@ -7,15 +7,34 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from tests.unit.test_control_durable import FIRST, NAME, Rig, to_workers
+from tests.unit.test_control_durable import FIRST, NAME, SCHEMA, Rig, to_workers
 
+from bedload.checkpoint.history import History
 from bedload.control.changes import MAX_PINS, MAX_STARTS, Stage, Wish
 from bedload.control.coordinator import Coordinator
-from bedload.control.instructions import ChangeResult, Instruction, ReplaceWorker, StartWorkers, ToWorker, WorkersLeft
+from bedload.control.instructions import (
+    ChangeResult,
+    InspectQuery,
+    Instruction,
+    ReplaceWorker,
+    StartWorkers,
+    ToWorker,
+    WorkersLeft,
+)
+from bedload.control.lineage import Lineage
 from bedload.control.shipping import MOST_KEPT, Shipping
 from bedload.control.standing import Phase
 from bedload.core.errors import BedloadError, MoveFailed, MoveRefused, OperatorFailed, WorkerStartFailed
-from bedload.core.ids import DeploymentId, KeyGroup, OperatorName, WorkerId
+from bedload.core.ids import (
+    DeploymentId,
+    Epoch,
+    Generation,
+    KeyGroup,
+    OperatorName,
+    QueryId,
+    RunId,
+    WorkerId,
+)
 from bedload.migration import strategy_named
 from bedload.protocol import messages as m
 from bedload.transport.frames import encode_frame
@@ -93,10 +112,10 @@ def test_after_the_flip_the_epoch_is_rolled_back_and_the_rest_is_read_from_the_c
     fail(rig)
     assert rig.phase is Phase.SETTLING
     assert not rig.told(m.Release)
+    rig.forget_steps()
     rig.settled(1, sealed=False)
     assert rig.phase is Phase.ABORTED
     assert {message.called_off for _, message in rig.told(m.Release)} == {False}
-    rig.forget_steps()
     rig.did(rig.coordinator.from_worker(m.Released(WorkerId(0), NAME, 0)))
     rig.did(rig.coordinator.from_worker(m.Released(WorkerId(1), NAME, 0)))
     assert [(worker, message.groups) for worker, message in rig.told(m.Restore)] == [(1, (0,))]
@@ -216,12 +235,143 @@ def test_when_all_start_anew_one_that_never_comes_is_left_out_and_that_is_told()
     assert rig.open(1) == "Opened"
 
 
+def test_whoever_had_read_its_share_reads_what_it_gets_of_one_that_is_left_out() -> None:
+    rig = restarting()
+    rig.join(0)
+    rig.join(2)
+    number, steps = rig.coordinator.deploy("again", NAME, 4, b"code")
+    rig.did(steps)
+    for worker in (0, 2):
+        rig.did(rig.coordinator.from_worker(m.Deployed(WorkerId(worker), number, None)))
+    assert rig.told(m.Restore)
+    for _ in range(MAX_STARTS):
+        rig.did(rig.coordinator.worker_not_started(WorkerId(1), "no room"))
+    for worker in (0, 2):
+        told = {group for to, message in rig.told(m.Restore) if to == worker for group in message.groups}
+        assert told == set(rig.epochs.routing.groups_of(WorkerId(worker)))
+
+
 def test_when_all_start_anew_and_none_comes_the_cluster_is_over() -> None:
     rig = restarting()
     for worker in range(3):
         for _ in range(MAX_STARTS):
             rig.did(rig.coordinator.worker_not_started(WorkerId(worker), "no room"))
     assert rig.coordinator.error is not None
+
+
+def test_a_restart_looks_again_at_a_query_that_could_not_be_looked_at() -> None:
+    rig = Rig()
+    rig.whole(0)
+    wish(rig, "rescale", "stop_restart", workers=3)
+    assert looks(rig) == [(2.0, ())]
+    rig.did(rig.coordinator.query_unknown(NAME, BedloadError("no answer")))
+    assert looks(rig) == [(2.0, ()), (2.0, ())]
+
+
+def test_a_look_for_a_restart_does_not_explain_a_gap() -> None:
+    rig = Rig()
+    rig.whole(0)
+    wish(rig, "rescale", "stop_restart", workers=3)
+    rig.stage += 1
+    assert rig.open(2) == "waits"
+    assert rig.facts(active=True, committed=1, log_read=True) == []
+    assert looks(rig)[-1] == (0.0, (1,))
+    for worker in range(3):
+        rig.join(worker)
+    assert rig.facts(active=True, committed=1, log_read=True, quiet=(1,)) == ["Opened"]
+
+
+def looks(rig: Rig) -> list[tuple[float, tuple[int, ...]]]:
+    return [(step.pause, step.gap) for step in rig.steps if isinstance(step, InspectQuery)]
+
+
+def test_word_that_a_worker_does_not_come_harms_no_replacement_of_it() -> None:
+    rig = Rig()
+    rig.whole(0)
+    rig.progress(0)
+    wish(rig, "rescale", "all_at_once", workers=4)
+    rig.join(2)
+    rig.lose(2)
+    rig.did(rig.coordinator.worker_joined(WorkerId(2), "w2'"))
+    rig.did(rig.coordinator.worker_not_started(WorkerId(2), "too slow"))
+    rig.did(rig.coordinator.from_worker(m.Deployed(WorkerId(2), DeploymentId(0), None)))
+    rig.stage += 1
+    assert rig.open(1) == "Opened"
+
+
+# --- what is applied in the middle of a change that fails ---
+
+OTHER = OperatorName("Other")
+
+
+@pytest.mark.parametrize("name", [NAME, OTHER])
+def test_what_is_applied_while_a_change_goes_on_has_owners_when_that_is_called_off(name: OperatorName) -> None:
+    rig = Rig()
+    rig.whole(0)
+    rig.progress(0)
+    wish(rig, "rescale", "seamless", workers=3)
+    rig.join(2)
+    weighed(rig)
+    lineage = Lineage(Generation(1), History(name), {1: SCHEMA})
+    number, steps = rig.coordinator.deploy("another", name, 4, b"code", lineage=lineage, fresh=True)
+    rig.did(steps)
+    for worker in range(3):
+        rig.did(rig.coordinator.from_worker(m.Deployed(WorkerId(worker), number, None)))
+    assert 2 in rig.coordinator.operator(name).routing.owners
+    called_off(rig)
+    assert set(rig.coordinator.workers) == {0, 1}
+    assert set(rig.coordinator.operator(name).routing.owners) == {0, 1}
+    told = {group for _, message in rig.told(m.Restore) for group in message.groups if message.operator == name}
+    assert told == set(range(4))
+    assert not rig.coordinator.operator(name).left_unread
+
+
+def test_workers_that_forget_the_state_are_told_which_move_was_of_it() -> None:
+    rig = moving("seamless", epoch=False)
+    lineage = Lineage(Generation(1), History(NAME), {1: SCHEMA})
+    rig.did(rig.coordinator.deploy("again", NAME, 4, b"code", lineage=lineage, fresh=True)[1])
+    assert [(worker, message.move) for worker, message in rig.told(m.Reset)] == [(0, move(rig)), (1, move(rig))]
+
+
+def test_whoever_has_the_only_state_of_an_operator_stays_when_a_change_is_called_off() -> None:
+    coordinator = Coordinator({WorkerId(0): "w0"})
+    _, steps = coordinator.deploy("user", NAME, 4, b"code")
+    coordinator.from_worker(m.Deployed(WorkerId(0), DeploymentId(0), None))
+    epoch_in_memory(coordinator, NAME, 0, [0])
+    coordinator.change("user", Wish("rescale", strategy_named("seamless"), workers=2))
+    coordinator.worker_joined(WorkerId(1), "w1")
+    steps = coordinator.from_worker(m.Deployed(WorkerId(1), DeploymentId(0), None))
+    for worker, message in to_workers(steps, m.Weigh):
+        coordinator.from_worker(m.Weighed(WorkerId(worker), NAME, message.ticket, {}, 0, 0, 0.0, 0.0))
+    coordinator.deploy("user", OTHER, 4, b"code")
+    for worker in range(2):
+        coordinator.from_worker(m.Deployed(WorkerId(worker), DeploymentId(1), None))
+    epoch_in_memory(coordinator, OTHER, 1, [0, 1])
+    could, steps = coordinator.cancel(0)
+    assert could
+    for worker, message in to_workers(steps, m.Release):
+        steps += coordinator.from_worker(m.Released(WorkerId(worker), NAME, message.move))
+    assert results(steps)
+    assert set(coordinator.workers) == {0, 1}
+    assert set(coordinator.operator(NAME).routing.owners) == {0}
+
+
+def epoch_in_memory(coordinator: Coordinator, name: OperatorName, deployment: int, workers: list[int]) -> None:
+    query, run = QueryId(f"of {name}"), RunId(f"run of {name}")
+    coordinator.open("task", m.Open(name, DeploymentId(deployment), query, run, Epoch(0), 1, 0, 0, "n"))
+    for worker in workers:
+        turn = coordinator.operator(name).turn
+        coordinator.from_worker(m.Sealed(WorkerId(worker), name, turn, 1, 1, 0.0, 0))
+    coordinator.progress(query, run, Epoch(0))
+    assert coordinator.operator(name).phase is Phase.IDLE
+
+
+def called_off(rig: Rig) -> None:
+    could, steps = rig.coordinator.cancel(0)
+    assert could
+    rig.did(steps)
+    released(rig)
+    assert results(rig.steps)
 
 
 # --- wishes that cannot be had any more ---

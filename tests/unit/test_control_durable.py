@@ -543,6 +543,26 @@ def test_a_worker_whose_reading_failed_between_turns_is_told_again(rig: Rig) -> 
     assert [worker for worker, _ in rig.told(m.Restore)] == [0]
 
 
+def test_no_epoch_begins_on_state_that_cannot_be_read_however_often_spark_asks(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig.whole(0)
+    rig.progress(0)
+    rig.lose(0)
+    rig.lose(1)
+    with monkeypatch.context() as damaged:
+        damaged.setattr(rig.history, "_plan", lambda _: None)
+        rig.join(0)
+        rig.join(1)
+        for run in ("r2", "r3", "r4"):
+            rig.stage += 1
+            assert rig.open(1, run) == "EpochNotRetained"
+    assert rig.epochs.told == {}
+    rig.stage += 1
+    assert rig.open(1, "r5") == "Opened"
+    assert [(worker, message.base) for worker, message in rig.told(m.Restore)][-2:] == [(0, FIRST), (1, FIRST)]
+
+
 def test_how_far_the_workers_are_can_be_seen(rig: Rig) -> None:
     news = m.Restored(WorkerId(0), NAME, NO_TURN, 1, 1, 5, 100)
     rig.did(rig.coordinator.from_worker(news))
@@ -694,6 +714,16 @@ def test_a_query_that_starts_anew_elsewhere_goes_on_with_the_state(rig: Rig) -> 
     rig.facts(committed=0)
     assert rig.facts(query="new", active=True, location="/new") == ["Opened"]
     assert rig.last_record().parent == FIRST
+
+
+def test_a_look_for_a_query_s_place_looks_into_its_gap_too(rig: Rig) -> None:
+    rig.whole(0)
+    rig.progress(0)
+    rig.stage += 1
+    assert rig.open(2, "r1", "other") == "waits"
+    assert rig.facts(committed=0, log_read=True) == []
+    assert [step.gap for step in rig.steps if isinstance(step, InspectQuery)] == [(), (0, 1)]
+    assert rig.facts(active=True, committed=1, query="other", location="/other", quiet=(0, 1)) == ["Opened"]
 
 
 def test_what_another_query_s_open_had_looked_at_before_does_not_explain_a_gap(rig: Rig) -> None:

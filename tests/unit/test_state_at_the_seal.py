@@ -8,6 +8,7 @@ import datetime as dt
 from decimal import Decimal
 from typing import Any
 
+import pandas as pd
 import pyarrow as pa
 import pytest
 
@@ -80,6 +81,7 @@ CHANGES: dict[str, Any] = {
     "date, a datetime": _set("day", dt.datetime(2026, 1, 1)),
     "datetime, a date": _set("moment", dt.date(2026, 1, 1)),
     "timedelta, too long": _set("span", dt.timedelta.max),
+    "datetime, not a time": _set("moment", pd.NaT),
     "decimal, a float": _set("price", 1.0),
     "optional, a text": _set("maybe", "x"),
     "tuple, a text": _set("pair", ("x", "x")),

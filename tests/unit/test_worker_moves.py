@@ -147,3 +147,80 @@ def test_a_worker_that_owns_nothing_any_more_needs_no_state_that_it_could_not_re
     pair.told.clear()
     pair.tell(NEW, m.Begin(NAME, Turn(1), Epoch(0), QUERY, CODE, ()))
     assert pair.told == []
+
+
+def failed_flip(pair: Pair, worker: WorkerId, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    """Epoch 0 is committed at the old owner; ownership flips, and a worker cannot do its part in that."""
+    pair.begin(OLD, 0, 0)
+    pair.run(OLD, 0, [7, 8])
+    pair.tell(OLD, m.Commit(NAME, Turn(0)))
+
+    def fail(*_: Any) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as failing:
+        failing.setattr(WorkerMachine, where, fail)
+        pair.flip(worker, 0)
+    assert isinstance(pair.told[-1], m.WorkerFailed)
+    pair.told.clear()
+
+
+def test_a_new_owner_that_failed_to_note_the_flip_applies_no_row_without_its_state(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pair = Pair("all_at_once")
+    failed_flip(pair, NEW, monkeypatch, "_receiver")
+    pair.begin(NEW, 1, 1)
+    machine, rows, feeder = pair.machines[NEW], batch([7]), m.FeederId(0, 0)
+    body, check = pack(rows)
+    pair.tell(NEW, m.Expect(NAME, Turn(1), 1))
+    machine.handle("f", m.Join(NAME, Turn(1), feeder), rows.schema.serialize())
+    assert machine.handle("f", m.Apply(NAME, Turn(1), feeder, 0, check), body) == []
+    pair._take(NEW, machine.handle("f", m.Done(NAME, Turn(1), feeder, 1)))
+    pair.tell(NEW, m.Settle(NAME, Turn(1), m.WireError.of(EpochAborted("a move failed"))))
+    assert [it.sealed for it in pair.told if isinstance(it, m.Settled)] == [False]
+    pair.tell(NEW, m.Release(NAME, 1, True, (LOT,)))
+    pair.begin(NEW, 2, 1)
+    assert pair.run(NEW, 2, [7]) == [{"k": 7, "n": 1}]  # whatever it owns next, nothing waits for the move any more
+
+
+@pytest.mark.parametrize("called_off", [True, False])
+def test_an_old_owner_that_failed_to_note_the_flip_keeps_the_state_until_the_move_is_over(
+    called_off: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = Pair("all_at_once")
+    failed_flip(pair, OLD, monkeypatch, "_make_sender")
+    nothing = m.Begin(NAME, Turn(1), Epoch(1), QUERY, CODE, ())
+    pair.tell(OLD, nothing)
+    assert pair.state(OLD) == {7: {"n": 1}, 8: {"n": 1}}
+    pair.abort(OLD, 1)
+    pair.tell(OLD, m.Release(NAME, 1, called_off, ()))
+    if called_off:
+        pair.begin(OLD, 2, 1)
+        assert pair.run(OLD, 2, [7]) == [{"k": 7, "n": 2}]
+    else:
+        pair.tell(OLD, m.Begin(NAME, Turn(2), Epoch(1), QUERY, CODE, ()))
+        assert pair.state(OLD) == {}
+
+
+@pytest.mark.parametrize("strategy", ["all_at_once", "seamless"])
+@pytest.mark.parametrize("met", [False, True], ids=["some came before", "none came before"])
+def test_what_arrives_after_the_state_was_given_up_is_not_taken_in(strategy: str, met: bool) -> None:
+    pair = Pair(strategy)
+    pair.begin(OLD, 0, 0)
+    pair.run(OLD, 0, [7, 8])
+    pair.tell(OLD, m.Commit(NAME, Turn(0)))
+    if strategy == "seamless":
+        pair.tell(OLD, m.Copy(NAME, 1, CODE, (LOT,), PLACES, pair.terms))
+    else:
+        pair.flip(OLD, 0)
+        if met:
+            pair.flip(NEW, 0)
+    pair.pump()
+    pair.tell(NEW, m.Reset(NAME, 1))
+    pair.tell(OLD, m.Reset(NAME, 1))
+    pair.begin(NEW, 1, 0)
+    assert pair.lane
+    pair.carry()
+    assert pair.state(NEW) == {}
+    assert pair.run(NEW, 1, [7]) == [{"k": 7, "n": 1}]

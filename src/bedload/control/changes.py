@@ -218,7 +218,7 @@ class Changes:
         if not self.starting and not self._addresses:
             return None
         for epochs in self._operators.values():
-            epochs.lost_nothing(worker)
+            epochs.leave_out(worker)
         self.remove(worker)
         change.failure = WorkerStartFailed(
             f"{error.message}. It was started {MAX_STARTS} times; the others have its share of the key groups: there "
@@ -300,7 +300,7 @@ class Changes:
         if not leaving and change.flipped:
             return None
         for epochs in self._operators.values():
-            epochs.lost_nothing(worker)
+            epochs.leave_out(worker)
         self.remove(worker)
         # One that was about to leave had handed everything over.
         return [*out, *(self.go_on() if leaving else self._fail(change, error))]
@@ -323,9 +323,12 @@ class Changes:
             for name in change.transfers:
                 self._operators[name].transfer = None
             self._stop_halfway(change)
+            self._keep_owners(change)
             leaving = [worker for worker in self._addresses if worker not in self.members]
             # SUBTLE: not in the middle of an epoch in which feeders talk to it. It has no part in the next one.
             if not any(epochs.needs(worker) for epochs in self._operators.values() for worker in leaving):
+                for worker, epochs in itertools.product(leaving, self._operators.values()):
+                    epochs.leave_out(worker)  # it may own something of an operator that was applied meanwhile
                 out += self._finish(change)
         return out
 
@@ -539,6 +542,13 @@ class Changes:
             ending += "; what had not arrived was read from the checkpoint" if read else ""
         change.failure = self._told(change.failure, ending)
         change.failure.details["moved"] = moved
+
+    def _keep_owners(self, change: Change) -> None:
+        """A change has failed: who has the only state of an operator that was applied meanwhile stays."""
+        tables = [it.routing for it in self._operators.values() if it.lineage is None and not it.nobody_has_state]
+        owners = {it for table in tables for it in (*table.owners, *(pin.worker for pin in table.pins))}
+        if change.failure is not None:
+            self.members = tuple(sorted(owners | set(self.members)))
 
     def _over(self, change: Change, error: BedloadError | None) -> list[Instruction]:
         change.stage = Stage.OVER

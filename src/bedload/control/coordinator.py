@@ -312,8 +312,8 @@ class Coordinator:
 
     def worker_not_started(self, worker: WorkerId, why: str) -> list[Instruction]:
         """A worker that was asked for does not come."""
-        if worker in self._newcomers:
-            return []  # it came at the last moment
+        if worker in self._newcomers or worker not in self.changes.starting:
+            return []  # it came at the last moment, and may have been lost and replaced since
         return self._not_started(worker, why)
 
     def _not_started(self, worker: WorkerId, why: str) -> list[Instruction]:
@@ -389,7 +389,7 @@ class Coordinator:
 
     def query_unknown(self, operator: OperatorName, error: BedloadError) -> list[Instruction]:
         """:class:`InspectQuery` could not be answered."""
-        return self._operators[operator].query_unknown(error)
+        return self._then(self._operators[operator].query_unknown(error))
 
     def progress(self, query: QueryId, run: RunId, epoch: Epoch) -> list[Instruction]:
         """Spark committed an epoch."""
@@ -464,6 +464,15 @@ class Coordinator:
         """Have workers read what they lack, before an epoch asks for it."""
         return [step for name in operators for step in self._operators[name].prefetch(self._shipping.latest(name))]
 
+    def _read_back(self) -> list[Instruction]:
+        """Have state read that nobody has.
+
+        No epoch may come that would do so: the query is over, and people look at its state.
+        """
+        if self._missing or self.changes.holding or self._down is not None:
+            return []
+        return self._prefetch(name for name, epochs in self._operators.items() if epochs.left_unread)
+
     def _go_on(self) -> list[Instruction]:
         if self._missing:
             return []
@@ -496,12 +505,10 @@ class Coordinator:
     def _then(self, steps: list[Instruction]) -> list[Instruction]:
         """After whatever happened: go on with what waited for it, and start the snapshots that are due."""
         holding = self.changes.holding
-        # No epoch may come that would have them read it: the query is over, and people look at its state. It comes
-        # before all else, as nothing may move that is not there.
-        unread = [name for name, epochs in self._operators.items() if epochs.left_unread]
-        if unread and not self._missing and not holding:
-            steps = [*steps, *self._prefetch(unread)]
+        # Before all else, as nothing may move that is not there; and again, as others may have to read it then.
+        steps = [*steps, *self._read_back()]
         steps = [*steps, *self.changes.go_on()]
+        steps += self._read_back()
         if self._down is None and self.changes.doom is not None:
             return [*steps, *self._end(self.changes.doom)]
         if self.changes.restarting not in (None, self._restarted):

@@ -76,8 +76,8 @@ class QueryFacts:
         return self.committed >= epoch
 
 
-Found = tuple[QueryId, QueryFacts]
-"""What was found out, and about whom."""
+Found = tuple[QueryId, QueryFacts, tuple[Epoch, ...]]
+"""What was found out, about whom, and into which gap somebody looked."""
 
 
 class OperatorEpochs(Turns):
@@ -101,8 +101,8 @@ class OperatorEpochs(Turns):
         self.deployment: DeploymentId | None = None
         """The code of the last turn."""
         self._query_ended = False
-        self._looking: set[QueryId] = set()
-        """Queries that somebody looks at because of an open."""
+        self._looking: dict[QueryId, tuple[Epoch, ...]] = {}
+        """Queries that somebody looks at because of an open, and into which gap."""
         self._behind: dict[tuple[RunId, Epoch], float] = {}
         """Since when the commit log has not reached what an open follows."""
         if lineage is not None and lineage.history.head is not None:
@@ -204,7 +204,7 @@ class OperatorEpochs(Turns):
 
     def query_inspected(self, query: QueryId, turn: Turn, facts: QueryFacts) -> list[Instruction]:
         """What was found out about a query that stands in the way of an open, or about its own gap."""
-        self._looking.discard(query)
+        gap = self._looking.pop(query, ())
         # SUBTLE: the query may have started again since somebody looked. Then it has begun another turn.
         if turn != self.turn:
             return self._unpark()
@@ -214,7 +214,7 @@ class OperatorEpochs(Turns):
                 out = self._commit()
             elif not facts.active:
                 self._past_runs.add(self.run)
-        return [*out, *self._unpark((query, facts))]
+        return [*out, *self._unpark((query, facts, gap))]
 
     def inquire(self) -> list[Instruction]:
         """Somebody waits for the end of this epoch: look now and then whether Spark has committed it.
@@ -247,9 +247,8 @@ class OperatorEpochs(Turns):
         if self.run is not None:
             self._past_runs.add(self.run)
         self.query, self.run, self._query_ended = None, None, False
-        if self.transfer is not None:
-            self.transfer.reset()
-        out += [ToWorker(worker, m.Reset(self.name)) for worker in self.addresses]
+        move = -1 if self.transfer is None else self.transfer.reset()
+        out += [ToWorker(worker, m.Reset(self.name, move)) for worker in self.addresses]
         return [*out, *self._unpark()]
 
     def ended(self, error: BedloadError) -> list[Instruction]:
@@ -299,14 +298,16 @@ class OperatorEpochs(Turns):
             return self._go_back(token, ask, last)
         if self.lineage is not None and self.committed and ask.query not in self.committed and not self.fresh:
             if found is None or found[0] != ask.query:
-                return self._park(token, ask, self._look(ask.query))
+                return self._park(token, ask, self._look(ask.query, gap=self._gap(ask)))
             owner = self._at(found[1].location)
             if owner is not None:
                 error = refusals.deleted(self.name, ask, owner, self.committed[owner], found[1].location)
                 return [refuse(token, error)]
         if ask.epoch > last + 1 and not self.fresh:
-            if found is None or found[0] != ask.query:
-                return self._park(token, ask, self._look(ask.query, gap=self._gap(ask)))
+            gap = self._gap(ask)
+            # SUBTLE: somebody may have looked for another reason, and not into this gap.
+            if found is None or found[0] != ask.query or not set(gap) <= set(found[2]):
+                return self._park(token, ask, self._look(ask.query, gap=gap))
             return self._after_gap(token, ask, found[1])
         return self._begin(token, ask)
 
@@ -440,7 +441,7 @@ class OperatorEpochs(Turns):
         """Have somebody look at a query, unless somebody does: the answer is for all that wait."""
         if query in self._looking:
             return []
-        self._looking.add(query)
+        self._looking[query] = gap
         return [InspectQuery(self.name, query, self.turn, place, gap, pause)]
 
     def _gap(self, ask: m.Open) -> tuple[Epoch, ...]:

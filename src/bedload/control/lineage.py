@@ -182,24 +182,28 @@ class Lineage:
         routing: RoutingTable,
     ) -> list[tuple[m.Message, bytes | None]]:
         """What a worker must be told so that it holds the state at a turn; nothing if it does."""
-        owed = self._owed.pop(worker, set())
+        owed = self._owed.get(worker, set())
         guests = routing.guests_of(worker)
         hosts = {KeyGroup(key % routing.key_groups) for key in guests} - set(groups)
         if not groups and not hosts:
+            self._owed.pop(worker, None)
             self._holds[worker] = base  # nothing is all that it needs
             self._reading.pop(worker, None)
             return []
         groups = (*groups, *sorted(hosts))
-        if worker in self._holds and self._holds[worker] == base:
-            if not owed:
-                return []
+        holds = worker in self._holds and self._holds[worker] == base
+        if holds and not owed:
+            return []
+        if holds:
             groups = tuple(sorted(owed))
-        else:
+        # SUBTLE: first of all, as it may raise: then the worker is not told, and has nothing of it.
+        message, plan = self._order(deployment, groups, base)
+        self._owed.pop(worker, None)
+        if not holds:
             self._holds[worker] = base
             self._reading.pop(worker, None)  # it forgets all that it was told before
         if base is not None:
             self._reading[worker] = base
-        message, plan = self._order(deployment, groups, base)
         if routing.pins:
             hosted = tuple(sorted(hosts & set(groups)))
             message = msgspec.structs.replace(message, guests=guests, hosts=hosted, away=routing.away_from(worker))

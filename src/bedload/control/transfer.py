@@ -304,10 +304,11 @@ class Transfer:
         """The cluster is over: nobody sends anything any more."""
         return [] if self.stage in (Stage.WAITING, Stage.DONE) else self._end(called_off=True)
 
-    def reset(self) -> None:
-        """The operator's state was given up, and the workers have forgotten all about it."""
+    def reset(self) -> int:
+        """The operator's state was given up, and the workers forget all about it; the last move that began."""
         self._steps.clear()
-        self.stage = Stage.DONE
+        self.stage, self._switched, self._failure = Stage.DONE, False, None
+        return self._move
 
     def reverts(self, lost: WorkerId) -> list[Instruction] | None:
         """Without a checkpoint a worker is lost: give everything back, if the old owners have it all.

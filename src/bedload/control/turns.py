@@ -233,17 +233,18 @@ class Turns(Standing, ABC):
 
     def without(self, worker: WorkerId, deployment: DeploymentId) -> list[Instruction]:
         """Nobody comes in place of a lost worker: the others share its key groups, and read them back."""
+        self.leave_out(worker)
+        return self.prefetch(deployment)
+
+    def leave_out(self, worker: WorkerId) -> None:
+        """A worker takes no part any more: the others share its key groups, and have to read them back."""
+        if worker not in self.routing.workers:
+            return
         before, self.routing = self.routing, leave_out(self.routing, worker, self.addresses)
         if self.lineage is not None:
             for move in before.diff(self.routing):
                 of_keys = {KeyGroup(key % self.routing.key_groups) for key in move.keys}
                 self.lineage.take_over(move.target, {*move.key_groups, *of_keys})
-        return self.prefetch(deployment)
-
-    def lost_nothing(self, worker: WorkerId) -> None:
-        """A worker that owned nothing is gone for good."""
-        if worker in self.routing.workers:
-            self.routing = leave_out(self.routing, worker, self.addresses)
 
     def left(self, worker: WorkerId) -> None:
         """A worker has left the cluster; another one of its number may come."""

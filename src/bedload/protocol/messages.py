@@ -256,6 +256,8 @@ class Reset(Message, frozen=True):
     """Drop all state of an operator: the user gave it up."""
 
     operator: OperatorName
+    move: int = -1
+    """The last of its moves: what may still be on its way by that is of the state that was given up."""
 
 
 class Restore(Message, frozen=True):

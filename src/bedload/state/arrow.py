@@ -205,7 +205,7 @@ def _encode_decimal(value: Any) -> str:
 
 
 def _encode_datetime(value: Any) -> dict[str, Any]:
-    if not isinstance(value, dt.datetime):
+    if not isinstance(value, dt.datetime) or value != value:  # pandas' NaT is one, and none
         raise mismatch(ScalarNode(dt.datetime), value)
     return {"wall": value.replace(tzinfo=None), "zone": _zone_name(value.tzinfo), "fold": bool(value.fold)}
 

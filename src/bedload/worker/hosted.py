@@ -144,6 +144,8 @@ class Hosted:
     neighbours: dict[WorkerId, str] = field(default_factory=dict)
     failed_move: int = -1
     """A move whose part here failed: nothing more is sent or taken of it."""
+    unsent: tuple[m.Lot, ...] = ()
+    """What this worker failed to hand over, and keeps until that move is over."""
     moves_over: int = -1
     """The last move that came to its end here."""
     # --- what it weighs ---
@@ -157,7 +159,8 @@ class Hosted:
     @property
     def leaving(self) -> frozenset[KeyGroup]:
         """Key groups that were handed over, or will be, and that the worker has not let go of."""
-        return frozenset() if self.sender is None else self.sender.groups
+        unsent = frozenset(group for lot in self.unsent for group in lot.groups)
+        return unsent if self.sender is None else unsent | self.sender.groups
 
     def count(self, groups: npt.NDArray[np.int16]) -> None:
         """Take a sample of the rows that came."""

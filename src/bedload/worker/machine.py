@@ -110,8 +110,8 @@ class WorkerMachine(Moving):
                 return self._abort(message)
             case m.FeederFailed():
                 return self._feeder_failed(message)
-            case m.Reset(operator=operator):
-                return self._reset(operator)
+            case m.Reset():
+                return self._reset(message)
             case m.Restore():
                 return self._restore(message, body)
             case m.Settle():
@@ -268,16 +268,17 @@ class WorkerMachine(Moving):
             return []
         return self._fail(hosted, message.error.error())
 
-    def _reset(self, operator: OperatorName) -> list[Out]:
-        hosted = self._hosted.get(operator)
-        if hosted is not None and hosted.runtime is not None:
+    def _reset(self, message: m.Reset) -> list[Out]:
+        hosted = self._at(message.operator)
+        hosted.moves_over = max(hosted.moves_over, message.move)
+        if hosted.runtime is not None:
             report(hosted.runtime.close())
             hosted.runtime, hosted.active = None, None
             hosted.committed, hosted.committed_query = NO_EPOCH, NO_QUERY
             hosted.parking, hosted.owned, hosted.base, hosted.unrestored = Parking(), frozenset(), NO_TURN, None
             hosted.orders, hosted.lodging = {}, frozenset()
-            hosted.sender, hosted.receiver = None, None
-        return []
+            hosted.sender, hosted.receiver, hosted.unsent = None, None, ()
+        return self._answer_reads(hosted)
 
     def _roll_back(self, hosted: Hosted, error: BedloadError) -> list[Out]:
         if hosted.phase in (Phase.OPEN, Phase.SEALED) and hosted.runtime is not None:

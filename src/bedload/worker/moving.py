@@ -19,7 +19,7 @@ from bedload.keys import key_groups
 from bedload.keys.lookup import Hashes, distinct
 from bedload.migration.both_shelves import BothShelves
 from bedload.migration.hash_set import pack, unpack
-from bedload.migration.parking import Freed
+from bedload.migration.parking import AWAITED, Freed
 from bedload.migration.receiver import Receiver, waits, whole_only
 from bedload.migration.sender import Parcel, Sender
 from bedload.protocol import messages as m
@@ -98,6 +98,12 @@ class Moving(Restoring):
                 wire = m.WireError.of(self._failure(hosted, "weigh", error))
                 news = m.WorkerFailed(self.worker, wire, message.operator, ticket=message.ticket)
                 return [(COORDINATOR, news, None)]
+            if isinstance(message, m.Flip):
+                # SUBTLE: the next turn may begin before the move is given up. It must not meet key groups without their
+                # state, nor drop what may have to come back.
+                hosted.unsent = () if self._sender(hosted.name, message.move) is not None else message.leaving
+                for lot in message.arriving:
+                    hosted.parking.hand_over((*lot.groups, *lot.key_groups), AWAITED)
             taking = isinstance(message, m.Ship | m.HandOver) or (isinstance(message, m.Flip) and message.arriving)
             return self._move_failed(hosted, message.move, "take in" if taking else "send", error)
 
@@ -165,18 +171,19 @@ class Moving(Restoring):
         return []
 
     def _make_sender(self, hosted: Hosted, move: int, terms: m.Terms, lots: tuple[m.Lot, ...]) -> Sender:
+        return Sender(move, terms, lots, lambda lot: self._shelve(hosted, lot), self._clock)
+
+    @staticmethod
+    def _shelve(hosted: Hosted, lot: m.Lot) -> Shelf:
+        """What leaves for one worker."""
         runtime = hosted.runtime
         assert runtime is not None
-
-        def shelve(lot: m.Lot) -> Shelf:
-            stay = np.array(lot.stay, np.int64) if lot.stay else None
-            whole = runtime.shelve(lot.groups, without=stay)
-            if not lot.keys:
-                return whole
-            single = runtime.shelve(lot.key_groups, only=np.array(lot.keys, np.int64))
-            return BothShelves(whole, single) if lot.groups else single
-
-        return Sender(move, terms, lots, shelve, self._clock)
+        stay = np.array(lot.stay, np.int64) if lot.stay else None
+        whole = runtime.shelve(lot.groups, without=stay)
+        if not lot.keys:
+            return whole
+        single = runtime.shelve(lot.key_groups, only=np.array(lot.keys, np.int64))
+        return BothShelves(whole, single) if lot.groups else single
 
     def _flip(self, message: m.Flip) -> list[Out]:
         hosted = self._at(message.operator)
@@ -242,6 +249,13 @@ class Moving(Restoring):
                     shelf.drop()
             hosted.sender = None
         hosted.moves_over = max(hosted.moves_over, message.move)
+        if message.move == hosted.failed_move:
+            unsent, hosted.unsent = hosted.unsent, ()
+            for lot in unsent if runtime is not None and not message.called_off else ():
+                self._shelve(hosted, lot).drop()
+                hosted.owned -= frozenset(lot.groups)
+            if message.called_off:
+                hosted.parking.settle(self._clock.monotonic())
         if receiver is not None and receiver.move == message.move:
             if message.called_off:
                 hosted.parking.settle(self._clock.monotonic())
