@@ -22,7 +22,7 @@ from bedload.transport import Channel, Endpoint
 
 _TELL_WHERE_SECONDS = 2.0
 _SEND_SECONDS = 5.0
-"""How long one beat may take, and the connection for it: several round trips around the world, lost packets included."""
+"""How long a beat may take, and the connection for it: some round trips around the world, lost packets included."""
 _MOST_BETWEEN_SECONDS = 4 * _SEND_SECONDS
 """Between two beats. If it was more, this process or its machine stood still, and the loop with it."""
 _FRAMES = 12
