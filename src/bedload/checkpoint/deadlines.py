@@ -117,7 +117,7 @@ class Deadline:
         return self._stuck
 
     def call(self, operation: str, path: str, step: Callable[[], T], longer: Callable[[], float] = lambda: 0.0) -> T:
-        """What the step gives, if it does so in time; ``longer``: seconds that it may take on top, asked when needed."""
+        """What the step gives, if it does so in time; ``longer``: seconds on top, found out when they are needed."""
         if self._stuck >= MOST_STUCK:
             raise self._failed(operation, path, f"{self._stuck} calls before it have not come back")
         call = _Call(step, self._came_back)
