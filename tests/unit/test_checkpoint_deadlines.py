@@ -106,6 +106,21 @@ def test_calls_that_hang_do_not_pile_up_and_a_store_that_is_back_is_used_again(h
     assert storage.read("a") == b"x"
 
 
+@pytest.mark.parametrize("operation", ["read", "write"])
+def test_a_large_file_has_more_time_both_ways(
+    operation: str, hanging: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """What could be written over a slow link can be read over it, too."""
+    monkeypatch.setattr("bedload.checkpoint.deadlines._BYTES_PER_SECOND", 1)
+    LocalStorage(tmp_path / "state").write("a", b"x" * 3600)
+    storage, inner = hanging(operation)
+    threading.Timer(10 * SHORT, inner.let_go.set).start()
+    if operation == "read":
+        assert storage.read("a") == b"x" * 3600
+    else:
+        storage.write("a", b"y" * 3600)
+
+
 def test_what_a_store_says_comes_through(tmp_path: Path) -> None:
     storage = open_storage(str(tmp_path), {"deadline": 30})
     with pytest.raises(FileNotFoundError):

@@ -57,6 +57,13 @@ def test_a_driver_that_stood_still_gives_nobody_up_for_that() -> None:
     assert list(look_until(liveness, 1004.0, 1010.0)) == [A]
 
 
+def test_a_pause_of_the_driver_is_no_credit_for_later() -> None:
+    liveness = watched(A)
+    liveness.beat(A, 0.0, "", 1000.0)  # heard at once when it went on
+    assert liveness.look(1000.0) == {}
+    assert list(look_until(liveness, 1000.0, 1012.0)) == [A]
+
+
 def test_who_has_left_or_is_unknown_is_not_looked_for() -> None:
     liveness = watched(A)
     liveness.gone(A)

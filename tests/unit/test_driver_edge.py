@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import queue
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.patience import PATIENCE
 from tests.real_cluster import RealCluster
 
 import bedload as bl
@@ -53,6 +56,29 @@ def test_a_bug_ends_the_cluster_and_every_wait_with_its_traceback(
         assert "ZeroDivisionError: a bug" in down.message
         with pytest.raises(ProtocolError, match="a bug"):
             cluster.driver.checkpoint([cluster.name])
+
+
+def test_a_driver_out_of_descriptors_serves_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    crowded: queue.Queue[OSError] = queue.Queue()
+    with RealCluster(Count) as cluster:
+        endpoint, driver = cluster.driver._endpoint, cluster.driver
+        cluster.epoch(ROWS)
+        monkeypatch.setattr(driver, "on_no_room", crowded.put)
+
+        listener = endpoint._listener
+
+        class Exhausted:
+            fileno = listener.fileno
+
+            def accept(self) -> Any:
+                raise OSError(errno.EMFILE, "too many open files")
+
+        monkeypatch.setattr(endpoint, "_listener", Exhausted())
+        driver.call(lambda c: endpoint._accept(0))
+        monkeypatch.undo()
+        assert crowded.get(timeout=PATIENCE).errno == errno.EMFILE
+        cluster.epoch(ROWS)
+        assert driver.call(lambda c: c.error) is None
 
 
 def test_a_coordinator_that_gives_no_answer_is_an_error_with_its_place(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from tests.real_cluster import RealCluster
 
 import bedload as bl
 from bedload.control.liveness import Patience
-from bedload.core.errors import WorkerLost
+from bedload.core.errors import WorkerLost, WorkerStartFailed
 from bedload.core.ids import WorkerId
 from bedload.spark import feeder
 
@@ -34,6 +35,14 @@ class Count(bl.Operator):
                 pass
         self.n += len(rows)
         return key, self.n
+
+
+class SlowToStart(Count):
+    """Its workers are ready at once, but for the first newcomer."""
+
+    def setup(self, ctx: bl.Context) -> None:
+        while ctx.worker == 1:
+            time.sleep(1)
 
 
 class Background:
@@ -55,6 +64,13 @@ class Background:
         self._thread.join(PATIENCE)
         assert not self._thread.is_alive(), "it waits still"
         return self._error
+
+
+def wait_until(done: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not done():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def counts(cluster: RealCluster) -> list[int]:
@@ -86,6 +102,26 @@ def test_a_worker_in_an_endless_loop_is_replaced_and_the_error_says_where_it_was
         assert isinstance(error, WorkerLost)
         assert "while row.x == HANGS" in error.message
         cluster.restart()
+        cluster.epoch(ROWS)
+        assert counts(cluster) == [2] * 100
+
+
+def test_newcomers_that_hang_together_end_the_change_alone(tmp_path: Path) -> None:
+    """As on a host that is gone: with the first of them the change is over, and the other one has left by that."""
+    with RealCluster(SlowToStart, workers=1, checkpoint=str(tmp_path)) as cluster:
+        cluster.epoch(ROWS)
+        change, driver = cluster.change("rescale", workers=3), cluster.driver
+        wait_until(lambda: driver.call(lambda c: WorkerId(2) in c.workers) and WorkerId(1) in driver.pids)
+
+        def look(c: Any) -> None:
+            driver._liveness.look = lambda now: {WorkerId(1): "gone", WorkerId(2): "gone"}  # type: ignore[method-assign]
+            try:
+                driver._look()
+            finally:
+                del driver._liveness.look
+
+        driver.call(look)
+        assert isinstance(change.exception(PATIENCE), WorkerStartFailed)
         cluster.epoch(ROWS)
         assert counts(cluster) == [2] * 100
 

@@ -23,7 +23,7 @@ from bedload.spark.driver import Driver
 from bedload.spark.hosts import ProcessHost
 from bedload.spark.keeper import Keeper
 from bedload.spark.state_schema import state_schema
-from bedload.spark.state_view import OperatorState, RowDecoder
+from bedload.spark.state_view import OperatorState, RowDecoder, Whereabouts
 from bedload.transport import Credentials
 from bedload.worker.operator import state_of
 from bedload.worker.runtime import Deployment
@@ -94,8 +94,8 @@ def driver(root: Path) -> Iterator[Driver]:
 
 
 def test_a_read_and_a_snapshot_end_in_the_errors_of_the_store(driver: Driver) -> None:
-    def where() -> Any:
-        return driver.call(lambda c: (c.operator(NAME).routing, c.workers))
+    def where() -> Whereabouts:
+        return driver.call(lambda c: Whereabouts.of(c, NAME))
 
     state = OperatorState(NAME, RowDecoder(state_of(Trip)), (KEY,), where, CREDENTIALS)
     try:

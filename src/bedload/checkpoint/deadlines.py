@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
 from bedload.checkpoint.storage import Buffers, Storage, buffers, failed
+from bedload.core.errors import StoreError
 
 T = TypeVar("T")
 
@@ -27,7 +28,9 @@ DEFAULT_SECONDS = 60.0
 MOST_STUCK = 16
 _MOST_IDLE = 16
 _BYTES_PER_SECOND = 1 << 20
-"""A write may take so much longer for its size, on top."""
+"""A read or a write may take so much longer for its size, on top."""
+_LOOK_SECONDS = 5.0
+"""How long to look for the size of a file whose read is late."""
 _FILES_PER_SECOND = 20
 """And a deletion for the number of its files."""
 
@@ -55,8 +58,12 @@ class _Call(Generic[T]):
         if given_up:
             self._back()
 
+    def over(self, seconds: float) -> bool:
+        """Whether it is over within so many seconds."""
+        return self._over.wait(seconds)
+
     def wait(self, seconds: float) -> bool:
-        """Whether it is over; if it is not, ``back`` is called when it is."""
+        """The same, for the last time; if it is not, ``back`` is called when it is."""
         if self._over.wait(seconds):
             return True
         with self._lock:
@@ -109,16 +116,20 @@ class Deadline:
         """How many calls were given up and have not come back."""
         return self._stuck
 
-    def call(self, operation: str, path: str, step: Callable[[], T], longer: float = 0.0) -> T:
-        """What the step gives, if it does so in time; ``longer``: seconds that it may take on top."""
+    def call(self, operation: str, path: str, step: Callable[[], T], longer: Callable[[], float] = lambda: 0.0) -> T:
+        """What the step gives, if it does so in time; ``longer``: seconds on top, found out when they are needed."""
         if self._stuck >= MOST_STUCK:
             raise self._failed(operation, path, f"{self._stuck} calls before it have not come back")
         call = _Call(step, self._came_back)
         _CALLERS.start(call)
-        if not call.wait(self.seconds + longer):
-            with self._lock:
-                self._stuck += 1
-            raise self._failed(operation, path, f"no answer within {self.seconds + longer:g} seconds")
+        seconds = self.seconds
+        if not call.over(seconds):
+            more = longer()
+            seconds += more
+            if not call.wait(more):
+                with self._lock:
+                    self._stuck += 1
+                raise self._failed(operation, path, f"no answer within {seconds:g} seconds")
         return call.result()
 
     def _came_back(self) -> None:
@@ -136,18 +147,19 @@ class DeadlineStorage:
         self.url = inner.url
         self.inner = inner
         self.deadline = deadline
+        self._look = Deadline(inner.url, min(_LOOK_SECONDS, deadline.seconds))
 
     def read(self, path: str) -> bytes:
         """The content of a file; ``FileNotFoundError`` if it is not there."""
-        return self.deadline.call("read", path, lambda: self.inner.read(path))
+        return self.deadline.call("read", path, lambda: self.inner.read(path), lambda: self._seconds_to_read(path))
 
     def write(self, path: str, data: Buffers) -> None:
         """Write a file, whole."""
-        self.deadline.call("write", path, lambda: self.inner.write(path, data), _seconds(data))
+        self.deadline.call("write", path, lambda: self.inner.write(path, data), lambda: _seconds(data))
 
     def create(self, path: str, data: Buffers) -> bool:
         """Write a file if there is none of that path. False: there is one of other content, or somebody makes one."""
-        return self.deadline.call("create", path, lambda: self.inner.create(path, data), _seconds(data))
+        return self.deadline.call("create", path, lambda: self.inner.create(path, data), lambda: _seconds(data))
 
     def exists(self, path: str) -> bool:
         """Whether there is a file of that path."""
@@ -169,7 +181,16 @@ class DeadlineStorage:
         """Delete files; those that are not there are fine."""
         if paths:
             shown = paths[0] if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1} more"
-            self.deadline.call("delete", shown, lambda: self.inner.delete(paths), len(paths) / _FILES_PER_SECOND)
+            self.deadline.call(
+                "delete", shown, lambda: self.inner.delete(paths), lambda: len(paths) / _FILES_PER_SECOND
+            )
+
+    def _seconds_to_read(self, path: str) -> float:
+        """As long as a write of it. Asked only of a read that is late, so that no other pays for it."""
+        try:
+            return self._look.call("look at", path, lambda: self.inner.size(path)) / _BYTES_PER_SECOND
+        except (StoreError, FileNotFoundError):
+            return 0.0
 
 
 def _seconds(data: Buffers) -> float:

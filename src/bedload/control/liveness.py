@@ -62,7 +62,7 @@ class Liveness:
         self._looked = now
         if paused > patience.every:
             for pulse in self._pulses.values():
-                pulse.heard += paused
+                pulse.heard = min(now, pulse.heard + paused)
         hung: dict[WorkerId, str] = {}
         for worker, pulse in self._pulses.items():
             silent = now - pulse.heard

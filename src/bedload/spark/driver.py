@@ -310,7 +310,9 @@ class Driver(Handler):
         """Give up workers that hang."""
         with self._guarded():
             for worker, why in self._liveness.look(self._clock.monotonic()).items():
-                peer = self._peers[worker]
+                peer = self._peers.get(worker)
+                if peer is None:
+                    continue  # it has left by the loss of one before it, and is ended by that
                 del self._names[peer]
                 peer.abort()
                 self._crew.kill(worker, self._tasks[worker])

@@ -73,6 +73,10 @@ class Handler(ABC):
         """Something failed: a caller's handshake, a damaged frame, this handler, or a callback (no peer)."""
         _log.error("%s: %s", peer or "callback", error, exc_info=error)
 
+    def on_no_room(self, error: OSError) -> None:
+        """The process has no descriptor or memory for a caller, which waits until there is some. Nothing is lost."""
+        _log.error("a caller cannot be let in yet (%s): allow this process more open files (ulimit -n)", error)
+
 
 class Timer:
     """A call that is due at some time."""
@@ -326,7 +330,7 @@ class Endpoint:
                 if error.errno not in _OUT_OF_DESCRIPTORS:
                     continue  # the caller has gone again
                 # The caller stays in the queue, the listener readable: without a pause the loop would spin.
-                self._report(None, error)
+                self._handler.on_no_room(error)
                 self._selector.unregister(self._listener)
                 self._make_room(self._door.oldest())
                 self.call_later(_ACCEPT_PAUSE_SECONDS, self._listen_again)

@@ -15,12 +15,16 @@ import traceback
 from collections.abc import Callable
 
 from bedload.core.clock import Clock
-from bedload.core.errors import BedloadError, ClusterStopped
+from bedload.core.errors import ClusterStopped
 from bedload.core.ids import WorkerId
 from bedload.protocol import messages as m
 from bedload.transport import Channel, Endpoint
 
 _TELL_WHERE_SECONDS = 2.0
+_SEND_SECONDS = 5.0
+"""How long a beat may take, and the connection for it: some round trips around the world, lost packets included."""
+_MOST_BETWEEN_SECONDS = 4 * _SEND_SECONDS
+"""Between two beats. If it was more, this process or its machine stood still, and the loop with it."""
 _FRAMES = 12
 
 
@@ -37,8 +41,10 @@ class Pulse:
         self._clock = clock
         self._every = every
         self._loop = threading.get_ident()
-        self._poked: float | None = None
-        """Since when the loop has not answered."""
+        self._looked = clock.monotonic()
+        self._answered = True
+        self._busy = 0.0
+        """For how long the loop has not answered."""
         self._over = threading.Event()
         threading.Thread(target=self._run, name="bedload-pulse", daemon=True).start()
 
@@ -53,10 +59,10 @@ class Pulse:
                 busy = self._poke()
                 try:
                     if channel is None or channel.closed:
-                        channel = self._connect(max(1.0, self._every))
+                        channel = self._connect(_SEND_SECONDS)
                     beat = m.Beat(self._worker, self._endpoint.address, busy, self._where(busy))
-                    channel.send(m.encode(beat), timeout=max(1.0, 5 * self._every))
-                except BedloadError:
+                    channel.send(m.encode(beat), timeout=_SEND_SECONDS)
+                except Exception:
                     if channel is not None:
                         channel.close()
                         channel = None
@@ -70,14 +76,16 @@ class Pulse:
     def _poke(self) -> float:
         """Ask the loop for an answer; for how long it has given none."""
         now = self._clock.monotonic()
-        if self._poked is None:
-            self._poked = now
+        passed, self._looked = min(now - self._looked, _MOST_BETWEEN_SECONDS), now
+        if self._answered:
+            self._answered, self._busy = False, 0.0
             self._endpoint.call_soon(self._answer)
-            return 0.0
-        return now - self._poked
+        else:
+            self._busy += passed
+        return self._busy
 
     def _answer(self) -> None:
-        self._poked = None
+        self._answered = True
 
     def _where(self, busy: float) -> str:
         if busy < _TELL_WHERE_SECONDS:
