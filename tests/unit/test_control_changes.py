@@ -268,6 +268,23 @@ def test_a_restart_looks_again_at_a_query_that_could_not_be_looked_at() -> None:
     assert looks(rig) == [(2.0, ()), (2.0, ())]
 
 
+@pytest.mark.parametrize("sealed", [False, True])
+def test_a_restart_does_not_wait_for_an_epoch_whose_query_has_ended_in_it(sealed: bool) -> None:
+    rig = Rig()
+    rig.open(0)
+    rig.recorded()
+    wish(rig, "rescale", "stop_restart", workers=3)
+    rig.facts(active=False, committed=0 if sealed else None, log_read=True)
+    assert rig.coordinator.changes.seen(0)[0] is Stage.HOLDING
+    if sealed:
+        rig.seal()
+        rig.facts(active=False, committed=0, log_read=True)
+    for worker, message in rig.told(m.Probe):
+        rig.did(rig.coordinator.from_worker(m.Probed(WorkerId(worker), NAME, message.turn)))
+    assert rig.coordinator.changes.seen(0)[0] is Stage.RESTARTING
+    assert rig.phase is (Phase.IDLE if sealed else Phase.ABORTED)
+
+
 def test_a_look_for_a_restart_does_not_explain_a_gap() -> None:
     rig = Rig()
     rig.whole(0)

@@ -209,11 +209,15 @@ class OperatorEpochs(Turns):
         if turn != self.turn:
             return self._unpark()
         out: list[Instruction] = []
-        if query == self.query and self.phase is Phase.SEALED and not self._current.taken_up and self.run is not None:
-            if facts.committed is not None and facts.committed >= self.epoch:
-                out = self._commit()
-            elif not facts.active:
+        if query == self.query and not self._current.taken_up and self.run is not None:
+            if not facts.active:
                 self._past_runs.add(self.run)
+            if self.phase is Phase.SEALED and facts.committed is not None and facts.committed >= self.epoch:
+                out = self._commit()
+            elif self.phase is Phase.OPEN and not facts.active:
+                out = (
+                    self._probe()
+                )  # its tasks are over: it was sealed, and word of that is on its way, or never will be
         return [*out, *self._unpark((query, facts, gap))]
 
     def inquire(self) -> list[Instruction]:
