@@ -319,6 +319,7 @@ def test_word_that_a_worker_does_not_come_harms_no_replacement_of_it() -> None:
 # --- what is applied in the middle of a change that fails ---
 
 OTHER = OperatorName("Other")
+GROUPS = tuple(KeyGroup(group) for group in range(4))
 
 
 @pytest.mark.parametrize("name", [NAME, OTHER])
@@ -371,6 +372,23 @@ def test_whoever_has_the_only_state_of_an_operator_stays_when_a_change_is_called
     assert results(steps)
     assert set(coordinator.workers) == {0, 1}
     assert set(coordinator.operator(NAME).routing.owners) == {0}
+
+
+def test_a_worker_that_owned_nothing_and_is_lost_while_it_is_weighed_is_not_waited_for() -> None:
+    coordinator = Coordinator({WorkerId(0): "w0", WorkerId(1): "w1"})
+    coordinator.deploy("user", NAME, 4, b"code")
+    for worker in range(2):
+        coordinator.from_worker(m.Deployed(WorkerId(worker), DeploymentId(0), None))
+    coordinator.change("user", Wish("move", strategy_named("all_at_once"), worker=WorkerId(0), groups=GROUPS))
+    for worker in range(2):
+        coordinator.from_worker(m.Weighed(WorkerId(worker), NAME, 0, {}, 0, 0, 0.0, 0.0))
+    assert set(coordinator.operator(NAME).routing.owners) == {0}
+    epoch_in_memory(coordinator, NAME, 0, [0, 1])
+    number, _ = coordinator.change("user", Wish("drain", strategy_named("all_at_once"), worker=WorkerId(1)))
+    coordinator.from_worker(m.Weighed(WorkerId(0), NAME, number, {}, 0, 0, 0.0, 0.0))
+    steps = coordinator.worker_lost(WorkerId(1), "killed")
+    assert [result.error for result in results(steps)] == [None]
+    assert coordinator.changes.members == (0,)
 
 
 def epoch_in_memory(coordinator: Coordinator, name: OperatorName, deployment: int, workers: list[int]) -> None:

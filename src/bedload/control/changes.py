@@ -278,8 +278,7 @@ class Changes:
         if change is None:
             return []
         if change.stage is Stage.WEIGHING:
-            change.waiting = {item for item in change.waiting if item[1] != worker}
-            return self._move(change) if not change.waiting else []
+            return self._without_weight(change, worker)
         out = [step for transfer in change.transfers.values() for step in transfer.lost(worker)]
         return [*out, *self.go_on()]
 
@@ -302,8 +301,11 @@ class Changes:
         for epochs in self._operators.values():
             epochs.leave_out(worker)
         self.remove(worker)
-        # One that was about to leave had handed everything over.
-        return [*out, *(self.go_on() if leaving else self._fail(change, error))]
+        if not leaving:
+            return [*out, *self._fail(change, error)]
+        # One that was about to leave had handed everything over, or had nothing to hand over.
+        weighing = change.stage is Stage.WEIGHING
+        return [*out, *(self._without_weight(change, worker) if weighing else self.go_on())]
 
     def go_on(self) -> list[Instruction]:
         """Something has happened that a change may have waited for."""
@@ -409,6 +411,11 @@ class Changes:
         if not asked:
             return self._move(change)
         return [ToWorker(worker, m.Weigh(name, change.number)) for name, worker in asked]
+
+    def _without_weight(self, change: Change, worker: WorkerId) -> list[Instruction]:
+        """Go on without the word of a worker that is gone."""
+        change.waiting = {item for item in change.waiting if item[1] != worker}
+        return self._move(change) if not change.waiting else []
 
     def _move(self, change: Change) -> list[Instruction]:
         change.stage, change.waiting = Stage.MOVING, set()
