@@ -15,7 +15,7 @@ from bedload.core.ids import DeploymentId, Epoch, KeyGroup, OperatorName, QueryI
 from bedload.keys import hash_columns, key_groups
 from bedload.migration import strategy_named
 from bedload.protocol import messages as m
-from bedload.protocol.split import pack, unpack
+from bedload.protocol.split import pack, pack_whole, unpack
 from bedload.worker.machine import COORDINATOR, WorkerMachine
 from bedload.worker.moving import Neighbour
 from bedload.worker.runtime import Deployment
@@ -224,3 +224,25 @@ def test_what_arrives_after_the_state_was_given_up_is_not_taken_in(strategy: str
     pair.carry()
     assert pair.state(NEW) == {}
     assert pair.run(NEW, 1, [7]) == [{"k": 7, "n": 1}]
+
+
+@pytest.mark.parametrize("called_off", [False, True])
+@pytest.mark.parametrize("lot", [LOT, m.Lot(OLD, NEW, (), (int(hash_columns([pa.array([7])])[0]),), (), GROUPS)])
+def test_an_old_owner_does_not_answer_for_what_it_has_handed_over(lot: m.Lot, called_off: bool) -> None:
+    pair = Pair("all_at_once")
+    pair.begin(OLD, 0, 0)
+    pair.run(OLD, 0, [7, 8])
+    pair.tell(OLD, m.Commit(NAME, Turn(0)))
+    pair.tell(OLD, m.Flip(NAME, 1, Turn(0), CODE, (lot,), (), PLACES, pair.terms, Epoch(0), QUERY))
+    if not called_off:
+        pair.tell(OLD, m.Begin(NAME, Turn(1), Epoch(1), QUERY, CODE, () if lot is LOT else GROUPS))
+        pair.tell(OLD, m.Expect(NAME, Turn(1), 1))
+        pair.machines[OLD].handle("f", m.Join(NAME, Turn(1), m.FeederId(0, 0)), batch([]).schema.serialize())
+        pair.machines[OLD].handle("f", m.Done(NAME, Turn(1), m.FeederId(0, 0), 0))
+        pair.tell(OLD, m.Commit(NAME, Turn(1)))
+    key = pa.RecordBatch.from_arrays([pa.array([7])], names=["k"])
+    group = KeyGroup(int(key_groups(hash_columns(key.columns), len(GROUPS))[0]))
+    assert pair.machines[OLD].handle("reader", m.Read(NAME, group), pack_whole(key)) == []
+    out = pair.machines[OLD].handle(COORDINATOR, m.Release(NAME, 1, called_off, ()))
+    answers = [message for to, message, _ in out if to == "reader"]
+    assert answers == [m.ReadAnswer(called_off, Epoch(0 if called_off else 1), QUERY)]

@@ -118,6 +118,16 @@ class Sender:
         self._idle_until = 0.0
         self._turn = 0
 
+    def handed_over(self, group: KeyGroup, hash_of: Callable[[], Hashes]) -> bool:
+        """Whether a key has another owner since the flip."""
+        if self.base is None:
+            return False
+        lots = [lane.lot for lane in self._lanes.values()]
+        if group not in self.groups and not any(lot.keys for lot in lots):
+            return False
+        key = int(hash_of()[0])
+        return any(key in lot.keys or (group in lot.groups and key not in lot.stay) for lot in lots)
+
     # --- what happens at the old owner ---
 
     def sealed(self, turn: Turn) -> None:

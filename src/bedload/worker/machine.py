@@ -490,6 +490,10 @@ class WorkerMachine(Moving):
         # the word of a flip is on its way to.
         unowned = self._durable and message.group not in hosted.owned | hosted.lodging
         unknown = unowned or hosted.told < message.told
+        # SUBTLE: nor is what was handed over for anybody to see. Epochs that its new owner takes in are committed here.
+        unknown = unknown or (
+            hosted.sender is not None and hosted.sender.handed_over(message.group, lambda: hash_of_key(body))
+        )
         if unknown or hosted.parking.absent(message.group, lambda: hash_of_key(body)):
             hosted.reads.append((peer, message, None if body is None else bytes(body)))
             return [] if unknown or body is None else self._fetch(hosted, hash_of_key(body))
