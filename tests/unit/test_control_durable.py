@@ -869,6 +869,18 @@ def test_whoever_asked_before_spark_went_back_gets_a_snapshot_of_the_state_there
     assert [it for it in results if isinstance(it, ToWorker) and isinstance(it.message, m.Compact)] == []
 
 
+def test_nobody_waits_for_a_snapshot_of_state_that_was_given_up(rig: Rig) -> None:
+    rig.whole(0)
+    rig.progress(0)
+    rig.did(rig.coordinator.checkpoint("user", NAME))
+    rig.lose(1)
+    lineage = Lineage(Generation(1), History(NAME), {1: SCHEMA})
+    rig.did(rig.coordinator.deploy("again", NAME, 4, b"code", lineage=lineage, fresh=True)[1])
+    rig.join(1)
+    rig.did(rig.coordinator.from_worker(m.Deployed(WorkerId(1), DeploymentId(1), None)))
+    assert [(step.to, step.error) for step in rig.steps if isinstance(step, CheckpointResult)] == [("user", None)]
+
+
 def test_parts_that_do_not_cover_every_key_group_never_count(rig: Rig) -> None:
     rig.whole(0)
     rig.progress(0)

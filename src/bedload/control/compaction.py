@@ -74,6 +74,10 @@ class Compaction:
         if running is not None and not running.waiting <= self._addresses.keys():
             self._asked += running.asked
             self._running = None
+        lineage = self._epochs.lineage
+        if self._asked and lineage is not None and lineage.head is None:
+            asked, self._asked = self._asked, []
+            return [CheckpointResult(token, None) for token in asked]  # the state was given up: nothing is committed
         return self._start() if self._asked else []
 
     def committed(self) -> list[Instruction]:
