@@ -327,3 +327,39 @@ def test_half_of_a_certificate_is_refused():
 )
 def test_loopback_is_told_from_the_network(host, stays):
     assert is_loopback(host) == stays
+
+
+@pytest.mark.parametrize("credentials", [PLAIN, TLS], ids=["plain", "tls"])
+def test_a_frame_that_comes_in_drops_does_not_outlast_the_time_limit(credentials: Credentials) -> None:
+    over = threading.Event()
+    ours, theirs = socket.socketpair()
+
+    def trickle() -> None:
+        sock: socket.socket = theirs
+        if credentials.encrypted:
+            secure = tls.wrap(theirs, credentials, server=True)
+            secure.do_handshake()
+            sock = secure
+        views = encode_frame(b"header", [bytes(1 << 20)])
+        sock.sendall(views[0])
+        for _ in range(int(PATIENCE / 0.02)):
+            if over.wait(0.02):
+                break
+            sock.sendall(b"\0")
+
+    thread = threading.Thread(target=trickle, daemon=True)
+    thread.start()
+    caller: socket.socket = ours
+    if credentials.encrypted:
+        secure = tls.wrap(ours, credentials, server=False)
+        secure.do_handshake()
+        caller = secure
+    with Channel(caller, "here:1") as channel:
+        with pytest.raises(WorkerUnreachable) as caught:
+            channel.recv(0.5)
+        assert not over.is_set()
+        assert thread.is_alive(), "it waited for all that came"
+        assert caught.value.details["timed_out"]
+        over.set()
+        thread.join(PATIENCE)
+    theirs.close()

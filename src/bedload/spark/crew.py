@@ -47,6 +47,7 @@ class Crew:
         self._starting: dict[WorkerId, threading.Timer] = {}
         self._replacing: dict[WorkerId, threading.Timer] = {}
         self._leaving: dict[WorkerId, threading.Thread] = {}
+        self._killing: dict[WorkerId, threading.Thread] = {}
 
     def add(self, worker: WorkerId, seconds: float) -> None:
         """Start one more worker, and wait so long for it."""
@@ -79,7 +80,8 @@ class Crew:
             except Exception as error:
                 _log.warning("worker %s hangs, and may not have ended: %s", worker, error)
 
-        threading.Thread(target=run, name=f"bedload-kill-{worker}", daemon=True).start()
+        thread = self._killing[worker] = threading.Thread(target=run, name=f"bedload-kill-{worker}", daemon=True)
+        thread.start()
 
     def replace(self, worker: WorkerId, seconds: float, *, start: bool = True) -> None:
         """Start a worker in place of a lost one, unless one is there, and wait so long for it."""
@@ -88,7 +90,14 @@ class Crew:
             _log.error("worker %s could not be replaced: %s", worker, why)
             self._not_replaced(worker, why)
 
-        self._bring(worker, seconds, self._replacing, self._host.replace if start else None, failed)
+        def replace(worker: WorkerId) -> None:
+            # Else it could be the new one that is killed: both go by the same number.
+            before = self._killing.pop(worker, None)
+            if before is not None:
+                before.join(_GONE_SECONDS)
+            self._host.replace(worker)
+
+        self._bring(worker, seconds, self._replacing, replace if start else None, failed)
 
     def is_replacing(self, worker: WorkerId) -> bool:
         """Whether one in place of this worker is awaited."""

@@ -20,11 +20,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import os
 import selectors
 import socket
 import ssl
 import tempfile
+import time
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -80,10 +82,15 @@ class TlsSocket(ssl.SSLSocket):
             raise BlockingIOError("there is nothing to receive now") from None
 
     def recv_into(self, buffer: WriteableBuffer, nbytes: int | None = None, flags: int = 0) -> int:
-        """Fill the buffer with what is there, record by record; with ``MSG_WAITALL``, until it is full."""
+        """Fill the buffer with what is there, record by record; with ``MSG_WAITALL``, until it is full.
+
+        SUBTLE: each record may take as long as the time limit says, so all of them are timed here.
+        """
         space = memoryview(buffer)
         size = nbytes or len(space)
-        patient = bool(flags & _WAIT_ALL) or self.gettimeout() == 0
+        limit = self.gettimeout()
+        patient = bool(flags & _WAIT_ALL) or limit == 0
+        deadline = time.monotonic() + limit if limit else math.inf
         got = 0
         while got < size:
             try:
@@ -95,7 +102,7 @@ class TlsSocket(ssl.SSLSocket):
                     raise
                 raise BlockingIOError("there is nothing to receive now") from None
             got += more
-            if not more or not (patient or self.pending()):
+            if not more or not (patient or self.pending()) or time.monotonic() >= deadline:
                 break
         return got
 
