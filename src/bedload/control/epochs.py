@@ -215,9 +215,8 @@ class OperatorEpochs(Turns):
             if self.phase is Phase.SEALED and facts.committed is not None and facts.committed >= self.epoch:
                 out = self._commit()
             elif self.phase is Phase.OPEN and not facts.active:
-                out = (
-                    self._probe()
-                )  # its tasks are over: it was sealed, and word of that is on its way, or never will be
+                # Its tasks are over: it was sealed, and word of that is on its way, or it never will be.
+                out = self._probe()
         return [*out, *self._unpark((query, facts, gap))]
 
     def inquire(self) -> list[Instruction]:
