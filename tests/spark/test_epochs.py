@@ -320,6 +320,26 @@ def test_an_epoch_of_empty_files_is_no_gap(spark: SparkSession, cluster: bl.Clus
     assert answer["log"] == [1, 5, 7]
 
 
+def test_empty_files_that_spark_has_deleted_are_no_gap(
+    spark: SparkSession, cluster: bl.Cluster, tmp_path: Path
+) -> None:
+    """``cleanSource`` removes them when the next epoch begins, before its tasks ask."""
+    folder = tmp_path / "in"
+    folder.mkdir()
+    texts = ["1,1\n", "", "", "1,5\n", "", "1,7\n", "1,0\n"]
+    for number, text in enumerate(texts):
+        (folder / f"{number}.csv").write_text(text)
+        os.utime(folder / f"{number}.csv", (1e9 + number, 1e9 + number))
+    reader = spark.readStream.schema("key long, value long").option("maxFilesPerTrigger", 1)
+    files = reader.option("cleanSource", "delete").csv(str(folder))
+    out = cluster.apply(files, key="key", operator=Sealed, schema=SCHEMA, name="Cleaned")
+    run(out, Sink(), tmp_path / "c", len(texts) - 1)
+    committed(cluster, "Cleaned", len(texts) - 2)
+    answer = cluster.state("Cleaned").get(1)
+    assert answer is not None
+    assert answer["log"] == [1, 5, 7]
+
+
 def test_empty_files_that_no_action_looked_at_do_not_hide_one_with_rows(
     spark: SparkSession, cluster: bl.Cluster, tmp_path: Path
 ) -> None:

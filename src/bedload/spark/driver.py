@@ -242,6 +242,10 @@ class Driver(Handler):
             self._inspector.quiet(query, epoch)
         self._soon(lambda c: c.progress(query, run, epoch))
 
+    def nothing_read(self, query: QueryId, epoch: Epoch) -> None:
+        """Spark committed an epoch in which no row was read; thread-safe."""
+        self._submit(self._pool, self._inspector.nothing_read, query, epoch)
+
     def query_ended(self, query: QueryId, run: RunId) -> None:
         """A run of a query is over; thread-safe."""
         self._soon(lambda c: c.query_ended(query, run))

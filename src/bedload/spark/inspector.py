@@ -28,6 +28,15 @@ class Inspector:
         """A source of a query had no new data in an epoch."""
         self._quiet.setdefault(query, set()).add(epoch)
 
+    def nothing_read(self, query: QueryId, epoch: Epoch) -> None:
+        """No row was read in an epoch that is over: see whether there was anything to read it for.
+
+        SUBTLE: now, as Spark forgets plans, and ``cleanSource`` removes files. A batch that no action used has no rows
+        read either, but it has partitions.
+        """
+        if self._plans.fed_nothing(query, epoch):
+            self.quiet(query, epoch)
+
     def stage(self, step: InspectStage) -> None:
         """How many feeders there will be."""
         try:

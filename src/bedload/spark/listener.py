@@ -43,7 +43,10 @@ class ProgressListener(StreamingQueryListener):
     def progress(self, event: str) -> None:
         """Spark has committed an epoch; the event as JSON."""
         seen = read_progress(event)
-        self._driver.progress(QueryId(seen.id), RunId(seen.run_id), Epoch(seen.batch_id), quiet=seen.quiet)
+        query, epoch = QueryId(seen.id), Epoch(seen.batch_id)
+        if not seen.quiet and not seen.num_input_rows:
+            self._driver.nothing_read(query, epoch)
+        self._driver.progress(query, RunId(seen.run_id), epoch, quiet=seen.quiet)
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802 - Spark's name
         """Nothing to do: the first open tells more."""

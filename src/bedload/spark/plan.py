@@ -25,7 +25,10 @@ from bedload.spark.progress import read_progress
 
 def mark(deployment: DeploymentId, operator: str) -> str:
     """The name of the feeder function of a deployment, as it appears in Spark's plan."""
-    return f"bedload_{deployment}_{''.join(c if c.isalnum() else '_' for c in operator)}"
+    return f"{_MARK}{deployment}_{''.join(c if c.isalnum() else '_' for c in operator)}"
+
+
+_MARK = "bedload_"
 
 
 class Plans:
@@ -112,8 +115,17 @@ class Plans:
             raise ProtocolError(f"cannot read the progress of query {query}: {error}") from error
         place = str(execution.resolvedCheckpointRoot())
         quiet |= self._quiet_at(place)
-        quiet |= {epoch for epoch in gap if epoch not in quiet and _read_nothing(execution, epoch)}
+        quiet |= {
+            epoch
+            for epoch in gap
+            if epoch not in quiet and (_fed_nothing(execution, epoch) or _read_nothing(execution, epoch))
+        }
         return QueryFacts(active, committed, quiet, place, log_read=True)
+
+    def fed_nothing(self, query: QueryId, epoch: Epoch) -> bool:
+        """Whether the operators had no partition in an epoch that is over; False also if that is not known any more."""
+        execution = self._active.get(self._jvm.java.util.UUID.fromString(query))
+        return execution is not None and _fed_nothing(execution, epoch)
 
     def _committed_at(self, location: str, query: QueryId) -> tuple[Epoch | None, bool]:
         """The last epoch in a query's commit log below a checkpoint location, and whether there is a log to be read."""
@@ -190,6 +202,22 @@ _EXCLUDED = "spark.sql.adaptive.optimizer.excludedRules"
 _EMPTY_RULE = "org.apache.spark.sql.execution.adaptive.AQEPropagateEmptyRelation"
 
 
+def _fed_nothing(execution: Any, epoch: Epoch) -> bool:
+    """Whether the plan of an epoch had no partition for any feeder. Spark keeps that of the last one and of this one."""
+    try:
+        context = execution.getLatestExecutionContext()
+        if int(context.batchId()) != epoch:
+            before = context.previousContext()
+            if not before.isDefined() or int(before.get().batchId()) != epoch:
+                return False
+            context = before.get()
+        batch = context.executionPlan()
+        feeders = [] if batch is None else [node for _, node in _walk(batch.executedPlan()) if _is_feeder(node)]
+        return bool(feeders) and not any(int(node.execute().getNumPartitions()) for node in feeders)
+    except (Py4JError, AttributeError):
+        return False
+
+
 def _read_nothing(execution: Any, epoch: Epoch) -> bool:
     """Whether a source had only empty files in an epoch: Spark plans no partition for them, so no feeder comes.
 
@@ -213,8 +241,12 @@ def _read_nothing(execution: Any, epoch: Epoch) -> bool:
     return False
 
 
-def _is_feeder(node: Any, name: str) -> bool:
-    return bool(node.nodeName() == "MapInArrow" and node.func().name() == name)
+def _is_feeder(node: Any, name: str | None = None) -> bool:
+    """Whether a node of a plan is the feeder of that name, or of any."""
+    if node.nodeName() != "MapInArrow":
+        return False
+    found = str(node.func().name())
+    return found == name if name is not None else found.startswith(_MARK)
 
 
 _INSIDE = -1

@@ -25,6 +25,7 @@ class Progress(msgspec.Struct, rename="camel"):
     id: str
     run_id: str
     batch_id: int
+    num_input_rows: int = 0
     sources: list[_Source] = []
 
     @property
