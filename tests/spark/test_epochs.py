@@ -405,9 +405,11 @@ def test_messages_of_a_former_run_are_refused(spark: SparkSession, cluster: bl.C
     try:
         while not cluster.committed("Former").get(str(query.id), 0):
             query.awaitTermination(0.1)
+        deployment = cluster._driver.call(lambda c: c.operator(OperatorName("Former")).deployment)
+        assert deployment is not None
         former = m.Open(
             OperatorName("Former"),
-            m.DeploymentId(0),
+            deployment,
             QueryId(str(first.id)),
             RunId(str(first.runId)),
             Epoch(1),

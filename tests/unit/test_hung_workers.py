@@ -106,6 +106,31 @@ def test_a_worker_in_an_endless_loop_is_replaced_and_the_error_says_where_it_was
         assert counts(cluster) == [2] * 100
 
 
+@pytest.mark.parametrize("connected", [True, False])
+def test_a_read_at_a_worker_that_was_given_up_is_answered_by_the_one_in_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, connected: bool
+) -> None:
+    """As on a cluster, where the driver cannot end the process: its connections stay, and say nothing."""
+    monkeypatch.setattr("bedload.spark.state_view._CONNECT_SECONDS", 2.0)
+    with RealCluster(Count, checkpoint=str(tmp_path), patience=SILENT) as cluster:
+        cluster.epoch(ROWS)
+        key = next(key for key, _ in ROWS if cluster.state.owner_of(key) == 1)
+        if connected:
+            cluster.state.get(key)
+        monkeypatch.setattr(cluster.host, "kill", lambda worker, task: None)
+        victim = cluster.host._children.pop(WorkerId(1))
+        pid = cluster.pids()[WorkerId(1)]
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            answer = cluster.state.get(key, timeout=PATIENCE / 2)
+            assert answer is not None
+            assert answer["n"] == 1
+        finally:
+            os.kill(pid, signal.SIGCONT)
+            victim.kill(PATIENCE)
+            victim.close()
+
+
 def test_newcomers_that_hang_together_end_the_change_alone(tmp_path: Path) -> None:
     """As on a host that is gone: with the first of them the change is over, and the other one has left by that."""
     with RealCluster(SlowToStart, workers=1, checkpoint=str(tmp_path)) as cluster:

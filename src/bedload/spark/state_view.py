@@ -99,6 +99,8 @@ class ColumnDecoder:
 _LOSS_PAUSE_SECONDS = 0.1
 _LOOK_SECONDS = 1.0
 """Without an answer for so long, see whether the key lives elsewhere by now."""
+_CONNECT_SECONDS = 10.0
+"""And the same without a connection."""
 _PATIENCE_SECONDS = 120.0
 """How long a read waits unless it is told otherwise."""
 
@@ -200,7 +202,7 @@ class OperatorState:
             if address is not None:
                 message = m.Read(self.name, key_group(hashed, routing.key_groups), told.get(owner, 0))
                 try:
-                    found = self._ask(address, message, body, deadline, partial(self._has_left, hashed, owner))
+                    found = self._ask(address, message, body, deadline, partial(self._has_left, hashed, owner, address))
                 except (WorkerUnreachable, UnknownOperator) as error:
                     if error.details.get("unanswered") or deadline.over:
                         raise
@@ -209,7 +211,7 @@ class OperatorState:
                 answer = found[0]
                 assert isinstance(answer, m.ReadAnswer)
                 # SUBTLE: one that has nothing may have had it a moment ago, and handed it over.
-                if answer.found or not self._has_left(hashed, owner):
+                if answer.found or not self._has_left(hashed, owner, address):
                     return answer, found[1]
             if deadline.over:
                 raise WorkerUnreachable(
@@ -221,8 +223,10 @@ class OperatorState:
                 time.sleep(_LOSS_PAUSE_SECONDS)
             routing, addresses, told = self._where()  # raises if the cluster cannot go on
 
-    def _has_left(self, hashed: int, owner: WorkerId) -> bool:
-        return self._where().routing.owner_of_key(hashed) != owner
+    def _has_left(self, hashed: int, owner: WorkerId, address: str | None) -> bool:
+        """Whether a key lives elsewhere by now: with another worker, or with one that came in its place."""
+        routing, addresses, _ = self._where()
+        return routing.owner_of_key(hashed) != owner or addresses.get(owner) != address
 
     def _ask(
         self,
@@ -234,7 +238,7 @@ class OperatorState:
     ) -> tuple[m.Message, memoryview | None] | None:
         """What is answered; None if it was asked in vain, which is looked at when there is no answer for a while."""
         try:
-            with self._pool.lend(address, deadline.left) as channel:
+            with self._pool.lend(address, min(_CONNECT_SECONDS, deadline.left)) as channel:
                 channel.send(m.encode(message), () if body is None else (body,), deadline.left)
                 frame = self._answer(channel, deadline, in_vain)
                 if frame is None:
