@@ -203,7 +203,7 @@ _EMPTY_RULE = "org.apache.spark.sql.execution.adaptive.AQEPropagateEmptyRelation
 
 
 def _fed_nothing(execution: Any, epoch: Epoch) -> bool:
-    """Whether the plan of an epoch had no partition for any feeder. Spark keeps that of the last one and of this one."""
+    """Whether the plan of an epoch had no partition for any feeder. Spark keeps that of the last one and this one."""
     try:
         context = execution.getLatestExecutionContext()
         if int(context.batchId()) != epoch:
