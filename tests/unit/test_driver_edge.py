@@ -110,7 +110,7 @@ def test_a_second_worker_of_a_number_takes_over_when_the_first_is_lost(tmp_path:
             return channel
 
         with register() as spare:
-            while driver.call(lambda c: WorkerId(1) not in driver._spares):
+            while driver.call(lambda c: not driver._spares):
                 pass
             assert driver.call(lambda c: c.error) is None
             driver.call(lambda c: driver._peers[WorkerId(1)].abort())
@@ -121,18 +121,22 @@ def test_a_second_worker_of_a_number_takes_over_when_the_first_is_lost(tmp_path:
             assert driver.pids[WorkerId(1)] == 4711
 
 
-def test_a_spare_that_went_away_takes_nothing_over(tmp_path: Path) -> None:
+def test_a_spare_that_went_away_takes_nothing_over_and_another_does(tmp_path: Path) -> None:
     with RealCluster(Count, checkpoint=str(tmp_path)) as cluster:
         driver = cluster.driver
         cluster.epoch(ROWS)
-        spare = Channel.connect(driver.address, cluster.credentials)
-        spare.send(m.encode(m.Register(WorkerId(1), "127.0.0.1:1", 4711)))
-        while driver.call(lambda c: WorkerId(1) not in driver._spares):
+        spares = [Channel.connect(driver.address, cluster.credentials) for _ in range(2)]
+        for pid, spare in enumerate(spares, 4711):
+            spare.send(m.encode(m.Register(WorkerId(1), "127.0.0.1:1", pid)))
+        while driver.call(lambda c: len(driver._spares) < 2):
             pass
-        spare.close()
-        while driver.call(lambda c: WorkerId(1) in driver._spares):
+        spares.pop().close()
+        while driver.call(lambda c: len(driver._spares) == 2):
             pass
         driver.call(lambda c: driver._peers[WorkerId(1)].abort())
+        assert isinstance(m.decode(spares[0].recv(120).header), m.Watch)
+        assert driver.pids[WorkerId(1)] == 4711
+        spares.pop().close()
         cluster.restart()
         cluster.epoch(ROWS)
         assert cluster.state.get(3)["n"] == 2  # type: ignore[index]

@@ -109,7 +109,7 @@ class Driver(Handler):
         self._addresses: dict[WorkerId, str] = {}
         self.pids: dict[WorkerId, int] = {}
         self._tasks: dict[WorkerId, int] = {}
-        self._spares: dict[WorkerId, tuple[Peer, m.Register]] = {}
+        self._spares: list[tuple[Peer, m.Register]] = []
         """Copies of workers that are there: one takes over when the worker is lost."""
         self._joined: Future[None] = Future()
         self._stopping = False
@@ -290,7 +290,7 @@ class Driver(Handler):
 
     def on_close(self, peer: Peer) -> None:
         """A feeder's connection ends without meaning; a worker's means that the worker is gone."""
-        self._spares = {worker: it for worker, it in self._spares.items() if it[0] is not peer}
+        self._spares = [spare for spare in self._spares if spare[0] is not peer]
         worker = self._names.pop(peer, None)
         if worker is not None:
             with self._guarded():
@@ -366,7 +366,7 @@ class Driver(Handler):
             # kills the one with the state, so the copy is left waiting. Or its host is gone and nobody has noticed
             # yet: then the copy is all that Spark will start, and takes its place when it counts as lost.
             _log.warning("a second worker %s (process %s) came and is left idle", message.worker, message.pid)
-            self._spares[message.worker] = peer, message
+            self._spares.append((peer, message))
             return
         with self._guarded():
             self._join(peer, message)
@@ -456,9 +456,11 @@ class Driver(Handler):
                     self._replace(worker)
 
     def _replace(self, worker: WorkerId) -> None:
-        spare = self._spares.pop(worker, None)
+        spare = next((spare for spare in self._spares if spare[1].worker == worker), None)
         self._crew.replace(worker, self._replace_seconds, start=spare is None)
-        if spare is not None:  # not at once: the coordinator is in the middle of saying what the loss means
+        if spare is not None:
+            self._spares.remove(spare)
+            # Not at once: the coordinator is in the middle of saying what the loss means.
             self._endpoint.call_soon(lambda: self.on_frame(spare[0], m.encode(spare[1]), None))
 
     def _submit(self, pool: ThreadPoolExecutor, work: Callable[..., None], *arguments: Any) -> None:
