@@ -21,7 +21,7 @@ from bedload.control.compaction import Retention
 from bedload.control.epochs import QueryFacts
 from bedload.control.liveness import Patience
 from bedload.core.ids import Epoch, OperatorName, QueryId, RunId, WorkerId
-from bedload.keys import RoutingTable, hash_columns, key_groups
+from bedload.keys import hash_columns, key_groups
 from bedload.migration import strategy_named
 from bedload.protocol import messages as m
 from bedload.spark import feeder
@@ -29,7 +29,7 @@ from bedload.spark.driver import Driver
 from bedload.spark.hosts import ProcessHost
 from bedload.spark.keeper import Keeper
 from bedload.spark.state_schema import state_schema
-from bedload.spark.state_view import OperatorState, RowDecoder
+from bedload.spark.state_view import OperatorState, RowDecoder, Whereabouts
 from bedload.transport import Credentials
 from bedload.worker.operator import state_of
 from bedload.worker.runtime import Deployment
@@ -143,8 +143,8 @@ class RealCluster:
             self.name, _GROUPS, cloudpickle.dumps(deployment), fresh=False, lineage=lineage
         )
 
-        def where() -> tuple[RoutingTable, dict[WorkerId, str]]:
-            return self.driver.call(lambda c: (c.operator(self.name).routing, c.workers))
+        def where() -> Whereabouts:
+            return self.driver.call(lambda c: Whereabouts.of(c, self.name))
 
         self.state = OperatorState(self.name, RowDecoder(state_of(operator)), key, where, self.credentials)
 

@@ -6,27 +6,33 @@ one generation; and what an older one acknowledged at its seal, a newer one find
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, ClassVar
 
 import pyarrow as pa
 import pytest
 from fsspec import AbstractFileSystem, register_implementation
-from tests.checkpoint_states import COUNTS, OPERATOR, QUERY, delta
+from tests.checkpoint_states import COUNTS, OPERATOR, QUERY, Writer, delta, rows_of
 
-from bedload.checkpoint import fsspec_storage
+from bedload.checkpoint import fsspec_storage, paths
+from bedload.checkpoint.checkpoint import Checkpoint
+from bedload.checkpoint.compaction import compact, manifest_of
+from bedload.checkpoint.deadlines import Deadline, DeadlineStorage
 from bedload.checkpoint.fsspec_storage import FsspecStorage
-from bedload.checkpoint.records import TurnRecord, pack_owners
-from bedload.core.errors import Fenced
+from bedload.checkpoint.records import Manifest, TurnRecord, encode, pack_owners
+from bedload.checkpoint.restore import Restore
+from bedload.core.errors import CheckpointDamaged, CheckpointError, Fenced
 from bedload.core.ids import NO_TURN, Epoch, Generation, Turn, WorkerId
 from bedload.spark.keeper import Keeper
 from bedload.testing.chance import Chance
 from bedload.worker.durable import CheckpointDurability
 
-SEEDS = 300
+SEEDS = 200
 
 
 class Order:
@@ -138,8 +144,10 @@ class Careless(AbstractFileSystem):  # type: ignore[misc]
 
 
 @pytest.fixture(autouse=True)
-def _store() -> Iterator[None]:
+def _store(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     register_implementation("careless", Careless, clobber=True)
+    # Calls are made by the threads that race themselves, so that each step is one of theirs.
+    monkeypatch.setattr(Deadline, "call", lambda _self, _operation, _path, step, _longer=0.0: step())
     yield
     Careless.order = None
 
@@ -232,8 +240,8 @@ def test_without_marks_the_race_is_lost(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_without_the_number_that_nobody_got_a_zombie_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = FsspecStorage.exists
-    monkeypatch.setattr(FsspecStorage, "exists", lambda self, path: _claiming() or original(self, path))
+    original = DeadlineStorage.exists
+    monkeypatch.setattr(DeadlineStorage, "exists", lambda self, path: _claiming() or original(self, path))
     assert _caught(), "a generation that nobody got fenced nobody, and that went unseen"
 
 
@@ -271,3 +279,97 @@ def test_whether_a_condition_is_honoured_is_tried_and_not_believed(
     marks = [path for path in Careless.files if path.endswith(".mark")]
     assert bool(marks) is not honours
     assert not [path for path in Careless.files if path.endswith(".trial")]
+
+
+# --- an older attachment that does not know yet that it is over ---
+
+
+class Filled:
+    """A checkpoint of some epochs by one attachment, which is still there."""
+
+    def __init__(self) -> None:
+        Careless.files, Careless.order = {}, None
+        self.keeper = Keeper("careless://bucket/checkpoint")
+        self.storage = self.keeper.checkpoint.storage
+        self.lineage = self.keeper.lineage(OPERATOR, COUNTS)
+        self.writer = Writer(self.storage, self.lineage.schema)
+        for epoch in range(8):
+            record = self.writer.turn(delta(COUNTS, {car: {"n": epoch} for car in range(20)}))
+            self.keeper.checkpoint.write_turn(OPERATOR, record)
+            if epoch == 2:
+                self.keeper.write_manifest(OPERATOR, self.manifest(epoch, 1))
+
+    def manifest(self, epoch: int, cuts: int) -> Manifest:
+        """A snapshot whose key groups are cut in so many parts; not counted yet."""
+        record = self.writer.records[epoch]
+        step = COUNTS.key_groups // cuts
+        parts = [
+            part
+            for first in range(0, COUNTS.key_groups, step)
+            for part in compact(self.storage, OPERATOR, record.turn, range(first, first + step))
+        ]
+        return manifest_of(record, COUNTS, parts)
+
+    def state(self, keeper: Keeper) -> dict[Any, Any]:
+        history = keeper.lineage(OPERATOR, COUNTS).history
+        head = history.head
+        assert head is not None
+        restore = Restore(keeper.checkpoint.storage, OPERATOR, COUNTS, history.restore_plan(head))
+        return {car: row["n"] for car, row in rows_of(restore.table()).items()}
+
+
+def test_a_new_attachment_reads_all_while_an_older_one_collects_garbage() -> None:
+    filled = Filled()
+    filled.keeper.write_manifest(OPERATOR, filled.manifest(6, 2))
+    garbage = filled.keeper.checkpoint.load_history(OPERATOR).garbage(1)
+    assert garbage.promises
+    assert garbage.files
+    files = dict(Careless.files)
+    found: list[dict[Any, Any]] = []
+
+    def collect() -> None:
+        with contextlib.suppress(Fenced):
+            filled.keeper.collect(OPERATOR, garbage)
+
+    def attach() -> None:
+        found.append(filled.state(Keeper("careless://bucket/checkpoint")))
+
+    for seed in range(100):
+        Careless.files, Careless.order = dict(files), Order(seed)
+        Careless.order.run(collect, attach)
+        Careless.order = None
+        assert found.pop() == dict.fromkeys(range(20), 7), f"seed {seed}"
+        assert filled.state(Keeper("careless://bucket/checkpoint")) == dict.fromkeys(range(20), 7), f"seed {seed}"
+
+
+@pytest.mark.parametrize("mutant", [False, True])
+def test_two_that_make_a_snapshot_of_one_turn_do_not_delete_each_others_files(
+    mutant: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if mutant:
+
+        def written(self: Checkpoint, operator: Any, manifest: Manifest) -> None:
+            self.storage.write(paths.manifest(operator, manifest.turn), encode(manifest))
+
+        monkeypatch.setattr(Checkpoint, "write_manifest", written)
+    lost = 0
+    filled = Filled()
+    newer = Keeper("careless://bucket/checkpoint")
+    one, two = filled.manifest(7, 1), filled.manifest(7, 4)
+    files = dict(Careless.files)
+    # The older one has looked for a newer attachment just before there was one.
+    monkeypatch.setattr(filled.keeper.checkpoint, "check_fence", lambda: None)
+
+    def make(keeper: Keeper, manifest: Manifest) -> None:
+        with contextlib.suppress(CheckpointError):
+            keeper.write_manifest(OPERATOR, manifest)
+
+    for seed in range(100):
+        Careless.files, Careless.order = dict(files), Order(seed)
+        Careless.order.run(partial(make, filled.keeper, one), partial(make, newer, two))
+        Careless.order = None
+        try:
+            assert filled.state(Keeper("careless://bucket/checkpoint")) == dict.fromkeys(range(20), 7), f"seed {seed}"
+        except CheckpointDamaged:
+            lost += 1
+    assert bool(lost) is mutant

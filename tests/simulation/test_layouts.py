@@ -7,6 +7,9 @@ from tests.simulation.mutants import Patch, first_failure
 
 from bedload.control.coordinator import Coordinator
 from bedload.control.epochs import OperatorEpochs
+from bedload.control.instructions import Instruction
+from bedload.control.transfer import Transfer
+from bedload.core.errors import MoveCancelled
 from bedload.core.ids import OperatorName
 from bedload.testing import Scenario
 from bedload.testing.faults import ALWAYS, DURABLE, DURABLE_MOVES, MOVES
@@ -92,3 +95,21 @@ def test_a_broken_protocol_of_two_operators_is_caught(mutant: object, monkeypatc
     mutant(monkeypatch)  # type: ignore[operator]
     restart = Scenario(RESTART, 0.3, True, 3, ("stop_restart",), ("rescale",), layout=MUTANTS[mutant])  # type: ignore[index]
     assert first_failure(restart) is not None
+
+
+def test_a_change_that_is_called_off_leaves_an_operator_without_state_where_it_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    called_off = Scenario(frozenset({"cancel"}), 0.6, False, 3, ("seamless",), ("rescale",), layout=Layout.APART)
+    reports = [simulate(seed, called_off) for seed in range(40)]
+    assert sum(report.changes["rescale seamless: MoveCancelled"] for report in reports) > 0
+    monkeypatch.setattr(Transfer, "flipped", property(lambda self: self.flips > 0 or self._switched))
+    monkeypatch.setattr(Coordinator, "cancel", cancel_whatever_moved)
+    assert first_failure(called_off) is not None
+
+
+def cancel_whatever_moved(self: Coordinator, number: int) -> tuple[bool, list[Instruction]]:
+    change = self.changes.current
+    if change is None or change.number != number or change.failure is not None:
+        return False, []
+    return True, self._then(self.changes._fail(change, MoveCancelled("whatever had moved")))

@@ -139,6 +139,11 @@ def old_owner_never_drops(patch: Patch) -> None:
     patch.setattr(Sender, "shelves", property(lambda self: []))
 
 
+def copies_after_a_hand_over_count(patch: Patch) -> None:
+    original = Receiver.arrived
+    patch.setattr(Receiver, "arrived", lambda self, *news, ahead=False: original(self, *news))
+
+
 def what_is_here_is_overwritten(patch: Patch) -> None:
     patch.setattr(Receiver, "wanted", lambda self, source, hashes: np.ones(len(hashes), np.bool_))
 
@@ -210,6 +215,29 @@ def loss_of_a_newcomer_is_always_an_abort(patch: Patch) -> None:
     patch.setattr(OperatorEpochs, "lost", lost)
 
 
+def failed_moves_are_for_the_log_alone(patch: Patch) -> None:
+    patch.setattr(WorkerMachine, "_move_failed", lambda self, hosted, move, what, error: [])
+
+
+def epochs_go_on_after_a_failed_move(patch: Patch) -> None:
+    patch.setattr(OperatorEpochs, "doubt", lambda self, error: [])
+    patch.setattr(OperatorEpochs, "undecided", property(lambda self: False))
+
+
+def sealed_epochs_are_rolled_back_by_a_failed_move(patch: Patch) -> None:
+    patch.setattr(OperatorEpochs, "doubt", lambda self, error: self.failed(self.turn, error))
+
+
+def failed_moves_without_a_checkpoint_are_always_given_back(patch: Patch) -> None:
+    original = Transfer.give_up
+
+    def give_up(self: Any) -> Any:
+        self._uncommitted = True
+        return original(self)
+
+    patch.setattr(Transfer, "give_up", give_up)
+
+
 def missing_workers_are_handed_state(patch: Patch) -> None:
     patch.setattr(Transfer, "_all_here", property(lambda self: True))
 
@@ -236,6 +264,7 @@ MUTANTS: list[tuple[Callable[[Patch], None], Scenario, int]] = [
     (copies_count_whatever_turn_they_are_of, scenario(strategies=COPYING), 0),
     (base_of_a_hand_over_is_ignored, scenario(strategies=COPYING), 0),
     (copies_of_a_rolled_back_epoch_count, scenario(strategies=COPYING), 0),
+    (copies_after_a_hand_over_count, Scenario(frozenset({"late copy", "failed copy"}), 0.4, False, 3, COPYING), 40),
     (copies_that_begin_after_the_seal_are_for_good, scenario(strategies=COPYING), 0),
     (changes_under_a_copy_are_not_noted, scenario(strategies=COPYING), 0),
     (copies_are_kept_after_a_call_off, scenario("cancel", strategies=COPYING), 0),
@@ -243,7 +272,7 @@ MUTANTS: list[tuple[Callable[[Patch], None], Scenario, int]] = [
     (old_owner_drops_at_the_flip, MEMORY, 0),
     (old_owner_drops_before_the_commit, scenario("lost newcomer", wishes=("rescale",)), 17),
     (old_owner_never_drops, MEMORY, 0),
-    (what_is_here_is_overwritten, scenario("broken neighbour", "repeated shipment"), 64),
+    (what_is_here_is_overwritten, scenario("broken neighbour", "repeated shipment"), 200),
     (repeats_are_taken_in, scenario("broken neighbour", "repeated shipment", strategies=COPYING), 200),
     (what_was_on_a_broken_connection_is_not_sent_again, scenario("broken neighbour"), 0),
     (rows_do_not_wait_for_their_keys, MEMORY, 0),
@@ -257,6 +286,10 @@ MUTANTS: list[tuple[Callable[[Patch], None], Scenario, int]] = [
     (loss_of_a_newcomer_is_always_an_abort, Scenario(frozenset({"lost newcomer"}), 0.3, moves=3), 95),
     (replacements_read_back_when_an_epoch_begins_only, scenario("lost worker", "stopped for good", durable=True), 59),
     (pinned_keys_leave_with_their_group, scenario("stopped for good", durable=True, wishes=("pin", "rescale")), 0),
+    (failed_moves_are_for_the_log_alone, scenario("failing move"), 0),
+    (epochs_go_on_after_a_failed_move, scenario("failing move", durable=True), 10),
+    (sealed_epochs_are_rolled_back_by_a_failed_move, scenario("failing move"), 55),
+    (failed_moves_without_a_checkpoint_are_always_given_back, scenario("failing move"), 195),
     (missing_workers_are_handed_state, scenario("dead newcomer", "lost target", durable=True), 0),
 ]
 

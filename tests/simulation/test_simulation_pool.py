@@ -93,6 +93,14 @@ def test_failing_seeds_are_listed_with_the_command_that_repeats_them(
     assert result["tallies"] == {"faults": {"crash": 4}}
 
 
+def test_it_stops_when_too_many_seeds_failed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "Pool", lambda tasks, **options: Pool(tasks, **options | {"run": run}))
+    assert command.main(["--seeds", "3:400", "--jobs", "1", "--most-failures", "1"]) == 1
+    assert "simulations have not run" in capsys.readouterr().out
+
+
 def test_an_interruption_tells_what_is_known_so_far(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -12,7 +12,8 @@ import time
 from pathlib import Path
 
 from bedload.testing.chance import Chance
-from tests.soak.rounds import Round
+from tests.soak.links import Links, own_network
+from tests.soak.rounds import Means, Round
 from tests.spark.standalone import Standalone, standalone
 
 _LONG = 120
@@ -22,15 +23,19 @@ _LONG = 120
 def main(arguments: list[str]) -> int:
     """Run the rounds; gives the exit status."""
     options = _parser().parse_args(arguments)
+    links = own_network(arguments)
     seed = secrets.randbelow(1_000_000) if options.seed is None else options.seed
     started = time.monotonic()
     folder = Path(tempfile.mkdtemp(prefix="bedload-soak-"))
     print(f"seed {seed}, {options.seconds} seconds, files in {folder}", flush=True)
+    if isinstance(links, str):
+        print(f"no packets are lost and no links cut: {links}", flush=True)
     number = options.round or 1
     with contextlib.ExitStack() as stack:
         machines = _machines(stack, folder, options)
         while True:
-            if not _round(folder / f"round-{number}", seed, number, started, machines):
+            means = Means(machines, links if isinstance(links, Links) else None)
+            if not _round(folder / f"round-{number}", seed, number, started, means):
                 return 1
             number += 1
             if options.round or time.monotonic() - started > options.seconds:
@@ -48,15 +53,16 @@ def _machines(stack: contextlib.ExitStack, folder: Path, options: argparse.Names
     return stack.enter_context(standalone(folder / "cluster"))
 
 
-def _round(folder: Path, seed: int, number: int, started: float, machines: Standalone | None) -> bool:
+def _round(folder: Path, seed: int, number: int, started: float, means: Means) -> bool:
     def tell(what: str) -> None:
-        print(f"[{time.monotonic() - started:6.1f}] round {number}: {what}", flush=True)
+        # Both clocks: how long it took, and where to look in the logs.
+        print(f"[{time.monotonic() - started:6.1f} {time.strftime('%H:%M:%S')}] round {number}: {what}", flush=True)
 
     try:
-        found = Round(folder, Chance(seed * 1009 + number), tell, machines).run()
+        found = Round(folder, Chance(seed * 1009 + number), tell, means).run()
     except AssertionError as wrong:
         tell(f"WRONG: {wrong}")
-        again = f"--seed {seed} --round {number} {'--cluster' if machines is not None else '--no-cluster'}"
+        again = f"--seed {seed} --round {number} {'--cluster' if means.machines is not None else '--no-cluster'}"
         print(f"kept in {folder}; again with: python -m tests.soak {again}", flush=True)
         return False
     tell(f"right: {found}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,10 +12,12 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
 import bedload as bl
+from tests.patience import PATIENCE, start_patiently
+from tests.spark.apps import eventually
 
 os.environ["PYSPARK_PYTHON"] = sys.executable
 
-LONG = ("recovery", "source", "moves_under_faults", "standalone", "epochs", "hosts", "storage_faults", "soak")
+LONG = ("recovery", "source", "moves_under_faults", "standalone", "epochs", "hosts", "storage_faults", "hung", "soak")
 """Files that take minutes. They come first, so that no process is left alone with one of them at the end."""
 
 
@@ -28,6 +29,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     """Local Spark with two slots, where a failed task is tried up to three times."""
+    start_patiently()
     session = (
         SparkSession.builder.master("local[2,3]")
         .appName("bedload-tests")
@@ -85,7 +87,7 @@ def start(df: DataFrame, sink: Callable[[DataFrame, int], Any], checkpoint: Any)
     return df.writeStream.foreachBatch(sink).option("checkpointLocation", str(checkpoint)).start()
 
 
-def run(df: DataFrame, sink: Sink, checkpoint: Any, epochs: int, seconds: float = 60) -> StreamingQuery:
+def run(df: DataFrame, sink: Sink, checkpoint: Any, epochs: int) -> StreamingQuery:
     """Run until the sink has seen that many epochs, then stop at an epoch's end; raises if the query fails."""
 
     def stop_after(batch: DataFrame, epoch: int) -> None:
@@ -95,7 +97,7 @@ def run(df: DataFrame, sink: Sink, checkpoint: Any, epochs: int, seconds: float 
 
     query = start(df, stop_after, checkpoint)
     try:
-        query.awaitTermination(seconds)
+        query.awaitTermination(PATIENCE)
     except Exception as error:
         if "_EnoughError" not in str(error):
             raise
@@ -103,11 +105,11 @@ def run(df: DataFrame, sink: Sink, checkpoint: Any, epochs: int, seconds: float 
     return query
 
 
-def fail(df: DataFrame, sink: Callable[[DataFrame, int], Any], checkpoint: Any, seconds: float = 60) -> str:
+def fail(df: DataFrame, sink: Callable[[DataFrame, int], Any], checkpoint: Any) -> str:
     """Run a query that must fail; what it failed with."""
     query = start(df, sink, checkpoint)
     try:
-        query.awaitTermination(seconds)
+        query.awaitTermination(PATIENCE)
     except Exception as error:
         return str(error)
     query.stop()
@@ -116,11 +118,9 @@ def fail(df: DataFrame, sink: Callable[[DataFrame, int], Any], checkpoint: Any, 
 
 def committed(cluster: bl.Cluster, name: str, epoch: int) -> None:
     """Wait for the news that Spark committed the epoch: it comes by an event after the query went on."""
-    for _ in range(200):
-        if max(cluster.committed(name).values(), default=-1) >= epoch:
-            return
-        time.sleep(0.05)
-    raise AssertionError(f"epoch {epoch} of {name} was not committed: {cluster.committed(name)}")
+    eventually(
+        lambda: max(cluster.committed(name).values(), default=-1) >= epoch, f"epoch {epoch} of {name} is committed"
+    )
 
 
 class _EnoughError(Exception):

@@ -13,6 +13,7 @@ from typing import Any
 
 import psutil
 
+from tests.patience import PATIENCE
 from tests.spark.apps import App, alive, eventually, running
 from tests.spark.apps.recovering import Settings
 from tests.spark.tally import KINDS, check_epochs, check_states, file_sink
@@ -68,7 +69,7 @@ def kill_driver(app: App, jvm: Sequence[int], whole: bool) -> None:
         app.kill()
     else:
         kill(*jvm)
-    app.process.wait(timeout=120)
+    app.process.wait(timeout=PATIENCE)
     # Spark's JVM and the workers watch their standard input: they end by themselves when the driver is gone.
     eventually(lambda: not any(alive(pid) for pid in below), "the JVM and the workers ended with the driver")
 
@@ -81,6 +82,13 @@ def check_sinks(kept: Path, epochs: int) -> dict[str, int]:
         check_epochs(kind, rows, epochs)
         found[kind] = len(rows)
     return found
+
+
+def wake(*pids: int) -> None:
+    """Let processes go on that were stopped."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
 
 
 def check_done(kept: Path, done: dict[str, Any], epochs: int) -> dict[str, int]:

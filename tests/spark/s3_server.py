@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.patience import PATIENCE
 from tests.spark.apps import eventually
 
 
@@ -69,4 +70,4 @@ def s3_server(folder: Path) -> Iterator[S3]:
         yield S3(url)
     finally:
         os.kill(server.pid, signal.SIGTERM)
-        server.wait(30)
+        server.wait(PATIENCE)

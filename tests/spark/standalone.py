@@ -18,6 +18,7 @@ from pathlib import Path
 import psutil
 import pyspark
 
+from tests.patience import PATIENCE
 from tests.spark.apps import alive, eventually
 
 HOSTS = ("127.0.0.1", "localhost")
@@ -111,7 +112,7 @@ def _end(started: list[subprocess.Popen[bytes]]) -> None:
         process.terminate()
     for process in reversed(started):
         try:
-            process.wait(timeout=20)
+            process.wait(timeout=PATIENCE)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()

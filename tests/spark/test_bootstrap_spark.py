@@ -25,6 +25,7 @@ from bedload.core.errors import (
     StateTypeError,
 )
 from bedload.core.ids import OperatorName
+from tests.patience import PATIENCE
 from tests.spark.conftest import Sink, committed, numbers, run
 
 pytestmark = pytest.mark.spark
@@ -285,7 +286,7 @@ def drain(df: DataFrame, mode: str, checkpoint: Path, rows: list[Any] | None = N
     writer = df.writeStream.outputMode(mode).option("checkpointLocation", str(checkpoint)).trigger(availableNow=True)
     take = (lambda batch, _: rows.extend(batch.collect())) if rows is not None else (lambda batch, _: batch.count())
     query = writer.foreachBatch(take).start()
-    assert query.awaitTermination(120)
+    assert query.awaitTermination(PATIENCE)
 
 
 def copy_progress(old: Path, new: Path) -> None:

@@ -15,6 +15,7 @@ from pyspark.sql import functions as F
 
 import bedload as bl
 from bedload import errors
+from tests.patience import PATIENCE
 from tests.spark.conftest import Sink, committed, fail, numbers, run
 
 pytestmark = pytest.mark.spark
@@ -98,7 +99,7 @@ def test_aggregates_equal_sparks_own_streaming_aggregation(
         .option("checkpointLocation", str(tmp_path / "theirs")).start()
     )  # fmt: skip
     with pytest.raises(Exception, match="_EnoughError"):
-        query.awaitTermination(90)
+        query.awaitTermination(PATIENCE)
     for epoch in range(3):
         left = {row[:2]: row[2:] for row in mine.epochs[epoch]}
         right = {row[:2]: row[2:] for row in spark_s.epochs[epoch]}

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE
+
 pytestmark = pytest.mark.spark
 
 
@@ -17,7 +19,7 @@ def test_the_demo_ends_by_itself_and_its_check_is_good(tmp_path: Path) -> None:
         [sys.executable, "-W", "error", "-m", "bedload.demo", *arguments],
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=PATIENCE,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

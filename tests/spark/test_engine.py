@@ -15,6 +15,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import LongType, StructField, StructType
 
 import bedload as bl
+from tests.patience import PATIENCE
 from tests.spark.conftest import Sink, committed, numbers, run, start
 
 pytestmark = pytest.mark.spark
@@ -325,5 +326,5 @@ def test_an_operator_defined_in_a_script_runs(tmp_path: Path) -> None:
         )
     )
     (tmp_path / "helper_beside.py").write_text("DOUBLE = 2\n")
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120, cwd=tmp_path)
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=PATIENCE, cwd=tmp_path)
     assert "state True" in done.stdout, done.stderr[-3000:]

@@ -34,6 +34,7 @@ from bedload.keys import RoutingTable, hash_key, key_group
 from bedload.protocol import messages as m
 from bedload.spark import hosts
 from bedload.transport import Channel, Credentials, parse_address
+from tests.patience import PATIENCE
 from tests.spark.apps import alive, eventually, running
 from tests.spark.apps.session import no_jobs
 from tests.spark.conftest import Sink, numbers, run, start
@@ -185,7 +186,7 @@ def test_workers_end_when_the_driver_is_killed_even_in_the_middle_of_a_call(tmp_
         assert said["busy"] in workers
         assert all(alive(pid) for pid in workers)
         app.kill()
-        eventually(lambda: not any(map(alive, workers | nurseries)), "all ended by themselves", 20)
+        eventually(lambda: not any(map(alive, workers | nurseries)), "all ended by themselves")
 
 
 # --- a worker that does not start ---
@@ -272,7 +273,8 @@ def test_workers_that_never_come_are_given_up_and_ended(
     with pytest.raises(WorkerStartFailed, match="0 of 2 workers joined within 1 seconds"):
         bl.attach(spark, workers=2, start_seconds=1)
     assert leftovers() == before
-    assert not any(alive(int(pid)) for pid in (tmp_path / "pids").read_text().split())
+    pids = tmp_path / "pids"  # on a slow machine they may have been ended before they came to this
+    assert not any(alive(int(pid)) for pid in (pids.read_text().split() if pids.exists() else []))
 
 
 # --- who may call ---
@@ -439,7 +441,7 @@ def test_a_copy_of_a_worker_that_lives_is_left_waiting_and_one_of_a_lost_worker_
     with Channel.connect(two._driver.address, two._credentials) as copy:
         copy.send(register)
         copy.send(m.encode(_open("nothing")))
-        answer = m.decode(copy.recv(30).header)
+        answer = m.decode(copy.recv(PATIENCE).header)
         assert isinstance(answer, m.Refused), "the first that it hears is the answer to its second message"
         assert "'nothing' was not applied" in answer.error.message
         count_of_counts(spark, two, tmp_path)
@@ -448,7 +450,7 @@ def test_a_copy_of_a_worker_that_lives_is_left_waiting_and_one_of_a_lost_worker_
     eventually(lambda: 0 not in two.workers, "the loss was noticed")
     with Channel.connect(two._driver.address, two._credentials) as late:
         late.send(register)
-        assert isinstance(m.decode(late.recv(30).header), m.Stop)
+        assert isinstance(m.decode(late.recv(PATIENCE).header), m.Stop)
 
 
 # --- Spark tasks as hosts, in local mode ---
@@ -523,7 +525,7 @@ def _owner(value: int, routing: RoutingTable) -> int:
 
 def _keys(channel: Channel, operator: str) -> int:
     channel.send(m.encode(m.Inspect(OperatorName(operator))))
-    answer = m.decode(channel.recv(30).header)
+    answer = m.decode(channel.recv(PATIENCE).header)
     assert isinstance(answer, m.Inspected)
     return answer.keys
 

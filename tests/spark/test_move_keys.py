@@ -13,6 +13,7 @@ from pyspark.sql import SparkSession
 import bedload as bl
 from bedload.core.errors import DefinitionError, KeyTypeError, MoveRefused, UnknownOperator
 from bedload.keys import RoutingTable
+from tests.patience import PATIENCE
 from tests.spark.apps import eventually
 from tests.spark.conftest import Sink, committed, numbers, run
 from tests.spark.faults import kill
@@ -50,15 +51,15 @@ def test_a_key_lives_with_its_worker_until_it_is_let_go_also_between_runs(
     away = {key: 1 - at for key, at in home.items() if key < 6}
     for target in (0, 1):
         keys = [key for key, at in away.items() if at == target]
-        done = two.move(keys=keys, to=target, operator=name).wait(60)
+        done = two.move(keys=keys, to=target, operator=name).wait(PATIENCE)
         assert (done.records[0].single_keys, done.moved_keys) == (len(keys), len(keys))
     assert {key: owner(two, name, key) for key in range(KEYS)} == {**home, **away}
     assert check_states(kind, states(two, kind, name)) == 1, "a read goes to where the key is"
     assert two.state(name).count() == KEYS
     run(out, sink, tmp_path / "spark", 4)
-    two.unpin(0, operator=name).wait(60)
+    two.unpin(0, operator=name).wait(PATIENCE)
     assert owner(two, name, 0) == home[0]
-    two.pin(1, home[1], operator=name).wait(60)
+    two.pin(1, home[1], operator=name).wait(PATIENCE)
     run(out, sink, tmp_path / "spark", 6)
     check_epochs(kind, sink.epochs, 6)
     eventually(lambda: two.committed(name) != {} and max(two.committed(name).values()) == 5, "epoch 5 is committed")
@@ -70,11 +71,11 @@ def test_a_worker_that_is_drained_takes_no_pins_with_it(spark: SparkSession, two
     name, sink = "Drained", Sink()
     out = applied(two, stream(spark), "rows", name)
     run(out, sink, tmp_path / "spark", 2)
-    two.rescale(3).wait(60)
+    two.rescale(3).wait(PATIENCE)
     for key in range(4):
-        two.pin(key, 2, operator=name).wait(60)
+        two.pin(key, 2, operator=name).wait(PATIENCE)
     run(out, sink, tmp_path / "spark", 3)
-    two.drain(2).wait(60)
+    two.drain(2).wait(PATIENCE)
     assert routing(two, name).pins == ()
     run(out, sink, tmp_path / "spark", 4)
     check_epochs("rows", sink.epochs, 4)
@@ -87,7 +88,7 @@ def test_a_key_of_several_columns_is_moved_as_a_tuple(spark: SparkSession, two: 
     run(out, Sink(), tmp_path / "spark", 2)
     committed(two, "Pairs", 1)
     target = 1 - owner(two, "Pairs", (2, "1"))
-    assert two.move(keys=[(2, "1")], to=target, operator="Pairs").wait(60).moved_keys == 1
+    assert two.move(keys=[(2, "1")], to=target, operator="Pairs").wait(PATIENCE).moved_keys == 1
     answer = two.state("Pairs").get((2, "1"))
     assert answer is not None
     assert list(answer.values()) == [33]
@@ -119,14 +120,14 @@ def test_reads_go_on_while_keys_move(spark: SparkSession, tmp_path: Path) -> Non
         reader.start()
         try:
             for target in (0, 1, 0, 1):
-                cluster.pin(7, target, operator="rows").wait(60)
+                cluster.pin(7, target, operator="rows").wait(PATIENCE)
                 running.go_on()
-                cluster.move(key_groups=range(256), to=target, operator="rows").wait(60)
+                cluster.move(key_groups=range(256), to=target, operator="rows").wait(PATIENCE)
                 running.go_on()
-            cluster.drain(1).wait(60)
+            cluster.drain(1).wait(PATIENCE)
         finally:
             stop.set()
-            reader.join(60)
+            reader.join(PATIENCE)
         assert not problems, problems[0]
         assert not reader.is_alive()
 
@@ -139,7 +140,7 @@ def test_a_pinned_key_outlives_the_loss_of_a_worker(spark: SparkSession, tmp_pat
         run(out, sink, tmp_path / "spark", 2)
         committed(cluster, "rows", 1)
         home = owner(cluster, "rows", 5)
-        cluster.pin(5, 1 - home).wait(60)
+        cluster.pin(5, 1 - home).wait(PATIENCE)
         run(out, sink, tmp_path / "spark", 3)
         committed(cluster, "rows", 2)
         kill(cluster.workers[1 - home if victim == "its worker" else home])

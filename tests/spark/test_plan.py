@@ -13,6 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from bedload.core.errors import DefinitionError, ProtocolError
 from bedload.core.ids import DeploymentId, Epoch, QueryId
 from bedload.spark.plan import Plans, mark
+from tests.patience import PATIENCE
 from tests.spark.conftest import numbers
 
 pytestmark = pytest.mark.spark
@@ -46,7 +47,7 @@ def inspect(spark: SparkSession, df: DataFrame, checkpoint: Path) -> Any:
 
     query = df.writeStream.foreachBatch(look).option("checkpointLocation", str(checkpoint)).start()
     with pytest.raises(Exception, match="seen enough"):
-        query.awaitTermination(60)
+        query.awaitTermination(PATIENCE)
     facts = plans.facts(QueryId(str(query.id)))
     assert not facts.active
     return said[0]

@@ -280,7 +280,7 @@ def test_of_two_attachments_the_newer_one_wins_and_the_older_one_ends(
     """The older one is in the middle of epoch 2 of both operators when the newer one comes."""
     with recovering(tmp_path, 1, epochs=1000, gate=2) as older:
         older.expect("running")
-        eventually(lambda: len(list(tmp_path.glob("waiting-*"))) == 4, "both queries gave a part of epoch 2", 120)
+        eventually(lambda: len(list(tmp_path.glob("waiting-*"))) == 4, "both queries gave a part of epoch 2")
         processes = family(older.pid)
         try:
             if frozen:
@@ -324,7 +324,7 @@ def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
 def test_a_killed_executor_and_a_killed_worker_in_a_task_are_replaced(machines: Standalone, tmp_path: Path) -> None:
     cores = {"spark_executor_cores": "2", "spark_executor_memory": "512m", "spark_cores_max": "4"}
     with recovering(tmp_path, 1, epochs=9, master=machines.master, spark=cores) as app:
-        workers = app.expect("running", 120)["workers"]
+        workers = app.expect("running")["workers"]
         _upto(app, 1)
         executors = {worker: machines.executor_of(pid) for worker, pid in workers.items()}
         victim = executors["0"]
@@ -337,14 +337,14 @@ def test_a_killed_executor_and_a_killed_worker_in_a_task_are_replaced(machines: 
         back = {(item["operator"], str(item["worker"])): (item["read"], item["left"]) for item in news["restoring"]}
         assert back == {(kind, worker): (128 * (worker in lost), 0) for kind in KINDS for worker in workers}
         kill(news["workers"]["1"])
-        done = app.expect("done", 120)
+        done = app.expect("done")
         app.ends()
     check_done(tmp_path, done, 9)
 
 
 def _upto(app: Any, epoch: int) -> dict[str, Any]:
     while True:
-        news: dict[str, Any] = app.expect("epoch", 120)
+        news: dict[str, Any] = app.expect("epoch")
         if min(news["epochs"].values()) >= epoch:
             return news
 
@@ -364,6 +364,6 @@ def test_a_driver_killed_at_random_moments_is_started_again_until_all_is_in_the_
             kill_driver(app, jvm, whole=chance.happens(0.7))
         check_sinks(tmp_path, 0)
     with recovering(tmp_path, number + 1, epochs=epochs) as app:
-        done = app.expect("done", 120)
+        done = app.expect("done")
         app.ends()
     check_done(tmp_path, done, epochs)

@@ -13,6 +13,7 @@ from pyspark.sql import SparkSession
 
 import bedload as bl
 from bedload.core.errors import DefinitionError, MoveCancelled, MoveRefused, TooFewSlots, WorkerStartFailed
+from tests.patience import PATIENCE
 from tests.spark.apps import alive, eventually
 from tests.spark.conftest import Sink, committed, numbers, run
 from tests.spark.moving import live
@@ -48,25 +49,25 @@ def test_a_stream_that_is_rescaled_and_has_keys_moved_equals_one_that_was_left_a
         live(spark, cluster, tmp_path) as running,
     ):
         pids = dict(cluster.workers)
-        done = cluster.rescale(4).wait(60)
+        done = cluster.rescale(4).wait(PATIENCE)
         assert sorted(cluster.workers) == [0, 1, 2, 3]
         assert {worker: cluster.workers[worker] for worker in pids} == pids, "those that were there go on"
         assert {it.operator: it.moved_groups for it in done.records} == {"rows": 128, "columns": 128}
         running.go_on()
         for kind in KINDS:
-            cluster.move(keys=[1, 2, 3], to=3, operator=kind).wait(60)
+            cluster.move(keys=[1, 2, 3], to=3, operator=kind).wait(PATIENCE)
         running.go_on()
         pids = dict(cluster.workers)
-        cluster.rescale(3).wait(60)
+        cluster.rescale(3).wait(PATIENCE)
         assert sorted(cluster.workers) == [0, 1, 2]
         eventually(lambda: not alive(pids[3]), "the worker that was drained has ended")
-        cluster.pin(7, 2, operator="rows").wait(60)
+        cluster.pin(7, 2, operator="rows").wait(PATIENCE)
         running.go_on()
-        cluster.rescale(1).wait(60)
+        cluster.rescale(1).wait(PATIENCE)
         assert sorted(cluster.workers) == [0]
         running.go_on()
-        cluster.rescale(2).wait(60)
-        cluster.move(key_groups=range(0, 256, 2), to=1, operator="columns").wait(60)
+        cluster.rescale(2).wait(PATIENCE)
+        cluster.move(key_groups=range(0, 256, 2), to=1, operator="columns").wait(PATIENCE)
         running.go_on()
         assert [row["workers_after"] for row in rows_of(cluster, "rescale")[::2]] == [4, 3, 1, 2]
         assert all(row["outcome"] == "done" for row in cluster.history(as_rows=True))
@@ -74,14 +75,14 @@ def test_a_stream_that_is_rescaled_and_has_keys_moved_equals_one_that_was_left_a
 
 def test_state_that_is_in_memory_only_moves_too(spark: SparkSession, tmp_path: Path) -> None:
     with bl.attach(spark, workers=1) as cluster, live(spark, cluster, tmp_path) as running:
-        cluster.rescale(2).wait(60)
+        cluster.rescale(2).wait(PATIENCE)
         running.go_on()
-        cluster.move(keys=[4, 5], to=1, operator="columns").wait(60)
-        cluster.move(key_groups=range(100), to=1, operator="rows").wait(60)
+        cluster.move(keys=[4, 5], to=1, operator="columns").wait(PATIENCE)
+        cluster.move(key_groups=range(100), to=1, operator="rows").wait(PATIENCE)
         running.go_on()
-        cluster.rebalance().wait(60)
+        cluster.rebalance().wait(PATIENCE)
         running.go_on()
-        cluster.drain(0).wait(60)
+        cluster.drain(0).wait(PATIENCE)
         assert sorted(cluster.workers) == [1]
         with pytest.raises(MoveRefused, match="attach with"):
             cluster.rescale(2, strategy="stop_restart")
@@ -95,20 +96,20 @@ def test_every_strategy_leaves_output_and_state_as_they_would_have_been(spark: S
         for name, strategy in bl.strategies.items():
             if strategy.restart:
                 before = set(cluster.workers.values())
-                result = cluster.rescale(2, strategy=name).wait(60)
+                result = cluster.rescale(2, strategy=name).wait(PATIENCE)
                 assert not before & set(cluster.workers.values()), "all workers are others"
             else:
-                cluster.move(key_groups=range(256), to=0, operator="rows", strategy=name).wait(60)
-                cluster.move(key_groups=range(256), to=1, operator="columns", strategy=name).wait(60)
+                cluster.move(key_groups=range(256), to=0, operator="rows", strategy=name).wait(PATIENCE)
+                cluster.move(key_groups=range(256), to=1, operator="columns", strategy=name).wait(PATIENCE)
                 running.go_on()
-                result = cluster.move(key_groups=range(0, 256, 2), to=1, operator="rows", strategy=name).wait(60)
-                cluster.move(key_groups=range(0, 256, 2), to=0, operator="columns", strategy=name).wait(60)
+                result = cluster.move(key_groups=range(0, 256, 2), to=1, operator="rows", strategy=name).wait(PATIENCE)
+                cluster.move(key_groups=range(0, 256, 2), to=0, operator="columns", strategy=name).wait(PATIENCE)
                 assert result.records[0].moved_groups == 128
                 assert result.moved_keys > 0
                 assert result.moved_bytes > 0
             assert result.strategy == name
             running.go_on()
-        chosen = cluster.move(key_groups=range(256), to=0, operator="rows", strategy="auto").wait(60)
+        chosen = cluster.move(key_groups=range(256), to=0, operator="rows", strategy="auto").wait(PATIENCE)
         assert chosen.strategy in bl.strategies
         assert "state" in chosen.why
         assert chosen.why in str(chosen)
@@ -122,16 +123,16 @@ def test_a_cluster_is_rescaled_before_the_first_query_and_between_two_runs_of_it
     spark: SparkSession, durable: bl.Cluster, tmp_path: Path, kind: str
 ) -> None:
     name, sink = f"Between{kind}", Sink()
-    durable.rescale(3).wait(60)
+    durable.rescale(3).wait(PATIENCE)
     out = applied(durable, stream(spark), kind, name)
-    durable.rescale(2).wait(60)
+    durable.rescale(2).wait(PATIENCE)
     run(out, sink, tmp_path / "spark", 3)
     committed(durable, name, 2)
-    done = durable.rescale(3).wait(60)
+    done = durable.rescale(3).wait(PATIENCE)
     assert next(it for it in done.records if it.operator == name).moved_keys > 0
     assert check_states(kind, states(durable, kind, name)) == 2
     run(out, sink, tmp_path / "spark", 5)
-    durable.rescale(2).wait(60)
+    durable.rescale(2).wait(PATIENCE)
     run(out, sink, tmp_path / "spark", 6)
     check_epochs(kind, sink.epochs, 6)
     eventually(lambda: check_states(kind, states(durable, kind, name)) == 5, "epoch 5 is committed")
@@ -139,10 +140,10 @@ def test_a_cluster_is_rescaled_before_the_first_query_and_between_two_runs_of_it
 
 def test_a_cluster_without_operators_is_rescaled(spark: SparkSession, tmp_path: Path) -> None:
     with bl.attach(spark, workers=1) as cluster:
-        done = cluster.rescale(2).wait(60)
+        done = cluster.rescale(2).wait(PATIENCE)
         assert (done.records, done.moved_keys, sorted(cluster.workers)) == ((), 0, [0, 1])
         assert cluster.history().count() == 0
-        cluster.drain(0).wait(60)
+        cluster.drain(0).wait(PATIENCE)
         assert sorted(cluster.workers) == [1]
         sink = Sink()
         run(applied(cluster, stream(spark), "rows"), sink, tmp_path / "spark", 2)
@@ -153,7 +154,7 @@ def test_a_cluster_without_operators_is_rescaled(spark: SparkSession, tmp_path: 
 
 
 def test_requests_wait_for_those_before_them_and_can_be_called_off(spark: SparkSession, durable: bl.Cluster) -> None:
-    durable.rescale(2).wait(60)
+    durable.rescale(2).wait(PATIENCE)
     first, second, third = durable.rescale(4), durable.rescale(3), durable.rescale(2)
     assert third.stage == "waits for the change before it"
     assert third.cancel()
@@ -161,7 +162,7 @@ def test_requests_wait_for_those_before_them_and_can_be_called_off(spark: SparkS
         third.wait(0)
     assert third.done
     assert not third.cancel()
-    second.wait(60)
+    second.wait(PATIENCE)
     assert first.done
     assert (first.progress, first.stage) == (1.0, "over")
     assert sorted(durable.workers) == [0, 1, 2]
@@ -182,10 +183,10 @@ def test_a_change_that_is_called_off_while_its_workers_start_leaves_the_cluster_
             change.wait(0)
         assert change.cancel()
         with pytest.raises(MoveCancelled):
-            change.wait(60)
+            change.wait(PATIENCE)
         assert sorted(cluster.workers) == [0]
         assert [row["outcome"] for row in cluster.history(as_rows=True)] == ["called off"]
-        cluster.rescale(2).wait(60)
+        cluster.rescale(2).wait(PATIENCE)
         assert sorted(cluster.workers) == [0, 1]
         run(out, sink, tmp_path / "spark", 4)
         check_epochs("rows", sink.epochs, 4)
@@ -195,7 +196,7 @@ def test_a_change_that_is_called_off_while_its_workers_start_leaves_the_cluster_
 def test_a_worker_that_does_not_come_up_fails_the_change_and_nothing_else(
     spark: SparkSession, durable: bl.Cluster, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    durable.rescale(2).wait(60)
+    durable.rescale(2).wait(PATIENCE)
     before = dict(durable.workers)
     with monkeypatch.context() as patched:
         patched.setenv("BEDLOAD_NO_FORK", "1")  # one that is forked has no interpreter to be missing
@@ -208,11 +209,11 @@ def test_a_worker_that_does_not_come_up_fails_the_change_and_nothing_else(
                 patched.setattr("bedload.spark.hosts.sys.executable", "/bin/cat")
                 patched.setattr(durable._driver, "_replace_seconds", 0.3)
         with pytest.raises(WorkerStartFailed, match="worker 2 was asked for and did not come up"):
-            durable.rescale(3).wait(60)
+            durable.rescale(3).wait(PATIENCE)
     assert durable.workers == before
-    durable.rescale(3).wait(60)
+    durable.rescale(3).wait(PATIENCE)
     assert sorted(durable.workers) == [0, 1, 2]
-    durable.rescale(2).wait(60)
+    durable.rescale(2).wait(PATIENCE)
 
 
 def test_a_cluster_that_stops_ends_its_changes(spark: SparkSession) -> None:
@@ -238,7 +239,7 @@ def test_every_change_is_in_the_history_and_the_next_attachment_sees_it(
         out = applied(cluster, stream(spark), "columns", "Kept")
         run(out, sink, tmp_path / "spark", 3)
         committed(cluster, "Kept", 2)
-        cluster.rescale(2).wait(60)
+        cluster.rescale(2).wait(PATIENCE)
         run(out, sink, tmp_path / "spark", 5)
         row = cluster.history().first()
         assert row is not None
@@ -255,7 +256,7 @@ def test_every_change_is_in_the_history_and_the_next_attachment_sees_it(
     (place / "moves" / "notes.txt").write_text("a stranger's")
     with bl.attach(spark, workers=2, checkpoint=place) as cluster, caplog.at_level(logging.WARNING, "bedload"):
         run(applied(cluster, stream(spark), "columns", "Kept"), sink, tmp_path / "spark", 6)
-        cluster.move(key_groups=[0], to=1).wait(60)
+        cluster.move(key_groups=[0], to=1).wait(PATIENCE)
         found = cluster.history(as_rows=True)
         assert [(row["attachment"], row["number"], row["kind"]) for row in found] == [
             (1, 0, "rescale"),
@@ -274,7 +275,7 @@ def test_every_change_is_in_the_history_and_the_next_attachment_sees_it(
 
 
 def test_what_cannot_be_is_refused_with_what_to_do(spark: SparkSession, durable: bl.Cluster) -> None:
-    durable.rescale(2).wait(60)
+    durable.rescale(2).wait(PATIENCE)
     for wrong in (0, -1, True, 1.5, "2"):
         with pytest.raises(DefinitionError, match="at least 1"):
             durable.rescale(wrong)  # type: ignore[arg-type]

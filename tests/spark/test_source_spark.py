@@ -19,6 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import bedload as bl
+from tests.patience import PATIENCE
 from tests.spark.conftest import Sink, committed, numbers, run
 
 pytestmark = pytest.mark.spark
@@ -275,7 +276,7 @@ def test_the_code_of_a_page_runs_from_top_to_bottom(page: str, tmp_path: Path) -
     assert len(blocks) >= 5
     script = tmp_path / "page.py"
     script.write_text("\n".join(blocks))
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=280, cwd=tmp_path)
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=PATIENCE, cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
     for said in _SAID[page]:
         assert said in done.stdout, done.stdout

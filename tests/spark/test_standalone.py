@@ -56,7 +56,7 @@ def test_workers_in_executors_count_right_survive_a_retry_and_give_their_slots_b
         stopped = app.expect("stopped")
         assert sorted(stopped["met"]) == [0, 1, 2, 3], "four tasks at once need all four slots"
 
-        message = app.expect("refused", 20)["message"]
+        message = app.expect("refused")["message"]
         assert "4 workers and at least one feeder need 5 task slots, but Spark has 4." in message
         for advice in ("workers=3", "spark.cores.max", "host='process'"):
             assert advice in message

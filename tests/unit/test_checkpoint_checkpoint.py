@@ -424,6 +424,19 @@ def test_garbage_goes_and_what_is_retained_can_be_restored(storage: Storage) -> 
     assert len(names) == 1, "no empty folder stays behind"
 
 
+def test_what_was_given_up_stays_marked_as_long_as_its_attachment_lives(storage: Storage) -> None:
+    """A worker that hung in a seal may go on however late: it looks for the mark before it says that it has sealed."""
+    driver = Driver(storage)
+    given_up = paths.abandoned(TRIP, driver.run(0))
+    storage.write(given_up, b"")
+    for first, kept in ((1, True), (7, False)):
+        for epoch in range(first, first + 6):
+            driver.snapshot(driver.run(epoch))
+        driver.checkpoint.collect_garbage(TRIP, driver.history, 1)
+        assert storage.exists(given_up) == kept
+        driver = Driver(storage)  # who is left of the one before is fenced off now
+
+
 def test_nobody_who_was_fenced_deletes_anything(storage: Storage) -> None:
     driver = Driver(storage)
     for epoch in range(6):

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 from tests.checkpoint_states import COUNTS, OPERATOR, Writer, delta, rows_of
+from tests.patience import PATIENCE
 
 from bedload.checkpoint import __main__ as command
 from bedload.checkpoint import paths
@@ -94,7 +95,7 @@ def test_the_manifest_says_what_the_turn_committed(storage: Storage, writer: Wri
 def test_a_child_process_writes_the_same_parts(storage: Storage, writer: Writer) -> None:
     turn = writer.records[-1].turn
     job = Job(url=storage.url, operator=OPERATOR, turn=turn, groups=(0, 3, 5))
-    done = subprocess.run(COMMAND, input=encode_job(job), capture_output=True, check=False, timeout=120)
+    done = subprocess.run(COMMAND, input=encode_job(job), capture_output=True, check=False, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
     assert list(decode_result(done.stdout)) == compact(storage, OPERATOR, turn, [0, 3, 5])
 

@@ -22,7 +22,7 @@ from bedload.checkpoint.deadlines import MOST_STUCK, Deadline, DeadlineStorage
 from bedload.checkpoint.local_storage import LocalStorage
 from bedload.checkpoint.orders import RestoreOrder, encode_order
 from bedload.checkpoint.storage import Storage, failed, open_storage
-from bedload.control.instructions import CollectGarbage, WriteManifest, WriteTurn
+from bedload.control.instructions import CheckTurn, CollectGarbage, WriteManifest, WriteTurn
 from bedload.core.errors import BedloadError, CheckpointError, DefinitionError, StoreError
 from bedload.core.ids import Epoch, Generation, KeyGroup, Turn, WorkerId
 from bedload.protocol import messages as m
@@ -199,7 +199,7 @@ def test_everything_on_the_drivers_desk_ends_in_an_event(hanging: Any, tmp_path:
     desk.write_turn(WriteTurn(OPERATOR, record))
     desk.write_manifest(WriteManifest(OPERATOR, manifest))
     desk.collect(CollectGarbage(OPERATOR, garbage))
-    desk.check_turn(type("C", (), {"operator": OPERATOR, "turn": record.turn})(), record)  # type: ignore[arg-type]
+    desk.check_turn(CheckTurn(OPERATOR, record.turn), record)
     coordinator = Listening()
     for event in told:
         event(coordinator)
@@ -231,7 +231,9 @@ def test_an_attachment_an_export_and_a_history_fail(hanging: Any) -> None:
 
 def compacted(compactor: Compactor) -> BedloadError | None:
     answer: Future[m.Compacted] = Future()
-    compactor.start(m.Compact(OPERATOR, Turn(1), (KeyGroup(0),)), lambda message, _: answer.set_result(message))
+    compactor.start(
+        m.Compact(OPERATOR, Turn(1), (KeyGroup(0),), ticket=1), lambda message, _: answer.set_result(message)
+    )
     found = answer.result(240)
     return None if found.error is None else found.error.error()
 

@@ -19,6 +19,7 @@ from typing import Any
 
 import boto3
 import pytest
+from tests.patience import PATIENCE
 
 from bedload.checkpoint import paths
 from bedload.checkpoint.checkpoint import Checkpoint
@@ -48,7 +49,7 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with log.open("wb") as out:
         server = subprocess.Popen(command, stdout=out, stderr=out)
     try:
-        for _ in range(600):
+        for _ in range(6000):
             try:
                 urllib.request.urlopen(f"{url}/moto-api/", timeout=5).close()
                 break
@@ -60,7 +61,7 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield url
     finally:
         os.kill(server.pid, signal.SIGTERM)
-        server.wait(30)
+        server.wait(PATIENCE)
 
 
 @pytest.fixture

@@ -397,6 +397,30 @@ def test_a_create_that_succeeded_but_seemed_to_fail_is_ours() -> None:
     assert not storage.create("a", b"yours")
 
 
+@pytest.mark.parametrize("every", [3, 4, 5, 6, 7])
+def test_a_create_gets_through_a_store_of_which_every_few_calls_fail(every: int, other_filesystems: None) -> None:
+    """Each of its steps is tried again by itself."""
+    storage = open_storage(f"webdav://test-{next(_NUMBERS)}/root")
+    inner: Any = storage.inner  # type: ignore[attr-defined]
+    inner._retries = Retries(sleep=lambda _: None)
+    calls = itertools.count(1)
+
+    def failing(call: Callable[..., Any]) -> Callable[..., Any]:
+        def made(*args: Any, **kwargs: Any) -> Any:
+            if next(calls) % every == 0:
+                raise ConnectionResetError
+            return call(*args, **kwargs)
+
+        return made
+
+    for name in ("pipe_file", "cat_file", "info", "ls", "mv"):
+        setattr(inner._fs, name, failing(getattr(inner._fs, name)))
+    for number in range(5):
+        assert storage.create(f"f/{number}", b"mine")
+        assert not storage.create(f"f/{number}", b"yours")
+        assert storage.read(f"f/{number}") == b"mine"
+
+
 class _AsyncRemoval:
     async def _rm_file(self, path: str) -> None:
         raise {"missing": FileNotFoundError, "forbidden": PermissionError}[path](path)

@@ -810,7 +810,7 @@ def test_a_snapshot_begins_anew_when_a_writer_leaves(rig: Rig) -> None:
         weighed = m.Weighed(WorkerId(worker), NAME, 0, {}, 0, 0, 0.0, 0.0)
         rig.did(rig.coordinator.from_worker(weighed))
     move = rig.told(m.Flip)[-1][1].move
-    rig.did(rig.coordinator.from_worker(m.Arrived(WorkerId(0), NAME, move, 0, 0, b"", 0, 0)))
+    rig.did(rig.coordinator.from_worker(m.Arrived(WorkerId(0), NAME, move, 0, 0, 0, 0)))
     for worker in (0, 1):
         rig.did(rig.coordinator.from_worker(m.Released(WorkerId(worker), NAME, move)))
     assert list(rig.coordinator.workers) == [0]

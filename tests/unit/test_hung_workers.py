@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.patience import PATIENCE
 from tests.real_cluster import RealCluster
 
 import bedload as bl
@@ -51,7 +52,7 @@ class Background:
             self._error = error
 
     def end(self) -> BaseException | None:
-        self._thread.join(120)
+        self._thread.join(PATIENCE)
         assert not self._thread.is_alive(), "it waits still"
         return self._error
 
@@ -96,7 +97,7 @@ def test_without_a_checkpoint_a_stopped_process_ends_the_cluster_and_every_wait(
         epoch = Background(lambda: cluster.epoch(ROWS))
         drain = cluster.change("drain", worker=WorkerId(1))
         assert isinstance(epoch.end(), WorkerLost)
-        assert isinstance(drain.exception(120), WorkerLost)
+        assert isinstance(drain.exception(PATIENCE), WorkerLost)
 
 
 def test_a_feeder_leaves_a_worker_that_was_given_up_and_still_holds_its_connection(

@@ -9,12 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.patience import PATIENCE
 from tests.real_cluster import RealCluster
 
 import bedload as bl
-from bedload.core.errors import BedloadError
 
-PATIENCE = 120.0
 KEYS = 64
 
 
@@ -109,28 +108,3 @@ def test_reads_are_right_while_a_worker_is_replaced(tmp_path: Path) -> None:
                 assert readers.wrong == []
             readers.reach(5)
         assert cluster.state.count() == KEYS
-
-
-class Wrong(bl.Operator):
-    """Its state does not fit its type once a key has met 13."""
-
-    n: int = bl.value(0)
-
-    def process(self, key, rows, ctx):  # type: ignore[no-untyped-def]
-        for row in rows:
-            self.n = 1 << 80 if row.x == 13 else row.x
-        return key, 0
-
-
-def test_state_that_cannot_be_encoded_is_told_to_whoever_reads_it() -> None:
-    with RealCluster(Wrong, workers=1) as cluster:
-        try:
-            cluster.epoch([(1, 13), (2, 2)])
-        except BedloadError:
-            pytest.skip("such state is refused before it is committed")
-        with pytest.raises(BedloadError, match=r"(?i)int|overflow|large|fit") as caught:
-            cluster.state.get(1, timeout=PATIENCE)
-        assert "lost" not in str(caught.value)
-        answer = cluster.state.get(2, timeout=PATIENCE)
-        assert answer is not None
-        assert answer["n"] == 2

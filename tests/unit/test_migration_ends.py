@@ -150,7 +150,9 @@ class Move:
                         self.there[row["key"]] = row["value"]
             hashes = parcel.hashes
             settled = hashes[receiver.wanted(OLD, hashes)] if receiver.base is not None else hashes
-            receiver.arrived(OLD, parcel.number, settled, parcel.state, parcel.groups, parcel.last, now)
+            receiver.arrived(
+                OLD, parcel.number, settled, parcel.state, parcel.groups, parcel.last, now, ahead=parcel.ahead
+            )
         self.check()
 
     def acknowledge(self) -> None:
@@ -209,6 +211,11 @@ class Move:
                     self.deliver()
                 case "acknowledge":
                     self.acknowledge()
+                case "exchange":
+                    for _ in range(30):
+                        self.pump()
+                        self.deliver()
+                        self.acknowledge()
                 case "want":
                     if self.sender is not None and self.flipped:
                         self.sender.want(NEW, np.array([2, 5, 8, 20], np.int64))
@@ -235,7 +242,8 @@ class Move:
         assert self.there == self.wanted
 
 
-steps = st.lists(st.sampled_from(["pump", "pump", "deliver", "deliver", "acknowledge", "want", "0", "1"]), max_size=8)
+STEPS = ["pump", "pump", "deliver", "deliver", "acknowledge", "exchange", "want", "0", "1"]
+steps = st.lists(st.sampled_from(STEPS), max_size=8)
 writes = st.lists(st.tuples(st.integers(0, KEYS - 1), st.integers(0, 9)), max_size=8)
 epochs = st.lists(st.tuples(writes, st.booleans(), steps), max_size=4)
 
@@ -266,6 +274,25 @@ def test_the_new_owner_has_the_state_at_the_flip_and_never_takes_a_key_for_here_
         for changes, commit, acts in after:
             move.epoch(changes, commit=commit, between=acts)
         move.drain()
+
+
+@pytest.mark.parametrize("strategy", ["seamless", "hybrid"])
+@pytest.mark.parametrize("new_owner_first", [True, False])
+@pytest.mark.parametrize("between", [["pump", "deliver"], ["pump"], ["exchange"], ["pump", "deliver", "1"]])
+def test_what_was_copied_of_a_rolled_back_epoch_after_the_hand_over_does_not_count(
+    strategy: str, new_owner_first: bool, between: list[str]
+) -> None:
+    store = Store()
+    for key in range(0, KEYS, 2):
+        store.write(key, 1)
+    store.end(commit=True)
+    move = Move(strategy, store)
+    move.epoch([(2, 5)], commit=True, between=["exchange"])  # sealed: copied, and handed over
+    assert move.receiver._from(OLD).handed == Turn(1)
+    move.epoch([(2, 9), (14, 7)], commit=False, between=between)  # sealed, copied, rolled back
+    move.flip(new_owner_first=new_owner_first)
+    move.drain()
+    assert move.there[2] == 5
 
 
 def test_what_somebody_waits_for_goes_first() -> None:

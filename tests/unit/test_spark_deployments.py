@@ -85,7 +85,9 @@ class Applying:
     def __init__(self, root: Path | None) -> None:
         self.keeper = None if root is None else Keeper(str(root))
         self.driver = FakeDriver(durable=root is not None)
-        attached: Any = SimpleNamespace(keeper=self.keeper, spark=None, epoch_bytes=None, durable=lambda what: self.keeper)
+        attached: Any = SimpleNamespace(
+            keeper=self.keeper, spark=None, epoch_bytes=1 << 30, durable=lambda what: self.keeper
+        )
         self.deployments = Deployments(attached, self.driver, b"")  # type: ignore[arg-type]
 
     def apply(

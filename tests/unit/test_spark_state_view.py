@@ -6,12 +6,13 @@ import threading
 
 import pyarrow as pa
 import pytest
+from tests.patience import PATIENCE
 
 from bedload.core.errors import WorkerUnreachable
 from bedload.core.ids import OperatorName, WorkerId
 from bedload.keys import RoutingTable
 from bedload.spark import state_view
-from bedload.spark.state_view import ColumnDecoder, OperatorState
+from bedload.spark.state_view import ColumnDecoder, OperatorState, Whereabouts
 from bedload.transport import Credentials, Endpoint, Handler, Peer
 
 CREDENTIALS = Credentials(b"correct horse battery staple")
@@ -38,7 +39,7 @@ def test_a_key_whose_state_does_not_come_is_not_waited_for_for_ever(monkeypatch:
         OperatorName("rides"),
         ColumnDecoder(()),
         (pa.int64(),),
-        lambda: (routing, {WorkerId(0): endpoint.address}),
+        lambda: Whereabouts(routing, {WorkerId(0): endpoint.address}, {}),
         CREDENTIALS,
     )
     try:
@@ -48,4 +49,4 @@ def test_a_key_whose_state_does_not_come_is_not_waited_for_for_ever(monkeypatch:
     finally:
         state.close()
         endpoint.stop()
-        thread.join(30)
+        thread.join(PATIENCE)

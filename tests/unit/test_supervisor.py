@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tests.patience import PATIENCE
 
 from bedload.core import errors
 from bedload.core.errors import BedloadError, ClusterStopped, DefinitionError, OperatorNotShippable, WorkerLost
@@ -209,11 +210,11 @@ def test_a_stop_ends_the_query_and_the_pause_before_the_next_one() -> None:
 
     def pause(_: float) -> bool:
         waits.set()
-        goes_on.wait(10)
+        goes_on.wait(PATIENCE)
         return True
 
     run, _, started = supervise([Query(Failed(errors.WorkerLost)), Query()], pause=pause)
-    assert waits.wait(10)
+    assert waits.wait(PATIENCE)
     assert run.active, "a query that waits to be started again is not over"
     goes_on.set()
     run.stop()

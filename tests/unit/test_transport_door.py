@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.patience import PATIENCE
 from tests.unit.transport_kit import HandClock, credentials_of
 
 from bedload.transport import Channel, Endpoint, Handler, Peer, parse_address
 from bedload.transport.door import MOST_UNPROVEN, Door, places
 
-PATIENCE = 30.0
 PLAIN = credentials_of("plain")
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from tests.patience import PATIENCE
 from tests.unit.transport_kit import HandClock, credentials_of
 
 from bedload.core.errors import (
@@ -23,7 +24,6 @@ from bedload.core.errors import (
 from bedload.transport import Channel, Credentials, Endpoint, Handler, Peer, Phase, encode_frame
 
 CREDENTIALS = credentials_of("plain")
-PATIENCE = 30.0  # how long a test waits for what must happen; never how long it measures
 MIB = 1024 * 1024
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.patience import PATIENCE
 from tests.unit.transport_kit import SECRET, credentials_of
 
 from bedload.core.errors import BedloadError, ProtocolError, SecretRefused
@@ -28,7 +29,6 @@ from bedload.transport import (
     tls,
 )
 
-PATIENCE = 30.0
 SEEDS = range(40)
 
 

@@ -6,12 +6,11 @@ import threading
 from collections.abc import Iterator
 
 import pytest
+from tests.patience import PATIENCE
 from tests.unit.transport_kit import credentials_of
 
 from bedload.core.errors import WorkerUnreachable
 from bedload.transport import Channel, ChannelPool, Credentials, Endpoint, Handler, Peer
-
-PATIENCE = 30.0
 
 
 @pytest.fixture(params=["plain", "tls"])
@@ -174,6 +173,42 @@ def test_a_send_that_is_not_taken_in_time_closes_the_channel(credentials):
                 channel.send(b"bulk", [bytes(64 << 20)], timeout=0.2)
             assert caught.value.timed_out
             assert channel.closed
+    finally:
+        go.set()
+        endpoint.stop()
+        thread.join(PATIENCE)
+
+
+def test_a_send_that_goes_on_after_a_while_loses_and_doubles_nothing(credentials):
+    held, go = threading.Event(), threading.Event()
+    came: queue.Queue[bytes] = queue.Queue()
+
+    class Busy(Parrot):
+        def on_frame(self, peer: Peer, header: bytes, body: memoryview | None) -> None:
+            held.set()
+            go.wait(PATIENCE)
+            if body is not None:
+                came.put(bytes(body))
+
+    endpoint = Endpoint("127.0.0.1", credentials=credentials, handler=Busy())
+    thread = threading.Thread(target=endpoint.run)
+    thread.start()
+    times = 0
+
+    def blocked() -> None:
+        nonlocal times
+        times += 1
+        if times == 3:
+            go.set()
+
+    body = bytes(range(256)) * (1 << 17)  # more than the sockets hold
+    try:
+        with Channel.connect(endpoint.address, credentials, PATIENCE) as channel:
+            channel.send(b"hold")
+            assert held.wait(PATIENCE)
+            channel.send(b"bulk", [body[:100], body[100:]], 0.05, blocked=blocked)
+            assert came.get(timeout=PATIENCE) == body
+        assert times >= 3
     finally:
         go.set()
         endpoint.stop()

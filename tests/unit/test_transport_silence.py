@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 import pytest
+from tests.patience import PATIENCE
 from tests.unit.transport_kit import credentials_of
 
 from bedload.core.errors import WorkerUnreachable
 from bedload.transport import Channel, Credentials, Endpoint, Handler, Peer, silence
 
-PATIENCE = 60.0
 _numbers = itertools.count()
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux says what it knows of a connection")
@@ -187,6 +187,17 @@ def test_a_host_that_answers_is_there_however_busy_its_process_is(monkeypatch: p
                 backoff = near.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104)[4]
                 time.sleep(0.02)
             assert far.recv(1)
+
+
+def test_a_host_that_was_never_there_is_for_the_deadline_of_the_call(other: Other) -> None:
+    other.vanish()
+    handler = Sink()
+    endpoint = Endpoint(other.here, credentials=credentials_of("plain"), handler=handler)
+    with running(endpoint):
+        endpoint.call_soon(lambda: endpoint.connect_soon(f"{other.there}:9", 4.0) and None)
+        reason = handler.ended.get(timeout=PATIENCE).reason
+        assert isinstance(reason, WorkerUnreachable)
+        assert "no handshake within 4 seconds" in str(reason) or "No route to host" in str(reason)
 
 
 def test_a_closed_connection_is_not_silent() -> None:

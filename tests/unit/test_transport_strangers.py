@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 import pytest
+from tests.patience import PATIENCE
 from tests.unit.transport_kit import SECRET, HandClock, credentials_of
 
 from bedload.core.errors import ProtocolError, SecretRefused, VersionMismatch, WorkerUnreachable
 from bedload.transport import Channel, Credentials, Endpoint, Handler, Peer, ServerHandshake, encode_frame, tls, wait
 
 CREDENTIALS = credentials_of("plain")
-PATIENCE = 30.0
 
 
 @pytest.fixture(params=["plain", "tls"], autouse=True)

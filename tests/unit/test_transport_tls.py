@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 import msgspec
 import pytest
 from rich.console import Console
+from tests.patience import PATIENCE
 from tests.unit.transport_kit import SECRET, credentials_of
 
 from bedload.core.errors import BedloadError, ProtocolError, SecretRefused, WorkerUnreachable
@@ -22,6 +23,7 @@ from bedload.transport import (
     Endpoint,
     Handler,
     Peer,
+    ServerHandshake,
     encode_frame,
     is_loopback,
     parse_address,
@@ -29,7 +31,6 @@ from bedload.transport import (
     wait,
 )
 
-PATIENCE = 30.0
 PLAIN, TLS = credentials_of("plain"), credentials_of("tls")
 
 
@@ -173,6 +174,35 @@ def test_an_endpoint_sees_the_frames_that_its_tls_holds():
         channel._sock.sendall(b"".join(view for i in range(50) for view in encode_frame(b"x%d" % i)))
         assert [channel.recv(PATIENCE).header for _ in range(50)] == [b"x%d" % i for i in range(50)]
         assert len(handler.served) == 50
+
+
+def test_a_channel_sees_the_frames_that_its_tls_holds():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            sock = tls.wrap(server.accept()[0], TLS, server=True)
+            sock.settimeout(PATIENCE)
+            sock.do_handshake()
+            handshake = ServerHandshake(SECRET)
+            sock.sendall(handshake.start())
+            while not (step := handshake.receive(sock.recv(handshake.wanted))).done:
+                assert step.error is None
+            sock.sendall(step.reply)
+            sock.sendall(b"".join(view for i in range(50) for view in encode_frame(b"%d" % i)))  # one record
+            read.wait(PATIENCE)
+            sock.close()
+
+        read = threading.Event()
+        thread = threading.Thread(target=serve)
+        thread.start()
+        with Channel.connect(f"127.0.0.1:{server.getsockname()[1]}", TLS, PATIENCE) as channel:
+            for i in range(50):
+                assert wait([channel], PATIENCE) == [channel]
+                assert channel.poll()
+                assert channel.recv(PATIENCE).header == b"%d" % i
+            assert not channel.poll()
+        read.set()
+        thread.join(PATIENCE)
 
 
 # --- somebody in between

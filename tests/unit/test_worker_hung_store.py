@@ -24,11 +24,12 @@ from bedload.spark.hosts import ProcessHost
 from bedload.spark.keeper import Keeper
 from bedload.spark.state_schema import state_schema
 from bedload.spark.state_view import OperatorState, RowDecoder
+from bedload.transport import Credentials
 from bedload.worker.operator import state_of
 from bedload.worker.runtime import Deployment
 
 NAME = OperatorName("Trip")
-SECRET = b"s" * 32
+CREDENTIALS = Credentials.fresh(encrypted=False)
 KEY = pa.int64()
 
 
@@ -54,7 +55,7 @@ class NoPlans:
     def location(self, query: QueryId) -> str:
         return ""
 
-    def facts(self, query: QueryId, location: str = "") -> QueryFacts:
+    def facts(self, query: QueryId, location: str = "", gap: tuple[Epoch, ...] = ()) -> QueryFacts:
         return QueryFacts(False, Epoch(2), frozenset(), "", log_read=True)
 
 
@@ -77,9 +78,9 @@ def root(tmp_path: Path) -> Path:
 def driver(root: Path) -> Iterator[Driver]:
     host = ProcessHost()
     keeper = Keeper(str(root), {"deadline": 5.0})
-    made = Driver("127.0.0.1", SECRET, NoPlans(), host, 2, keeper=keeper)  # type: ignore[arg-type]
+    made = Driver("127.0.0.1", CREDENTIALS, NoPlans(), host, 2, keeper=keeper)  # type: ignore[arg-type]
     try:
-        host.start(made.address, SECRET, 2, keeper.place)
+        host.start(made.address, CREDENTIALS, 2, keeper.place)
         made.wait_for_workers(120.0, host.check)
         part = next(root.glob("operators/*/snapshots/*/*/*.parquet"))
         part.unlink()
@@ -96,7 +97,7 @@ def test_a_read_and_a_snapshot_end_in_the_errors_of_the_store(driver: Driver) ->
     def where() -> Any:
         return driver.call(lambda c: (c.operator(NAME).routing, c.workers))
 
-    state = OperatorState(NAME, RowDecoder(state_of(Trip)), (KEY,), where, SECRET)
+    state = OperatorState(NAME, RowDecoder(state_of(Trip)), (KEY,), where, CREDENTIALS)
     try:
         with pytest.raises(StoreError, match=r"cannot read .*parquet: TimeoutError: no answer within 5 seconds"):
             state.get(1)

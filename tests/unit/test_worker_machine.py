@@ -546,12 +546,12 @@ class Restoring(Rig):
     def news(self, kind: type[m.Message]) -> list[Any]:
         return [message for message in self.to(COORDINATOR) if isinstance(message, kind)]
 
-    def read(self, peer: Any, key: str) -> list[Any]:
+    def read(self, peer: Any, key: str, told: int = 0) -> list[Any]:
         sink = pa.BufferOutputStream()
         one = pa.RecordBatch.from_arrays([pa.array([key])], names=["key"])
         with pa.ipc.new_stream(sink, one.schema) as writer:
             writer.write_batch(one)
-        return self.tell(peer, m.Read(NAME, group_of(key)), sink.getvalue())
+        return self.tell(peer, m.Read(NAME, group_of(key), told), sink.getvalue())
 
 
 @pytest.fixture
@@ -740,6 +740,17 @@ def test_a_read_of_a_key_whose_state_is_on_its_way_waits_for_it(fresh: Restoring
     fresh.loaded(order, a=10)
     (answer,) = fresh.to("reader")
     assert answer == m.ReadAnswer(True, Epoch(4), QueryId("q"))
+
+
+def test_a_read_that_came_before_the_word_of_what_is_the_worker_s_own_waits_for_it(fresh: Restoring) -> None:
+    (first,) = fresh.restore(base=7)
+    fresh.loaded(first, a=3)
+    assert fresh.read("early", "a", told=2) == []
+    (second,) = fresh.restore(base=8)
+    assert fresh.to("early") == []
+    fresh.loaded(second, a=5)
+    (answer,) = fresh.to("early")
+    assert answer.found
 
 
 def test_a_read_that_waits_is_refused_when_the_state_cannot_be_read(fresh: Restoring) -> None:

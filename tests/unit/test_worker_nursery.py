@@ -18,6 +18,7 @@ import cloudpickle
 import msgspec
 import psutil
 import pytest
+from tests.patience import PATIENCE
 from tests.spark.apps import alive, eventually
 
 from bedload.core.errors import WorkerStartFailed
@@ -30,7 +31,6 @@ from bedload.transport import Credentials, Endpoint, Handler, Peer
 from bedload.worker import nursery as process
 
 CREDENTIALS = Credentials(b"s" * 32)
-PATIENCE = 60.0
 
 pytestmark = pytest.mark.skipif(not process.available(), reason="workers are not forked here")
 
@@ -326,7 +326,7 @@ print(count())
 _load_compiled()
 print(count(), threading.active_count())
 """
-    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=240)
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=PATIENCE)
     imports, loaded, compiled, threads = map(int, ran.stdout.split())
     assert imports == loaded == compiled
     assert threads == 1

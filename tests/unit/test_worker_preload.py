@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import pytest
+from tests.patience import PATIENCE
 
 SCRIPT = """
 import sys
@@ -23,6 +24,6 @@ print(thread is not None, "bedload.checkpoint.restore" in sys.modules, "numba" i
 def test_compiled_code_is_loaded_ahead_only_where_another_attachment_was_before(generation: int, loaded: bool) -> None:
     # In a process of its own: what is imported is a matter of the whole process.
     ran = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(generation)], capture_output=True, text=True, check=True, timeout=120
+        [sys.executable, "-c", SCRIPT, str(generation)], capture_output=True, text=True, check=True, timeout=PATIENCE
     )
     assert ran.stdout.split() == [str(loaded)] * 3

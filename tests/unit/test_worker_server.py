@@ -6,6 +6,7 @@ import threading
 from typing import Any
 
 import pytest
+from tests.patience import PATIENCE
 from tests.unit.transport_kit import credentials_of
 
 from bedload.core.errors import TooLarge
@@ -13,8 +14,6 @@ from bedload.core.ids import Epoch, KeyGroup, OperatorName, QueryId, WorkerId
 from bedload.protocol import messages as m
 from bedload.transport import Channel, Endpoint, Handler, Peer, frames
 from bedload.worker.server import WorkerServer
-
-PATIENCE = 30.0
 
 
 class Deaf(Handler):

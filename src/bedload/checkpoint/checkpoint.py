@@ -99,7 +99,8 @@ class Checkpoint:
 
     def claim(self) -> Generation:
         """Take the next generation: from here on, older attachments are fenced off."""
-        first = (self.newest_generation() or 0) + 1
+        # SUBTLE: claims that somebody deleted leave turns behind, and no two attachments may have turns of one number.
+        first = max(self.newest_generation() or 0, self._newest_written()) + 1
         for number in map(Generation, range(first, first + _CLAIMS)):
             path, claim = paths.generation(number), encode(self._claim(number))
             if self.storage.create(path, claim):
@@ -117,6 +118,13 @@ class Checkpoint:
         """The last one that was claimed."""
         names = self.storage.list(paths.GENERATIONS)
         return max((number for name in names if (number := paths.parse_generation(name)) is not None), default=None)
+
+    def _newest_written(self) -> int:
+        """The last generation that left a turn or a delta."""
+        folders = [folder(operator) for operator in self.operators() for folder in (paths.turns, paths.deltas)]
+        with ThreadPoolExecutor(_THREADS, "bedload-checkpoint") as pool:
+            names = [name for listed in pool.map(self.storage.list, folders) for name in listed[-1:]]
+        return max((int(name[:10]) for name in names if name[:10].isdecimal()), default=0)
 
     def newer_generation(self, generation: Generation) -> Claim | None:
         """The claim of the next generation, if there is one: then this one is over."""
@@ -136,9 +144,14 @@ class Checkpoint:
         return sorted(name for name in found if name is not None)
 
     def schemas(self, operator: OperatorName) -> list[OperatorSchema]:
-        """All schemas of an operator, oldest first."""
+        """All schemas of an operator, oldest first. None is ever deleted, so what one builds upon is there, too."""
         numbers = map(paths.parse_schema, self.storage.list(paths.schemas(operator)))
-        return [self.schema(operator, number) for number in sorted(n for n in numbers if n is not None)]
+        found = [self.schema(operator, number) for number in sorted(n for n in numbers if n is not None)]
+        # SUBTLE: without one in between, what was renamed there would be taken for new.
+        for base in {schema.base for schema in found} - {schema.number for schema in found} - {None}:
+            assert base is not None
+            self.schema(operator, base)
+        return found
 
     def schema(self, operator: OperatorName, number: int) -> OperatorSchema:
         """One schema of an operator."""
@@ -183,9 +196,19 @@ class Checkpoint:
         self.storage.write(paths.turn(operator, record.turn), encode(named))
 
     def write_manifest(self, operator: OperatorName, manifest: Manifest) -> None:
-        """Make a snapshot count; only after all its files were written."""
+        """Make a snapshot count; only after all its files were written.
+
+        Created, not written: an older attachment that is not over yet may make one of the same turn, of other files,
+        and each would take the other's for what failed attempts left.
+        """
+        path = paths.manifest(operator, manifest.turn)
         named = msgspec.structs.replace(manifest, operator=operator)
-        self.storage.write(paths.manifest(operator, manifest.turn), encode(named))
+        if not self.storage.create(path, encode(named)):
+            raise CheckpointError(
+                f"operator {operator}: another attachment has made a snapshot of the state after epoch "
+                f"{manifest.epoch}, or makes one now ({_shown(self.storage)}/{path}). Nothing is lost: see that only "
+                "one attachment runs, and ask for a snapshot again after the next epoch"
+            )
 
     def load_history(self, operator: OperatorName) -> History:
         """All turns and snapshots of an operator. To go on from it, claim first."""
@@ -228,8 +251,11 @@ class Checkpoint:
         self.storage.delete(garbage.files)
         assert garbage.floor is not None
         self.storage.delete(self._unfinished_snapshots(operator, garbage.floor))
+        # SUBTLE: the marks of this attachment stay. A worker that hung may wake up however late, and would not see that
+        # the turn that it is about to seal was given up. Those of earlier attachments are fenced off.
         given_up = self._numbered(paths.turns(operator), paths.parse_abandoned)
-        self.storage.delete([paths.abandoned(operator, turn) for turn in given_up if turn < garbage.floor])
+        old = [turn for turn in given_up if turn < garbage.floor and generation_of(turn) != self.generation]
+        self.storage.delete([paths.abandoned(operator, turn) for turn in old])
 
     # --- moves ---
 

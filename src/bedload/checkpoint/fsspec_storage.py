@@ -112,7 +112,9 @@ class FsspecStorage:
     def create(self, path: str, data: Buffers) -> bool:
         """Write a file if there is none of that path. False: there is one, and it has other content."""
         value = joined(data)
-        return self._try("create", path, lambda: self._create(path, value), absent=False)
+        if self._scheme == "memory" or self._scheme in _REFUSING:
+            return self._try("create", path, lambda: self._create_at_once(path, value), absent=False)
+        return self._create(path, value)
 
     def exists(self, path: str) -> bool:
         """Whether there is a file of that path."""
@@ -181,20 +183,23 @@ class FsspecStorage:
         self._fs.pipe_file(temporary, value)
         return temporary
 
-    def _create(self, path: str, value: bytes) -> bool:
-        if self._scheme == "memory":
-            with _MEMORY:
-                return self._create_after_a_look(path, value)
+    def _create_at_once(self, path: str, value: bytes) -> bool:
         if self._scheme in _REFUSING:
             return self._create_by_rename(path, value)
-        if self._honours_create():
-            return self._put_new(path, value) or self.read(path) == value
-        if self._exists(path):
+        with _MEMORY:
+            return self._create_after_a_look(path, value)
+
+    def _create(self, path: str, value: bytes) -> bool:
+        """Step by step, each tried again by itself: all of them can be made twice."""
+        if self._try("create", path, self._honours_create, absent=False):
+            created = self._try("create", path, lambda: self._put_new(path, value), absent=False)
+            return created or self.read(path) == value
+        if self.exists(path):
             # SUBTLE: its own content may have come over another's, when a try failed whose answer was lost.
             return self.read(path) == value and not self._is_contested(path, value)
         if self._is_contested(path, value):
             return False
-        self._put(path, value)
+        self.write(path, value)
         return self.read(path) == value
 
     def _put_new(self, path: str, value: bytes) -> bool:
@@ -227,8 +232,9 @@ class FsspecStorage:
         folder, _, name = path.rpartition("/")
         # By its content, which is unique where it matters: so a try that is made again has the same mark.
         mine = f".{name}.{xxhash.xxh3_128_hexdigest(value)}.mark"
-        self._put(f"{folder}/{mine}" if folder else mine, b"")
-        there = (str(info["name"]).rstrip("/").rpartition("/")[2] for info in self._listed(folder))
+        self.write(f"{folder}/{mine}" if folder else mine, b"")
+        listed = self._try("list", folder, lambda: self._listed(folder))
+        there = (str(info["name"]).rstrip("/").rpartition("/")[2] for info in listed)
         return any(n != mine and n.startswith(f".{name}.") and n.endswith(".mark") for n in there)
 
     def _create_after_a_look(self, path: str, value: bytes) -> bool:

@@ -187,6 +187,12 @@ class History:
             chain.pop()
         return chain
 
+    @property
+    def schemas(self) -> set[int]:
+        """The numbers of the schemas that states which can be restored are written in."""
+        held = [self._records.get(turn) or self._manifests[turn] for turn in self.retained()]
+        return {one.schema for one in held}
+
     def last_epochs(self, tip: Turn | None = None) -> dict[str, Epoch]:
         """The last epoch of each query that is in the state at ``tip`` (the head)."""
         tip = self._head if tip is None else tip

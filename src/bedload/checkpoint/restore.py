@@ -40,7 +40,7 @@ Plan: TypeAlias = tuple[Manifest | None, Sequence[TurnRecord]]
 
 Chunk: TypeAlias = tuple[tuple[int, ...], pa.RecordBatch]
 Progress: TypeAlias = Callable[[int, int, int], None]
-"""Called with the key groups that are done, all that were asked for, and the bytes read."""
+"""Called after each delta and chunk, with the key groups that are done, all that were asked for, and the bytes read."""
 
 CHUNK_ROWS = 1 << 18
 """Rows of the snapshot in a chunk: some milliseconds of work for whoever takes it."""

@@ -6,14 +6,16 @@ Stages of a change::
                                   (restart: HOLDING epochs ──▶ RESTARTING all workers)
 
 Others wait in a queue. A change that fails before anything flipped leaves the cluster as it was; one that lost a worker
-later goes on with what the checkpoint has.
+later goes on with what the checkpoint has. If a worker cannot do its part after something flipped, the change ends
+there: whoever owns something by then is a member, and the error says what has moved. A worker that does not come when
+all start anew is asked for again, and left out if it does not come then either.
 """
 
 from __future__ import annotations
 
 import enum
 import itertools
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -25,7 +27,7 @@ from bedload.control.epochs import OperatorEpochs
 from bedload.control.instructions import ChangeResult, Instruction, StartWorkers, Token, ToWorker, WorkersLeft
 from bedload.control.transfer import Transfer
 from bedload.core.clock import Clock
-from bedload.core.errors import BedloadError, MoveCancelled, MoveRefused
+from bedload.core.errors import BedloadError, MoveCancelled, MoveFailed, MoveRefused, WorkerStartFailed
 from bedload.core.ids import DeploymentId, KeyGroup, OperatorName, WorkerId
 from bedload.keys import RoutingTable
 from bedload.migration import plan
@@ -37,6 +39,10 @@ from bedload.protocol import messages as m
 Kind = Literal["rescale", "move", "drain", "rebalance", "pin", "unpin"]
 
 MAX_QUEUED = 16
+MAX_PINS = 1_000_000
+"""Single keys of an operator with a place of their own: every feeder is told of all of them when an epoch opens."""
+MAX_STARTS = 3
+"""So often a worker is started before the others do without it."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +92,8 @@ class Change:
     weights: dict[OperatorName, dict[WorkerId, m.Weighed]] = field(default_factory=dict)
     transfers: dict[OperatorName, Transfer] = field(default_factory=dict)
     failure: BedloadError | None = None
+    starts: Counter[WorkerId] = field(default_factory=Counter)
+    """How often each worker was started in vain."""
     held_at: float | None = None
 
     @property
@@ -197,6 +205,62 @@ class Changes:
             return []
         return self._fail(change, error)
 
+    def not_restarted(self, worker: WorkerId, error: BedloadError) -> list[Instruction] | None:
+        """When all start anew, one does not come, or is gone before it had a part in anything; None: nobody is left."""
+        change = self.current
+        assert change is not None
+        change.starts[worker] += 1
+        if change.starts[worker] < MAX_STARTS:
+            return [StartWorkers((worker,))]
+        self.starting.discard(worker)
+        if not self.starting and not self._addresses:
+            return None
+        for epochs in self._operators.values():
+            epochs.lost_nothing(worker)
+        self.remove(worker)
+        change.failure = WorkerStartFailed(
+            f"{error.message}. It was started {MAX_STARTS} times; the others have its share of the key groups: there "
+            f"are {len(self.members)} workers now",
+            worker=worker,
+        )
+        return []  # whoever asks goes on with it, and with the epochs that were held up
+
+    def failed(self, message: m.WorkerFailed) -> list[Instruction]:
+        """A worker cannot do its part."""
+        change, error = self.current, message.error.error()
+        if change is None or message.operator is None:
+            return []
+        if message.move is None:
+            weighing = change.stage is Stage.WEIGHING and message.ticket == change.number
+            return (
+                self._fail(change, self._told(error, "Nothing has moved: the cluster is as it was")) if weighing else []
+            )
+        transfer = change.transfers.get(message.operator)
+        out = None if transfer is None else transfer.failed(message.move, error)
+        if out is None:
+            return []  # all is where it should be
+        change.failure = change.failure or error
+        for other in change.transfers.values():
+            out += other.called_off()
+        return [*out, *self.go_on()]
+
+    @property
+    def doom(self) -> BedloadError | None:
+        """Why the cluster cannot go on: a move failed, and there is no checkpoint to read its state from."""
+        moves = () if self.current is None else self.current.transfers.values()
+        for error in (it.doom for it in moves if it.doom is not None):
+            why = (
+                "Some of its keys have changed at their new owners and others have not arrived there, and this cluster "
+            )
+            why += "keeps state in memory only, so the cluster has ended. Attach again, and start the queries from new "
+            why += 'checkpoint locations. With bedload.attach(spark, checkpoint="file:///...") the rest is read back'
+            return self._told(error, why)
+        return None
+
+    @staticmethod
+    def _told(error: BedloadError, ending: str) -> BedloadError:
+        return type(error)(f"{error.message.rstrip()}. {ending}", **error.details)
+
     def weighed(self, message: m.Weighed) -> list[Instruction]:
         """A worker has said what its key groups weigh."""
         change = self.current
@@ -257,6 +321,7 @@ class Changes:
         if all(transfer.done for transfer in change.transfers.values()):
             for name in change.transfers:
                 self._operators[name].transfer = None
+            self._stop_halfway(change)
             leaving = [worker for worker in self._addresses if worker not in self.members]
             # SUBTLE: not in the middle of an epoch in which feeders talk to it. It has no part in the next one.
             if not any(epochs.needs(worker) for epochs in self._operators.values() for worker in leaving):
@@ -316,6 +381,12 @@ class Changes:
             raise MoveRefused(f"no operator {wish.operator!r} was applied on this cluster; there are: {known}")
         for name in self._concerned(wish):
             count = self._operators[name].routing.key_groups
+            pinned = {pin.key for pin in self._operators[name].routing.pins}
+            if wish.kind == "pin" and len(pinned.union(wish.keys)) > MAX_PINS:
+                raise MoveRefused(
+                    f"operator {name}: {len(pinned.union(wish.keys)):,} keys would have a place of their own, at most "
+                    f"{MAX_PINS:,} can: move key groups, or unpin keys first"
+                )
             if bad := [group for group in wish.groups if not 0 <= group < count]:
                 raise MoveRefused(f"operator {name} has no key group {bad[0]}: they are 0 to {count - 1}")
         if wish.strategy is not None and wish.strategy.restart and not self._durable:
@@ -337,6 +408,15 @@ class Changes:
 
     def _move(self, change: Change) -> list[Instruction]:
         change.stage, change.waiting = Stage.MOVING, set()
+        wish = change.wish
+        if wish.kind in ("move", "pin") and wish.worker not in change.members:
+            return self._over(
+                change,
+                MoveRefused(
+                    f"worker {wish.worker} was lost before anything was moved to it, and no other came in its place; "
+                    f"there are {_listed(change.members)}"
+                ),
+            )
         self.members = change.members
         try:
             for name in self._concerned(change.wish):
@@ -418,6 +498,26 @@ class Changes:
         if change.stage is not Stage.MOVING:
             return [*out, *self._finish(change)]
         return [*out, *self.go_on()]
+
+    def _stop_halfway(self, change: Change) -> None:
+        """A change has failed: whoever owns something is a member, and the error says what has moved."""
+        if not isinstance(change.failure, MoveFailed) or "moved" in change.failure.details:
+            return
+        tables = [epochs.routing for epochs in self._operators.values()]
+        owners = {it for table in tables for it in (*table.owners, *(pin.worker for pin in table.pins))}
+        stay = set(change.before) & set(change.members)
+        self.members = tuple(sorted(owners | stay))
+        for epochs in self._operators.values():
+            if set(epochs.routing.workers) != set(self.members):
+                epochs.routing = epochs.routing.next(workers=self.members)
+        moved = sum(it.groups for it in change.transfers.values())
+        ending = "Nothing has moved: the cluster is as it was"
+        if any(it.flipped for it in change.transfers.values()):
+            read = any(it.from_checkpoint for it in change.transfers.values())
+            ending = f"{moved} key groups had new owners by then and have stayed with them"
+            ending += "; what had not arrived was read from the checkpoint" if read else ""
+        change.failure = self._told(change.failure, ending)
+        change.failure.details["moved"] = moved
 
     def _over(self, change: Change, error: BedloadError | None) -> list[Instruction]:
         change.stage = Stage.OVER

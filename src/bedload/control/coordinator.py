@@ -6,11 +6,12 @@ event and carries out the instructions that come back, in order. Messages to one
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
 from bedload.checkpoint.records import TurnRecord
 from bedload.control import refusals
-from bedload.control.changes import Changes, Wish
+from bedload.control.changes import MAX_STARTS, Changes, Wish
 from bedload.control.compaction import Compaction, Retention
 from bedload.control.epochs import OperatorEpochs, QueryFacts
 from bedload.control.instructions import (
@@ -32,7 +33,6 @@ from bedload.core.errors import (
     BedloadError,
     ClusterStopped,
     Fenced,
-    OperatorNotShippable,
     ProtocolError,
     UnknownOperator,
     WorkerLost,
@@ -76,6 +76,10 @@ class Coordinator:
         """Without a checkpoint: a worker that was lost, while it is found out whether state was lost with it."""
         self._restarted: int | None = None
         """The last change that started all workers anew."""
+        self._last_words: dict[WorkerId, str] = {}
+        """Why workers are about to end."""
+        self._in_vain: Counter[WorkerId] = Counter()
+        """How often a replacement was lost before it was ready."""
         self._newcomers: dict[WorkerId, str] = {}
         """Workers that were asked for, joined, and do not have all code yet."""
         self.changes = Changes(self._operators, self._addresses, self._shipping.latest, self._clock, durable=durable)
@@ -128,7 +132,14 @@ class Coordinator:
                 if lineage is not None:
                     self._compactions[operator] = Compaction(known, self._retention, self._addresses)
         out += self._shipping.ship(
-            token, operator, deployment, key_groups, payload, workers=self._addresses, newcomers=self._newcomers
+            token,
+            operator,
+            deployment,
+            key_groups,
+            payload,
+            workers=self._addresses,
+            newcomers=self._newcomers,
+            active=known.deployment,
         )
         # Without a worker nobody would answer; the replacements get the code when they come.
         return deployment, out if self._addresses else [*out, *self._deployed_by_all()]
@@ -172,6 +183,8 @@ class Coordinator:
             if other is not epochs:
                 out += other.asked_elsewhere(ask)
         late = not epochs.holds(ask)
+        if late and not self._shipping.knows(ask.operator, ask.deployment):
+            return [Reply(token, m.Refused(m.WireError.of(refusals.superseded(ask.operator))))]
         if self._missing and late:
             if self._takes_slots:
                 error = next(iter(self._missing.values()))
@@ -219,7 +232,9 @@ class Coordinator:
                 return self._then(self._restored(message))
             case m.Copied(operator=operator) | m.Arrived(operator=operator) | m.Released(operator=operator):
                 transfer = self._operators[operator].transfer
-                return self._then([] if transfer is None else transfer.from_worker(message))
+                return self._then([] if transfer is None else transfer.from_worker(message, body))
+            case m.WorkerFailed():
+                return self._then(self._worker_failed(message))
             case m.Weighed():
                 return self._then(self.changes.weighed(message))
             case m.Compacted(operator=operator):
@@ -229,6 +244,8 @@ class Coordinator:
 
     def worker_lost(self, worker: WorkerId, how: str) -> list[Instruction]:
         """A worker is gone."""
+        if words := self._last_words.pop(worker, ""):
+            how = f"its last words: {words}; {how}"
         if self._down is None and worker in self._newcomers:
             return self._not_started(worker, how)
         if self._down is not None or worker not in self._addresses:
@@ -243,6 +260,8 @@ class Coordinator:
         self._losses += 1
         if self._losses > _MAX_LOSSES:
             return self._end(refusals.too_many_lost(worker, how, self._losses))
+        # Lost before it was ready: one that came in place of another.
+        self._in_vain[worker] = self._in_vain[worker] + 1 if worker in self._missing else 0
         self._missing[worker] = error
         self._shipping.only(self._addresses)
         out = self._deployed_by_all()
@@ -251,6 +270,9 @@ class Coordinator:
             if self._takes_slots:
                 out += epochs.refuse_parked(error)
         out += self.changes.lost(worker)
+        if self._in_vain[worker] >= MAX_STARTS:
+            why = f"it was started {MAX_STARTS} times in vain, the last time: {how}"
+            return [*self._then(out), *self.worker_not_replaced(worker, why)]
         return self._then([*out, ReplaceWorker(worker)])
 
     def _lost_from_memory(self, worker: WorkerId, how: str, state: str) -> list[Instruction]:
@@ -285,7 +307,8 @@ class Coordinator:
         if self._down is not None or (worker not in self._missing and not new):
             return [ToWorker(worker, m.Stop())]
         (self._newcomers if new else self._addresses)[worker] = address
-        return self._shipping.send_all(worker) or self._ready(worker)
+        active = {name: epochs.deployment for name, epochs in self._operators.items()}
+        return self._shipping.send_all(worker, active) or self._ready(worker)
 
     def worker_not_started(self, worker: WorkerId, why: str) -> list[Instruction]:
         """A worker that was asked for does not come."""
@@ -300,9 +323,10 @@ class Coordinator:
         if self._down is not None or worker not in self.changes.starting:
             return []
         error = WorkerStartFailed(f"worker {worker} was asked for and did not come up: {why}", worker=worker)
-        if self.changes.holding:
-            return self._end(error)
-        return self._then(self.changes.not_started(worker, error))
+        if self.changes.restarting is None:
+            return self._then(self.changes.not_started(worker, error))
+        out = self.changes.not_restarted(worker, error)
+        return self._end(error) if out is None else self._then(out)
 
     def worker_not_replaced(self, worker: WorkerId, why: str) -> list[Instruction]:
         """No replacement comes: the others take the key groups over."""
@@ -410,12 +434,8 @@ class Coordinator:
     def _deployed(self, message: m.Deployed) -> list[Instruction]:
         if not self._shipping.is_loading(message.worker, message.deployment):
             return self._deployed_by_all() if self._shipping.answered(message) else []
-        if message.error is not None:
-            return self._end(
-                OperatorNotShippable(
-                    f"the replacement of worker {message.worker} could not load an operator: {message.error.message}"
-                )
-            )
+        # SUBTLE: also with an error. A worker that cannot run what runs here has ended itself; that it cannot load what
+        # was superseded concerns nobody but a query that begins with it.
         has_all = self._shipping.loaded(message.worker, message.deployment)
         return self._ready(message.worker) if has_all else []
 
@@ -458,6 +478,12 @@ class Coordinator:
         unrestored = message.worker if message.unrestored else None
         return self._operators[message.operator].failed(message.turn, error, unrestored)
 
+    def _worker_failed(self, message: m.WorkerFailed) -> list[Instruction]:
+        if message.operator is not None:
+            return self.changes.failed(message)
+        self._last_words[message.worker] = message.error.message  # it ends, which is a loss like any other
+        return []
+
     def _restored(self, message: m.Restored) -> list[Instruction]:
         self.restoring[message.operator, message.worker] = message
         lineage = self._operators[message.operator].lineage
@@ -476,6 +502,8 @@ class Coordinator:
         if unread and not self._missing and not holding:
             steps = [*steps, *self._prefetch(unread)]
         steps = [*steps, *self.changes.go_on()]
+        if self._down is None and self.changes.doom is not None:
+            return [*steps, *self._end(self.changes.doom)]
         if self.changes.restarting not in (None, self._restarted):
             # All begin anew, those that were lost, too.
             self._restarted = self.changes.restarting

@@ -43,6 +43,7 @@ from bedload.core.clock import Clock
 from bedload.core.errors import BedloadError, CheckpointError, EpochAborted
 from bedload.core.ids import (
     NO_EPOCH,
+    DeploymentId,
     Epoch,
     OperatorName,
     QueryId,
@@ -97,6 +98,8 @@ class OperatorEpochs(Turns):
         """The user allows a query with committed epochs to start on empty state."""
         self.hold: Callable[[m.Open], bool] = lambda _: False
         """Whether no turn may begin for now, because of this open."""
+        self.deployment: DeploymentId | None = None
+        """The code of the last turn."""
         self._query_ended = False
         self._looking: set[QueryId] = set()
         """Queries that somebody looks at because of an open."""
@@ -353,12 +356,14 @@ class OperatorEpochs(Turns):
     def _begin(self, token: Token, ask: m.Open) -> list[Instruction]:
         if any(worker in self._missing for worker in self.routing.workers) or self.hold(ask):
             return self._park(token, ask, [])
+        # SUBTLE: no turn begins on what a failed move has left between two owners.
+        failed = [] if self.transfer is None else self.transfer.give_up()
         if self.run is not None and self.run != ask.run:
             self._past_runs.add(self.run)
         lineage = self.lineage
         self.turn = Turn(self.turn + 1) if lineage is None else lineage.next_turn(self.turn)
         self.epoch, self.query, self.run = ask.epoch, ask.query, ask.run
-        self.phase, self._error = Phase.OPEN, None
+        self.phase, self._error, self.deployment = Phase.OPEN, None, ask.deployment
         # Who takes part is known only when it is known what flips here.
         self._current = Attempt(frozenset(), self._first_ask[2], first_stage=ask.stage, recorded=lineage is None)
         self._query_ended = False
@@ -367,14 +372,14 @@ class OperatorEpochs(Turns):
             # The user lets the query start here: what was before it is no gap, also if this epoch has to be replayed.
             self.committed[ask.query] = Epoch(ask.epoch - 1)
         self.fresh = False
-        out: list[Instruction] = []
+        out: list[Instruction] = failed
         if lineage is not None:
             try:
                 self._unreadable = False
                 out += self._restore(ask.deployment, lineage.head)
             except CheckpointError as error:
                 self.phase, self._error = Phase.ABORTED, error
-                return [refuse(token, error), *self._unpark()]
+                return [*failed, refuse(token, error), *self._unpark()]
         if self.transfer is not None and self.transfer.due and not self.reads_back:
             out += self.transfer.flip()
         workers = self._taking_part()

@@ -15,6 +15,7 @@ from bedload.core.errors import (
     NotDeterministic,
     OperatorBusy,
     StaleAttempt,
+    UnknownOperator,
     WorkerLost,
 )
 from bedload.core.ids import Epoch, OperatorName, QueryId, RunId, WorkerId
@@ -170,6 +171,15 @@ def groups_changed(name: OperatorName, there: int, asked: int) -> BedloadError:
     return KeyGroupsChanged(
         f"operator {name} has state in {there} key groups, but {asked} were asked for. The number is fixed when the "
         f"state is created: use key_groups={there}, or give the state up with fresh=True",
+        operator=name,
+    )
+
+
+def superseded(name: OperatorName) -> BedloadError:
+    """A query begins with code that is not kept any more."""
+    return UnknownOperator(
+        f"operator {name} was applied many times since this query was made, and its code is not kept any more: make "
+        f"the query anew with cluster.apply(...)",
         operator=name,
     )
 

@@ -3,22 +3,26 @@
 A worker loads code on one of two occasions, and what its answer means differs: an operator is applied, and the user
 waits until all workers have it; or a worker joins, and takes part in nothing until it has all code.
 
-Invariant: a newcomer takes part in nothing before it has all code, that which is applied while it loads included. A
-replacement is one of the workers already: the user waits for it as for the others.
+Invariants: a newcomer takes part in nothing before it has all code, that which is applied while it loads included, and
+has run the ``setup`` of what it will run first; if that fails, it ends. A replacement is one of the workers already:
+the user waits for it as for the others. What a query may run on is shipped to all that join.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container
+from collections.abc import Collection, Container, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from bedload.control.instructions import DeployResult, Instruction, Token, ToWorker
 from bedload.core.errors import BedloadError, OperatorNotShippable
 from bedload.core.ids import DeploymentId, OperatorName, WorkerId
 from bedload.protocol import messages as m
 
-_KEPT_DEPLOYMENTS = 3
-"""A replacement gets the latest versions of an operator's code: one that runs, and one that was just applied."""
+MOST_BYTES = 64 << 20
+MOST_KEPT = 64
+"""Code of an operator that is kept for workers that join: so many deployments, of so many bytes in all, and in any case
+the one that runs and the one that was applied last. A query that begins with another one is refused."""
 
 
 @dataclass(frozen=True)
@@ -28,8 +32,8 @@ class _Shipped:
     key_groups: int
     payload: bytes
 
-    def to(self, worker: WorkerId) -> ToWorker:
-        return ToWorker(worker, m.Deploy(self.operator, self.deployment, self.key_groups), self.payload)
+    def to(self, worker: WorkerId, *, start: bool = False) -> ToWorker:
+        return ToWorker(worker, m.Deploy(self.operator, self.deployment, self.key_groups, start), self.payload)
 
 
 @dataclass
@@ -70,17 +74,23 @@ class Shipping:
         *,
         workers: Collection[WorkerId],
         newcomers: Collection[WorkerId],
+        active: DeploymentId | None = None,
     ) -> list[Instruction]:
-        """Ship an operator: the user waits for the workers, newcomers load it with all else."""
-        shipped = _Shipped(operator, deployment, key_groups, payload)
+        """Ship an operator: the user waits for the workers, newcomers load it with all else. ``active``: what runs."""
         kept = self._shipped.setdefault(operator, [])
+        same = next((it.payload for it in kept if it.payload == payload), payload)
+        shipped = _Shipped(operator, deployment, key_groups, same)
         kept.append(shipped)
-        del kept[:-_KEPT_DEPLOYMENTS]
+        while len(kept) > MOST_KEPT or sum({id(it.payload): len(it.payload) for it in kept}.values()) > MOST_BYTES:
+            oldest = next((it for it in kept[:-1] if it.deployment != active), None)
+            if oldest is None:
+                break
+            kept.remove(oldest)
         self._deploying[deployment] = _Deploying(token, operator, set(workers))
         for worker, waiting in self._joining.items():
             if worker in newcomers:
                 waiting.add(deployment)
-        return [shipped.to(worker) for worker in (*workers, *newcomers)]
+        return [*map(shipped.to, workers), *(shipped.to(worker, start=True) for worker in newcomers)]
 
     def answered(self, message: m.Deployed) -> bool:
         """A worker has loaded an operator that was applied, or could not; whether somebody waits for that."""
@@ -114,11 +124,21 @@ class Shipping:
 
     # --- to one that joins ---
 
-    def send_all(self, worker: WorkerId) -> list[Instruction]:
-        """Give a worker that joined all code; nothing if there is none."""
-        every = [shipped for kept in self._shipped.values() for shipped in kept]
-        self._joining[worker] = {shipped.deployment for shipped in every}
-        return [shipped.to(worker) for shipped in every]
+    def send_all(
+        self, worker: WorkerId, active: Mapping[OperatorName, DeploymentId | None] = MappingProxyType({})
+    ) -> list[Instruction]:
+        """Give a worker that joined all code, and have it run what is ``active``; nothing if there is none."""
+        self._joining[worker] = {shipped.deployment for kept in self._shipped.values() for shipped in kept}
+        out: list[Instruction] = []
+        for name, kept in self._shipped.items():
+            runs = active.get(name)
+            known = runs if any(it.deployment == runs for it in kept) else kept[-1].deployment
+            out += [shipped.to(worker, start=shipped.deployment == known) for shipped in kept]
+        return out
+
+    def knows(self, operator: OperatorName, deployment: DeploymentId) -> bool:
+        """Whether a worker that joins would get this code."""
+        return any(it.deployment == deployment for it in self._shipped.get(operator, ()))
 
     def is_loading(self, worker: WorkerId, deployment: DeploymentId) -> bool:
         """Whether this is code that a worker loads because it joined."""

@@ -69,6 +69,12 @@ class Standing:
         """Workers that were lost and whose replacement is not ready: no turn begins without them."""
         self._past_runs: set[RunId] = set()
         self._current = Attempt()
+        self.told: dict[WorkerId, int] = {}
+        """How often each worker was told what is its own, by a flip or to read it back."""
+
+    def tells(self, worker: WorkerId) -> None:
+        """A worker is told what is its own."""
+        self.told[worker] = self.told.get(worker, 0) + 1
 
     @property
     def now(self) -> float:
@@ -133,6 +139,11 @@ class Standing:
     def is_sealed(self) -> bool:
         """Whether an epoch waits for Spark's commit."""
         return self.phase is Phase.SEALED
+
+    @property
+    def undecided(self) -> bool:
+        """Whether an epoch is under way that workers may still seal or roll back."""
+        return self.phase in (Phase.OPEN, Phase.SETTLING)
 
     @property
     def under_way(self) -> bool:

@@ -9,6 +9,10 @@ Stages of a step (all that flips at one epoch boundary)::
 Without copying ahead a step is DUE at once. Ownership is what the operator's routing table says, and that changes in
 :meth:`Transfer.flip` alone, between two epochs: so every key has one owner at any time.
 
+A worker that cannot do its part ends the transfer (:meth:`Transfer.failed`). Before the flip the old owners go on.
+After it the epoch is rolled back, unless all have sealed it; then what has not arrived is read from the checkpoint.
+Without one it is given back to the old owners if they have it all, or the cluster is over.
+
 The old owner keeps what it handed over until the epoch that used it is committed (ENDING). Nothing needs that when
 there is a checkpoint; without one, a new owner that is lost before the commit costs no state.
 """
@@ -23,6 +27,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from bedload.control.instructions import Instruction, ToWorker
+from bedload.core.errors import BedloadError
 from bedload.core.ids import DeploymentId, KeyGroup, WorkerId
 from bedload.keys import Move, RoutingTable
 from bedload.migration.plan import leave_out, steps_of
@@ -30,7 +35,7 @@ from bedload.migration.strategies import Strategy
 from bedload.protocol import messages as m
 
 if TYPE_CHECKING:
-    from bedload.control.standing import Standing
+    from bedload.control.turns import Turns
 
 
 class Stage(enum.Enum):
@@ -50,7 +55,7 @@ class Transfer:
 
     def __init__(
         self,
-        epochs: Standing,
+        epochs: Turns,
         target: RoutingTable,
         strategy: Strategy,
         deployment: DeploymentId,
@@ -81,6 +86,9 @@ class Transfer:
         self._numbers = numbers
         self._steps: deque[RoutingTable] = deque(steps_of(epochs.routing, target, strategy.groups_per_flip))
         self._total = len(self._steps)
+        self._first = epochs.routing
+        self._switched = False
+        """Ownership changed at once, since there was no state to move."""
         self._before = epochs.routing
         """The routing before the flip."""
         self._move = -1
@@ -91,6 +99,10 @@ class Transfer:
         """The step was called off and starts anew."""
         self._uncommitted = False
         """Nothing was committed since the flip."""
+        self._failure: BedloadError | None = None
+        """A worker cannot do its part, and the epoch that needs it is not over yet."""
+        self.doom: BedloadError | None = None
+        """State is neither with its old owners nor with the new ones, and there is no checkpoint."""
 
     # --- seeing it ---
 
@@ -101,8 +113,8 @@ class Transfer:
 
     @property
     def flipped(self) -> bool:
-        """Whether ownership of any of it has changed."""
-        return self.flips > 0
+        """Whether ownership of any of it has changed, and somebody has state by that."""
+        return self.flips > 0 or (self._switched and not self.epochs.nobody_has_state)
 
     @property
     def progress(self) -> float:
@@ -134,6 +146,8 @@ class Transfer:
         """Something may be possible now that was not before."""
         if self.stage is Stage.WAITING and not self._open and self.epochs.at_rest:
             return self._start()
+        if self._failure is not None:
+            return self.give_up()
         if self.due and self.epochs.between_epochs:
             return [*self.flip(), *self.go_on()]
         if self.stage is Stage.ARRIVED and self.epochs.between_epochs:
@@ -145,13 +159,13 @@ class Transfer:
         """Whether ownership flips at the next epoch boundary: state is ready, and all that have a part are there."""
         return self.stage is Stage.DUE and self._all_here
 
-    def from_worker(self, message: m.Copied | m.Arrived | m.Released) -> list[Instruction]:
+    def from_worker(self, message: m.Copied | m.Arrived | m.Released, body: m.Body = None) -> list[Instruction]:
         """A worker says how far it is."""
         match message:
             case m.Copied():
                 return self._copied(message)
             case m.Arrived():
-                return self._arrived(message)
+                return self._arrived(message, body)
             case m.Released():
                 return self._released(message)
 
@@ -196,10 +210,11 @@ class Transfer:
                 self.strategy.terms,
                 *epochs.base_epoch,
             )
+            epochs.tells(worker)
             out.append(ToWorker(worker, message))
         return out
 
-    def _arrived(self, message: m.Arrived) -> list[Instruction]:
+    def _arrived(self, message: m.Arrived, body: m.Body) -> list[Instruction]:
         """A new owner has all of its own."""
         if self.stage is not Stage.FLIPPED or message.move != self._move or message.worker not in self._open:
             return []
@@ -207,7 +222,7 @@ class Transfer:
         self.bytes += message.bytes
         self.asked += message.asked
         self.rows += message.rows
-        self.waits.append(np.frombuffer(message.waits, "<f8"))
+        self.waits.append(np.frombuffer(body or b"", "<f8"))
         self._open.discard(message.worker)
         if self._open:
             return []
@@ -240,6 +255,34 @@ class Transfer:
         self._open.discard(worker)
         return self._forgotten()
 
+    def failed(self, move: int, error: BedloadError) -> list[Instruction] | None:
+        """A worker cannot do its part in a move; None: nobody needs it any more."""
+        if move != self._move or self.stage not in (Stage.COPYING, Stage.DUE, Stage.FLIPPED):
+            return None
+        if self.stage is not Stage.FLIPPED:
+            return self.called_off()
+        self._steps.clear()
+        self._failure = error
+        return [*self.epochs.doubt(error), *self.give_up()]
+
+    def give_up(self) -> list[Instruction]:
+        """If a part of it failed after the flip: end it, when it is known what became of the epoch under way."""
+        if self.stage is not Stage.FLIPPED:
+            self._failure = None
+        if self._failure is None or self.epochs.undecided:
+            return []
+        error, self._failure = self._failure, None
+        if self.epochs.lineage is not None:
+            return self._from_checkpoint(None)
+        if not self._uncommitted or self.epochs.is_sealed:
+            self.doom = error  # some keys have changed at their new owners, and others have not arrived
+            return []
+        self.epochs.routing = self._before
+        self.flips -= 1
+        self.groups -= sum(len(lot.groups) for lot in self._lots)
+        self.single_keys -= sum(len(lot.keys) for lot in self._lots)
+        return self._call_off()
+
     def without(self, worker: WorkerId) -> None:
         """A worker was lost and will not be replaced: nothing goes there."""
         here = self.epochs.addresses
@@ -249,6 +292,8 @@ class Transfer:
     def called_off(self) -> list[Instruction]:
         """Nobody wants it any more; before the flip."""
         self._steps.clear()
+        if self._switched and not self.flipped:
+            self.epochs.routing = self._first  # there is no state still, and its new owners may leave
         if self.stage in (Stage.COPYING, Stage.DUE):
             return self._call_off()
         if self.stage is Stage.WAITING and not self._open:
@@ -293,6 +338,7 @@ class Transfer:
         groups = self.epochs.routing.key_groups
         self._lots = tuple(_lot(move, groups) for move in self.epochs.routing.diff(self._steps[0]))
         if not self._lots or self.epochs.nobody_has_state:
+            self._switched = self._switched or bool(self._lots)
             self.epochs.routing = self._steps.popleft()
             return self._start()
         if not self._all_here:
@@ -318,7 +364,7 @@ class Transfer:
     def _release(self) -> list[Instruction]:
         return self._end(called_off=False)
 
-    def _from_checkpoint(self, lost: WorkerId) -> list[Instruction]:
+    def _from_checkpoint(self, lost: WorkerId | None) -> list[Instruction]:
         """After the flip: what has not arrived is read back, since the state at the flip is in the checkpoint."""
         lineage = self.epochs.lineage
         assert lineage is not None

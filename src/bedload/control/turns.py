@@ -82,10 +82,10 @@ class Turns(Standing, ABC):
 
     def sealed(self, message: m.Sealed) -> list[Instruction]:
         """A worker has sealed the current turn."""
-        if message.turn != self.turn or self.phase is not Phase.OPEN:
+        if message.turn != self.turn or self.phase not in (Phase.OPEN, Phase.SETTLING):
             return []
         self._current.sealed(message)
-        return self._seal() if self._current.sealed_by_all else []
+        return self._seal() if self._current.sealed_by_all and self.phase is Phase.OPEN else []
 
     def _seal(self) -> list[Instruction]:
         self.phase = Phase.SEALED
@@ -165,6 +165,7 @@ class Turns(Standing, ABC):
 
     def lost(self, worker: WorkerId, error: BedloadError) -> list[Instruction]:
         """A worker is gone, its memory with it; the others go on."""
+        self.told.pop(worker, None)
         if self.lineage is not None:
             self.lineage.lost(worker)
         if worker not in self._current.workers:
@@ -173,6 +174,10 @@ class Turns(Standing, ABC):
         if self.phase is Phase.SETTLING:
             self._current.settling.discard(worker)
             return self._settled_by_all()
+        return self.doubt(error)
+
+    def doubt(self, error: BedloadError) -> list[Instruction]:
+        """The turn cannot go on: roll it back, unless all have sealed it. They are asked."""
         if self.phase is not Phase.OPEN:
             return []
         self.phase, self._error = Phase.SETTLING, error
@@ -194,8 +199,12 @@ class Turns(Standing, ABC):
         return self._settled_by_all()
 
     def _settled_by_all(self) -> list[Instruction]:
+        if self._current.settling:
+            return []
+        if self._current.gone is None:
+            return self._seal()  # nobody is missing: all have sealed it
         # All that are left have sealed it: whether it is whole is for the store to say.
-        return [] if self._current.settling or self.lineage is None else [CheckTurn(self.name, self.turn)]
+        return [] if self.lineage is None else [CheckTurn(self.name, self.turn)]
 
     @property
     def fate(self) -> bool | None:
@@ -238,6 +247,7 @@ class Turns(Standing, ABC):
 
     def left(self, worker: WorkerId) -> None:
         """A worker has left the cluster; another one of its number may come."""
+        self.told.pop(worker, None)
         if self.lineage is not None:
             self.lineage.lost(worker)
 
@@ -249,6 +259,7 @@ class Turns(Standing, ABC):
             f"operator {self.name}: all workers were started anew (stop_restart) while tasks of epoch {self.epoch} "
             f"were reading its outputs: start the query again, or let cluster.run(...) do so"
         )
+        self.told.clear()
         self.lineage.restarted()
         self.routing = self.routing.reassign(workers)
 
@@ -280,6 +291,7 @@ class Turns(Standing, ABC):
                 continue  # it has the turn with its before-images, and cannot let go of it now
             groups = self.routing.groups_of(worker)
             for message, plan in self.lineage.restore(worker, deployment, groups, base, self.routing):
+                self.tells(worker)
                 restores.append(ToWorker(worker, message, plan))
         superseded = self.transfer.superseded() if restores and self.transfer is not None else []
         return [*superseded, *restores]

@@ -31,6 +31,7 @@
     │   ├── WorkerLost             a worker died; its key groups are gone unless they are durable
     │   ├── WorkerUnreachable      no connection to an endpoint
     │   ├── MoveRefused            the cluster cannot be changed like that: see why
+    │   ├── MoveFailed             a worker could not send or take state: the message says where the state is now
     │   └── MoveCancelled          a change of the cluster was called off; nothing had moved
     ├── CheckpointError            look after the checkpoint
     │   ├── StoreError             the store did not do it: see that it is reachable and writable, try again
@@ -182,6 +183,10 @@ class WorkerUnreachable(ClusterError):
 
 class MoveRefused(ClusterError):
     """The cluster cannot be changed like that."""
+
+
+class MoveFailed(ClusterError):
+    """A worker could not do its part in a change of the cluster."""
 
 
 class MoveCancelled(ClusterError):

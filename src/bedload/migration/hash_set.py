@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bedload.keys.lookup import Hashes, among, distinct
+from bedload.protocol.base import Body
 
 Flags = npt.NDArray[np.bool_]
 
@@ -47,15 +48,16 @@ class HashSet:
         found[order] = inside
         return found
 
-    def take(self, count: int) -> Hashes:
-        """Take out so many at most, whichever costs least."""
-        if not self._levels:
-            return NONE
-        last = self._levels[-1]
-        if len(last) <= count:
-            return self._levels.pop()
-        self._levels[-1] = last[count:]
-        return last[:count]
+    def first(self, count: int) -> Hashes:
+        """So many at most, whichever costs least: those that :meth:`drop` takes out."""
+        return self._levels[-1][:count] if self._levels else NONE
+
+    def drop(self, count: int) -> None:
+        """Take out the :meth:`first` so many."""
+        if self._levels:
+            rest = self._levels.pop()[count:]
+            if len(rest):
+                self._levels.append(rest)
 
     def remove(self, hashes: Hashes) -> None:
         """Take these out; costs a pass over all."""
@@ -75,6 +77,6 @@ def pack(hashes: Hashes) -> bytes:
     return np.ascontiguousarray(hashes, "<i8").tobytes()
 
 
-def unpack(data: bytes) -> Hashes:
+def unpack(data: Body) -> Hashes:
     """What :func:`pack` made."""
-    return np.frombuffer(data, "<i8")
+    return NONE if data is None else np.frombuffer(data, "<i8")

@@ -5,13 +5,17 @@ Invariants: a plan moves as little as it can; the same arguments give the same p
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections.abc import Collection, Iterable, Mapping
+from math import isfinite
 
 from bedload.core.ids import KeyGroup, WorkerId
 from bedload.keys import RoutingTable
 
 TOLERANCE = 0.1
 """Loads that are so close to the mean are even."""
+_FINEST = 1 << 40
+"""Loads are told apart down to this part of the largest."""
 
 
 def steps_of(before: RoutingTable, target: RoutingTable, groups_per_flip: int | None) -> list[RoutingTable]:
@@ -67,29 +71,46 @@ def unpin(routing: RoutingTable, keys: Collection[int]) -> RoutingTable:
 def balance(
     routing: RoutingTable, load: Mapping[WorkerId, Mapping[int, float]], tolerance: float = TOLERANCE
 ) -> RoutingTable:
-    """Even loads, by moving few key groups: ``load`` has that of each key group at each worker."""
-    weights = {worker: dict(load.get(worker, {})) for worker in routing.workers}
+    """Even loads, by moving few key groups: ``load`` has that of each key group at each worker.
+
+    It ends: in whole numbers, each move lessens the sum of the squares of the workers' loads; and there are no more
+    moves than key groups.
+    """
+    weights = _in_whole_numbers({worker: load.get(worker, {}) for worker in routing.workers})
     # What a worker does for pinned keys of other key groups stays with it.
     movable = {
-        worker: {g: w for g, w in groups.items() if g < routing.key_groups and routing.owners[g] == worker}
+        worker: sorted((w, g) for g, w in groups.items() if g < routing.key_groups and routing.owners[g] == worker)
         for worker, groups in weights.items()
     }
     total = {worker: sum(groups.values()) for worker, groups in weights.items()}
-    mean = sum(total.values()) / len(total)
+    even = sum(total.values()) / len(total) * (1 + tolerance)
     owners = list(routing.owners)
-    while mean > 0:
+    for _ in range(routing.key_groups):
         high = max(total, key=lambda worker: (total[worker], -worker))
         low = min(total, key=lambda worker: (total[worker], worker))
-        gap = total[high] - total[low]
-        if total[high] <= mean * (1 + tolerance):
+        gap, heavy = total[high] - total[low], movable[high]
+        if total[high] <= even:
             break
-        fits = {group: weight for group, weight in movable[high].items() if 0 < weight < gap}
+        middle = bisect_left(heavy, (gap / 2, -1))
+        fits = [item for item in heavy[max(0, middle - 1) : middle + 1] if 0 < item[0] < gap]
         if not fits:
             break
-        group = min(fits, key=lambda item: (abs(fits[item] - gap / 2), item))
-        weight = movable[high].pop(group)
-        movable[low][group] = weight
+        item = min(fits, key=lambda item: (abs(2 * item[0] - gap), item[1]))
+        heavy.remove(item)
+        insort(movable[low], item)
+        weight, group = item
         total[high] -= weight
         total[low] += weight
         owners[group] = low
     return routing.next(owners=owners)
+
+
+def _in_whole_numbers(load: Mapping[WorkerId, Mapping[int, float]]) -> dict[WorkerId, dict[int, int]]:
+    """Loads as shares of the largest one: sums of numbers as they are measured depend on their order, and may tie."""
+    most = max((w for groups in load.values() for w in groups.values() if isfinite(w)), default=0.0)
+    if most <= 0:
+        return {worker: {} for worker in load}
+    return {
+        worker: {group: round(w / most * _FINEST) for group, w in groups.items() if isfinite(w) and w > 0}
+        for worker, groups in load.items()
+    }

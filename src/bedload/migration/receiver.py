@@ -8,7 +8,8 @@ Invariants:
 
 - what came with a number that was passed already is not taken in: it is a repeat, or from a connection that broke;
 - after the flip a key that is here is never overwritten;
-- copied state counts only if a ``HandOver`` says that it is that of the turn which the flip builds upon.
+- copied state counts only if a ``HandOver`` says that it is that of the turn which the flip builds upon, and no copy
+  was taken in after it: that one may be of a later epoch, which was rolled back.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ class Receiver:
         """What was copied from a worker is the state at a turn, but for these keys."""
         incoming = self._from(source)
         incoming.number = number
-        if incoming.lot is not None and incoming.handed == self.base:
+        if self._counts(incoming):
             return []  # said again after a connection broke: rows may have gone on since it was said first
         incoming.handed, incoming.stale, incoming.early = base, np.sort(stale), HashSet()
         return self._copied(incoming, now) if incoming.lot is not None else []
@@ -115,7 +116,7 @@ class Receiver:
         if incoming.whole:
             return np.zeros(len(hashes), np.bool_)
         wanted = ~incoming.early.has(hashes)
-        if incoming.handed is not None and incoming.handed == self.base:
+        if self._counts(incoming):
             wanted &= np.isin(hashes, incoming.stale)
         return wanted
 
@@ -128,9 +129,15 @@ class Receiver:
         groups: tuple[KeyGroup, ...],
         last: bool,
         now: float,
+        *,
+        ahead: bool = False,
     ) -> list[Freed]:
-        """A shipment was taken in; these keys are settled with it."""
+        """A shipment was taken in; these keys are settled with it. ``ahead``: it was copied before the flip."""
         incoming = self._from(source)
+        if ahead and not self._counts(incoming):
+            # SUBTLE: an epoch may be sealed, copied and rolled back after the turn that was handed over. The old owner
+            # knows, and says again what is stale; until it does, nothing of the copy counts.
+            incoming.handed = None
         incoming.number = number
         incoming.last |= last
         if state is not None:
@@ -200,12 +207,16 @@ class Receiver:
     def _from(self, source: WorkerId) -> _Incoming:
         return self._incoming.setdefault(source, _Incoming())
 
+    def _counts(self, incoming: _Incoming) -> bool:
+        """Whether what was copied is what the flip builds upon."""
+        return incoming.lot is not None and incoming.handed is not None and incoming.handed == self.base
+
     def _copied(self, incoming: _Incoming, now: float) -> list[Freed]:
         """If what was copied is what the flip builds upon, it counts."""
         lot = incoming.lot
         assert self._terms is not None
         assert lot is not None
-        if incoming.handed is None or incoming.handed != self.base or incoming.whole:
+        if not self._counts(incoming) or incoming.whole:
             return []
         parking = self._parking
         parking.miss(incoming.stale)

@@ -11,6 +11,7 @@ commit is *tentative*: an abort makes it stale again.
 Invariants:
 
 - what is not stale, and was copied, is at the new owner as of the turn that the last ``HandOver`` names;
+- what is noted as sent was collected: whatever raises leaves cursors and sets as they were;
 - after the flip a key is sent once, unless a connection broke before its receipt came back;
 - state that nobody waits for takes no more of the time and of the bandwidth than the terms allow, and never more than
   a few messages are under way, so that what somebody waits for does not queue up behind it.
@@ -56,6 +57,8 @@ class Parcel(NamedTuple):
     state: pa.RecordBatch | None = None
     groups: tuple[KeyGroup, ...] = ()
     last: bool = False
+    ahead: bool = False
+    """It is a copy, made before the flip."""
     base: Turn | None = None
     """Set: it is a ``HandOver``, and the hashes are those of stale keys."""
 
@@ -262,19 +265,20 @@ class Sender:
         limit = self._limit(lane)
         wanted: list[Hashes] = []
         count = 0
-        while lane.wanted and count < limit:
-            hashes = lane.wanted.popleft()
+        left = lane.wanted.copy()
+        while left and count < limit:
+            hashes = left.popleft()
             if self.terms.copy_ahead:
                 hashes = hashes[lane.stale.has(hashes)]
             hashes = hashes[~lane.sent.has(hashes)]
             if count + len(hashes) > limit:
-                lane.wanted.appendleft(hashes[limit - count :])
+                left.appendleft(hashes[limit - count :])
                 hashes = hashes[: limit - count]
             wanted.append(hashes)
             count += len(hashes)
-        if not count:
-            return None
-        return self._give(lane, _unique(np.concatenate(wanted)))
+        parcel = self._give(lane, _unique(np.concatenate(wanted))) if count else None
+        lane.wanted = left
+        return parcel
 
     def _background(self, lane: _Lane) -> Parcel | None:
         """What nobody waits for."""
@@ -282,17 +286,26 @@ class Sender:
         if self.base is None:
             return self._copy(lane, limit)
         if self.terms.copy_ahead:
-            while len(hashes := lane.stale.take(limit)):
-                if len(rest := hashes[~lane.sent.has(hashes)]):
-                    return self._give(lane, rest)
+            while len(hashes := lane.stale.first(limit)):
+                rest = hashes[~lane.sent.has(hashes)]
+                parcel = self._give(lane, rest) if len(rest) else None
+                lane.stale.drop(limit)
+                if parcel is not None:
+                    return parcel
         else:
             while not lane.swept:
-                first, lane.cursor = lane.cursor, min(lane.cursor + limit, lane.end)
-                hashes = lane.shelf.hashes[first : lane.cursor]
+                first, end = lane.cursor, min(lane.cursor + limit, lane.end)
+                hashes = lane.shelf.hashes[first:end]
                 rest = hashes[~lane.sent.has(hashes)]
-                whole = self._whole(lane)
+                whole = self._whole(lane, end)
+                parcel = None
                 if len(rest) or whole:
-                    return self._give(lane, rest, whole, first if len(rest) == len(hashes) else None)
+                    parcel = self._give(lane, rest, whole, first if len(rest) == len(hashes) else None)
+                lane.cursor = end
+                for group in whole:
+                    del lane.unsaid[group]
+                if parcel is not None:
+                    return parcel
         if lane.last_sent or lane.wanted:
             return None
         lane.last_sent = True
@@ -300,17 +313,19 @@ class Sender:
 
     def _copy(self, lane: _Lane, limit: int) -> Parcel | None:
         if not lane.swept:
-            first, lane.cursor = lane.cursor, min(lane.cursor + limit, lane.end)
-            hashes = lane.shelf.hashes[first : lane.cursor]
+            first, end = lane.cursor, min(lane.cursor + limit, lane.end)
+            hashes = lane.shelf.hashes[first:end]
             state, left = self._timed(lane, lambda: lane.shelf.collect_range(first, len(hashes)))
+            lane.cursor = end
             lane.stale.add(left)
             return self._parcel(lane, hashes, state)
         if not lane.stale or (self._sealed is None and lane.rounds >= _ENOUGH_ROUNDS):
             return None
-        hashes = lane.stale.take(limit)
+        hashes = lane.stale.first(limit)
+        state, left = self._timed(lane, lambda: lane.shelf.collect(hashes))
+        lane.stale.drop(limit)
         if not lane.stale:
             lane.rounds += 1
-        state, left = self._timed(lane, lambda: lane.shelf.collect(hashes))
         lane.stale.add(left)
         if state is None and len(left) == len(hashes):
             return None
@@ -328,14 +343,11 @@ class Sender:
                 lane.sent.add(hashes)
         return self._parcel(lane, hashes, state, groups)
 
-    def _whole(self, lane: _Lane) -> tuple[KeyGroup, ...]:
-        """Key groups that the sweep has just passed, if somebody waits for whole ones."""
+    def _whole(self, lane: _Lane, cursor: int) -> tuple[KeyGroup, ...]:
+        """Key groups that the sweep has passed when it is there, if somebody waits for whole ones."""
         if self.terms.waits_for != "key group":
             return ()
-        whole = tuple(sorted(group for group, end in lane.unsaid.items() if end <= lane.cursor))
-        for group in whole:
-            del lane.unsaid[group]
-        return whole
+        return tuple(sorted(group for group, end in lane.unsaid.items() if end <= cursor))
 
     def _parcel(
         self,
@@ -348,7 +360,7 @@ class Sender:
         base: Turn | None = None,
     ) -> Parcel:
         lane.number += 1
-        parcel = Parcel(lane.lot.target, lane.number, hashes, state, groups, last, base)
+        parcel = Parcel(lane.lot.target, lane.number, hashes, state, groups, last, self.base is None, base)
         lane.unacked[lane.number] = parcel._replace(state=None)
         return parcel
 

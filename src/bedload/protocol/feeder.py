@@ -101,7 +101,7 @@ class FeederSession:
                 hashes, counts = hashes[mine], counts[mine]
             if len(hashes):
                 first = hashes[np.argsort(-counts, kind="stable")]
-                sends.append(Send(worker, Backlog(self.operator, self.turn, number, first.astype("<i8").tobytes())))
+                sends.append(Send(worker, Backlog(self.operator, self.turn, number), first.astype("<i8").tobytes()))
         return sends
 
     def finish(self) -> list[Send]:

@@ -164,6 +164,8 @@ class Deploy(Message, frozen=True):
     operator: OperatorName
     deployment: DeploymentId
     key_groups: int
+    start: bool = False
+    """Run its ``setup``, too: whoever joins shows that it can run all operators before it takes part in anything."""
 
 
 class Deployed(Message, frozen=True):
@@ -218,6 +220,21 @@ class Failed(Message, frozen=True):
     error: WireError
     unrestored: bool = False
     """It has not got the state that the turn builds upon, and needs another :class:`Restore`."""
+
+
+class WorkerFailed(Message, frozen=True):
+    """Code of the worker's own raised where nobody waits for an answer.
+
+    With a move or a ticket it has failed that part of a change, and goes on. Without, these are its last words: it
+    cannot say what its memory holds, so it ends.
+    """
+
+    worker: WorkerId
+    error: WireError
+    operator: OperatorName | None = None
+    move: int | None = None
+    ticket: int | None = None
+    """Of the :class:`Weigh` that it cannot answer."""
 
 
 class Commit(Message, frozen=True):
@@ -338,6 +355,9 @@ class Read(Message, frozen=True):
 
     operator: OperatorName
     group: KeyGroup
+    told: int = 0
+    """How often the worker had been told what is its own when the reader asked where the key lives: a read may come
+    before the message that makes the key the worker's."""
 
 
 class ReadAnswer(Message, frozen=True):

@@ -1,4 +1,7 @@
-"""The messages of a move: between the coordinator, the old owners, the new owners and the feeders."""
+"""The messages of a move: between the coordinator, the old owners, the new owners and the feeders.
+
+What there is one of for each key travels in the body, which has room for any number of them: a header has not.
+"""
 
 from __future__ import annotations
 
@@ -80,17 +83,18 @@ class Ship(Message, frozen=True):
     """Key groups that are whole with this."""
     last: bool = False
     """All is whole with this."""
+    ahead: bool = False
+    """It was copied before the flip: it may be of an epoch that does not count. The next :class:`HandOver` says."""
 
 
 class HandOver(Message, frozen=True):
-    """What was copied ahead is the state at a turn, but for the keys named."""
+    """What was copied ahead is the state at a turn, but for the keys that the body names by their hashes."""
 
     operator: OperatorName
     move: int
     source: WorkerId
     number: int
     base: Turn
-    hashes: Packed
 
 
 class Shipped(Message, frozen=True):
@@ -103,35 +107,36 @@ class Shipped(Message, frozen=True):
 
 
 class Fetch(Message, frozen=True):
-    """A new owner has rows for these keys: send them next."""
+    """A new owner has rows for these keys: send them next. The body holds their hashes."""
 
     operator: OperatorName
     move: int
     target: WorkerId
-    hashes: Packed
 
 
 class Backlog(Message, frozen=True):
-    """A feeder tells an old owner which of the keys that leave it are in a batch that it just sent."""
+    """A feeder tells an old owner which of the keys that leave it are in a batch that it just sent.
+
+    The body holds their hashes, the most frequent first.
+    """
 
     operator: OperatorName
     turn: Turn
     number: int
     """Of the batch."""
-    hashes: Packed
-    """Of the keys, the most frequent first."""
 
 
 class Arrived(Message, frozen=True):
-    """The worker has all that was on its way to it."""
+    """The worker has all that was on its way to it.
+
+    The body holds the seconds that each key waited that had to (64-bit floats).
+    """
 
     worker: WorkerId
     operator: OperatorName
     move: int
     keys: int
     bytes: int
-    waits: Packed
-    """Seconds that each key waited that had to (64-bit floats)."""
     asked: int
     """Keys on their way that had rows."""
     rows: int

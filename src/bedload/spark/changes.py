@@ -25,6 +25,8 @@ from bedload.migration.record import MoveRecord
 
 _SHOWN_EVERY_SECONDS = 0.1
 AUTO = "auto"
+WAIT_SECONDS = 3600.0
+"""How long to wait for what a cluster does in the background, unless told."""
 
 
 class Carrier(Protocol):
@@ -125,17 +127,21 @@ class Change:
         self._carrier = carrier
         self._future = future
 
-    def wait(self, timeout: float | None = None) -> MoveResult:
-        """Return what it did when it is over; raises what went wrong, or ``TimeoutError``."""
+    def wait(self, timeout: float = WAIT_SECONDS) -> MoveResult:
+        """Return what it did when it is over; raises what went wrong, or ``TimeoutError`` after so many seconds."""
         try:
             return MoveResult(self.what, self._future.result(timeout))
         except TimeoutError:
             if self._future.done():
                 raise
-            raise TimeoutError(
-                f"{self.what} is not over after {timeout:g} seconds ({self.stage}); it goes on. Wait longer, or call "
-                f"cancel() while nothing has moved"
-            ) from None
+            raise self._late(timeout) from None
+
+    def _late(self, timeout: float) -> TimeoutError:
+        return TimeoutError(
+            f"{self.what} is not over after {timeout:g} seconds ({self.stage}); it goes on. Wait longer, or call "
+            f"cancel() while nothing has moved. State moves between two epochs: if a query has failed in one, start it "
+            f"again"
+        )
 
     @property
     def done(self) -> bool:
@@ -161,14 +167,17 @@ class Change:
         """Call it off if nothing has moved yet; whether that could be done. Then :meth:`wait` raises MoveCancelled."""
         return not self.done and self._carrier.cancel(self.number)
 
-    def show(self) -> MoveResult:
-        """Show its progress until it is over: a bar in a terminal, plain lines elsewhere."""
+    def show(self, timeout: float = WAIT_SECONDS) -> MoveResult:
+        """Show its progress until it is over: a bar in a terminal, plain lines elsewhere. Else as :meth:`wait`."""
         console = Console()
+        deadline = time.monotonic() + timeout
         if console.is_terminal:
-            self._show_bar(console)
+            self._show_bar(console, deadline)
         else:
-            self._show_lines()
-        result = self.wait()
+            self._show_lines(deadline)
+        if not self.done:
+            raise self._late(timeout)
+        result = self.wait(0)
         print(result)
         return result
 
@@ -187,18 +196,18 @@ class Change:
         except ClusterStopped:
             return Stage.OVER, 0.0
 
-    def _show_bar(self, console: Console) -> None:
+    def _show_bar(self, console: Console, deadline: float) -> None:
         parts = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
         with Progress(*parts, console=console, transient=True) as bar:
             task = bar.add_task(self.what, total=1.0)
-            while not self.done:
+            while not self.done and time.monotonic() < deadline:
                 stage, progress = self._seen()
                 bar.update(task, completed=progress, description=f"{self.what}: {stage.value}")
                 time.sleep(_SHOWN_EVERY_SECONDS)
 
-    def _show_lines(self) -> None:
+    def _show_lines(self, deadline: float) -> None:
         said = None
-        while not self.done:
+        while not self.done and time.monotonic() < deadline:
             stage, progress = self._seen()
             if stage is not said:
                 print(f"{self.what}: {stage.value} ({progress:.0%})", file=sys.stdout, flush=True)

@@ -16,14 +16,14 @@ from pyspark.sql.types import StructType
 from bedload.checkpoint.storage import open_storage
 from bedload.control.liveness import Patience
 from bedload.core.errors import ClusterStopped
-from bedload.core.ids import Epoch, OperatorName
+from bedload.core.ids import Epoch, OperatorName, QueryId
 from bedload.keys import DEFAULT_KEY_GROUPS
 from bedload.migration import Strategy
 from bedload.operators.aggregates import Function
 from bedload.spark import applying
 from bedload.spark.application import Keyed
 from bedload.spark.attachment import Attachment
-from bedload.spark.changes import Change, Wishes
+from bedload.spark.changes import WAIT_SECONDS, Change, Wishes
 from bedload.spark.deployments import Deployments
 from bedload.spark.driver import Driver
 from bedload.spark.keeper import Keeper
@@ -32,6 +32,7 @@ from bedload.spark.moves import table_schema
 from bedload.spark.plan import Plans, keep_empty_partitions
 from bedload.spark.state_view import OperatorState
 from bedload.spark.supervisor import Supervised, starter
+from bedload.spark.waiting import wait_for_epoch
 from bedload.transport import Credentials
 from bedload.worker.operator import Operator
 from bedload.worker.vector import VectorOperator
@@ -61,7 +62,8 @@ def attach(
 
     ``checkpoint``: a URL (``file:///...``, ``s3://...``, any fsspec filesystem) or a local path under which state is
     kept durable; all machines of the cluster must reach it. Without one, state lives and dies with the workers.
-    ``storage_options`` go to the fsspec filesystem. ``retain_epochs``: so many epochs back can be restored and read.
+    ``storage_options`` go to the fsspec filesystem, but for ``deadline``: in how many seconds the store has to answer
+    (60), local folders included. ``retain_epochs``: so many epochs back can be restored and read.
 
     A worker that hangs is killed and counts as lost: after ``silent_seconds`` if its process gives no sign of life, and
     after ``stuck_seconds`` if it has been busy with one thing for so long, such as a call of ``process`` on one batch.
@@ -301,22 +303,32 @@ class Cluster:
             forget_after=forget_after,
         )
 
-    def checkpoint(self) -> dict[str, int]:
+    def checkpoint(self, *, timeout: float = WAIT_SECONDS) -> dict[str, int]:
         """Write everything that is committed now as snapshots, and return when they are there.
 
         Every epoch is durable without it. It makes the next restore fast, and the state readable as Parquet by
-        whatever reads that. Returns the last committed epoch of each operator that has one.
+        whatever reads that. Returns the last committed epoch of each operator that has one. After
+        ``timeout`` seconds ``TimeoutError`` is raised, and the writing goes on.
         """
         self._durable("checkpoint()")
         names = self._driver.call(lambda c: c.operators)
-        self._driver.checkpoint(names)
+        self._driver.checkpoint(names, timeout)
         found = self._driver.call(lambda c: {name: c.operator(name).committed for name in names})
         return {str(name): max(epochs.values()) for name, epochs in found.items() if epochs}
 
-    def export(self, path: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | None = None) -> str:
-        """Make a copy of the committed state that another cluster, site or machine can start from; its URL."""
+    def export(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        storage_options: Mapping[str, Any] | None = None,
+        timeout: float = WAIT_SECONDS,
+    ) -> str:
+        """Make a copy of the committed state that another cluster, site or machine can start from; its URL.
+
+        ``timeout`` is for the snapshots that it begins with, as for :meth:`checkpoint`.
+        """
         keeper = self._durable("export()")
-        self.checkpoint()
+        self.checkpoint(timeout=timeout)
         target = open_storage(os.fspath(path), storage_options)
         keeper.checkpoint.export(target)
         return target.url
@@ -374,6 +386,20 @@ class Cluster:
         """The last committed epoch of each query that used this operator."""
         found = self._driver.call(lambda c: dict(c.operator(OperatorName(name)).committed))
         return {str(query): epoch for query, epoch in found.items()}
+
+    def wait_for_epoch(self, query: StreamingQuery | Supervised, epoch: int = 0, *, seconds: float = 600.0) -> None:
+        """Return when Spark has committed this epoch of a query, and live reads show it; the first one unless given.
+
+        Raises what the query failed with, and ``TimeoutError`` after so many seconds.
+        """
+
+        def committed(query: str) -> int:
+            self._check_running()
+            return self._driver.call(
+                lambda c: max((c.operator(name).committed.get(QueryId(query), -1) for name in c.operators), default=-1)
+            )
+
+        wait_for_epoch(query, epoch, committed, seconds)
 
     # --- the end ---
 

@@ -22,6 +22,9 @@ _log = logging.getLogger("bedload")
 _CHECK_SECONDS = 0.1
 """How often to see whether a worker that was started lives, until it comes."""
 
+_GONE_SECONDS = 60.0
+"""How long a host may take to end a worker, by force if need be, before nobody waits for that."""
+
 Failed = Callable[[WorkerId, str], None]
 """Told that a worker does not come, and why; on any thread."""
 
@@ -56,7 +59,7 @@ class Crew:
         def start(worker: WorkerId) -> None:
             before = self._leaving.get(worker)
             if before is not None:
-                before.join()
+                before.join(_GONE_SECONDS)
             self._host.add(worker)
 
         known = self._starting.pop(worker, None)
@@ -106,7 +109,7 @@ class Crew:
 
         def run() -> None:
             if before is not None:
-                before.join()
+                before.join(_GONE_SECONDS)
             try:
                 self._host.remove(worker)
             except Exception as error:
@@ -124,7 +127,7 @@ class Crew:
                 if (timer := awaited.pop(worker, None)) is not None:
                     timer.cancel()
         for thread in list(self._leaving.values()):
-            thread.join()
+            thread.join(_GONE_SECONDS)
 
     def _bring(
         self,

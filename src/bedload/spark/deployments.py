@@ -13,14 +13,13 @@ from bedload.checkpoint.records import OperatorSchema
 from bedload.control.coordinator import Coordinator
 from bedload.control.refusals import groups_changed
 from bedload.core.errors import OperatorNotShippable, SchemaChanged, StateTypeError, UnknownOperator
-from bedload.core.ids import DeploymentId, OperatorName, WorkerId
-from bedload.keys import RoutingTable
+from bedload.core.ids import DeploymentId, OperatorName
 from bedload.spark.application import Application, Shape
 from bedload.spark.attachment import Attachment
 from bedload.spark.bootstrap import deploy_with_initial_state
 from bedload.spark.driver import Driver
 from bedload.spark.state_schema import check_stored
-from bedload.spark.state_view import OperatorState
+from bedload.spark.state_view import OperatorState, Whereabouts
 from bedload.transport import Credentials
 
 
@@ -108,11 +107,11 @@ class Deployments:
         name = applied.name
         self._shapes[name] = applied.shape
 
-        def where() -> tuple[RoutingTable, dict[WorkerId, str]]:
-            def look(coordinator: Coordinator) -> tuple[RoutingTable, dict[WorkerId, str]]:
+        def where() -> Whereabouts:
+            def look(coordinator: Coordinator) -> Whereabouts:
                 if coordinator.error is not None:
                     raise coordinator.error
-                return coordinator.operator(name).routing, coordinator.workers
+                return Whereabouts.of(coordinator, name)
 
             return self._driver.call(look)
 

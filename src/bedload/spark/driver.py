@@ -55,6 +55,7 @@ from bedload.core.errors import (
 from bedload.core.ids import DeploymentId, Epoch, OperatorName, QueryId, RunId, WorkerId
 from bedload.migration.record import MoveRecord
 from bedload.protocol import messages as m
+from bedload.spark.changes import WAIT_SECONDS
 from bedload.spark.crew import Arrival, Crew
 from bedload.spark.desk import Desk
 from bedload.spark.hosts import WorkerHost
@@ -68,8 +69,6 @@ _log = logging.getLogger("bedload")
 _T = TypeVar("_T")
 _ANSWER_SECONDS = 120.0
 """How long the coordinator may take for an answer that waits for nothing."""
-_WORK_SECONDS = 3600.0
-"""How long workers may take for what a user waits for. One that hangs is noticed long before."""
 
 
 class Driver(Handler):
@@ -190,10 +189,10 @@ class Driver(Handler):
             return deployment
 
         deployment = self.call(ask)
-        _result(future, f"applying operator {operator}", _WORK_SECONDS)
+        _result(future, f"applying operator {operator}", WAIT_SECONDS)
         return deployment
 
-    def checkpoint(self, operators: Sequence[OperatorName], seconds: float = _WORK_SECONDS) -> None:
+    def checkpoint(self, operators: Sequence[OperatorName], seconds: float = WAIT_SECONDS) -> None:
         """Return when all that is committed now is in snapshots; raises what stood in the way."""
 
         def ask(coordinator: Coordinator) -> list[Future[None]]:
@@ -277,14 +276,13 @@ class Driver(Handler):
             return
         if self.coordinator is None:
             raise ProtocolError(f"{message} came before the workers were there")
-        with self._guarded():
-            match message:
-                case m.Open():
-                    self._carry_out(self.coordinator.open(peer, message))
-                case m.FeederFailed():
-                    self._carry_out(self.coordinator.feeder_failed(message))
-                case _:
-                    self._carry_out(self.coordinator.from_worker(message, None if body is None else bytes(body)))
+        match message:
+            case m.Open():
+                self._carry_out(self.coordinator.open(peer, message))
+            case m.FeederFailed():
+                self._carry_out(self.coordinator.feeder_failed(message))
+            case _:
+                self._carry_out(self.coordinator.from_worker(message, None if body is None else bytes(body)))
 
     def on_close(self, peer: Peer) -> None:
         """A feeder's connection ends without meaning; a worker's means that the worker is gone."""
@@ -320,7 +318,10 @@ class Driver(Handler):
         self._endpoint.call_later(self._patience.every, self._look)
 
     def on_error(self, peer: Peer | None, error: BaseException) -> None:
-        """A caller without the secret, or a damaged frame: that peer is closed. Anything else is a bug."""
+        """A caller without the secret, or a damaged frame: it concerns that peer. Anything else is a bug.
+
+        The peer is closed either way: it waits for an answer that will not come.
+        """
         if peer is not None and isinstance(error, BedloadError):
             _log.warning("%s: %s", peer, error)
         else:
@@ -328,7 +329,7 @@ class Driver(Handler):
 
     @contextlib.contextmanager
     def _guarded(self) -> Iterator[None]:
-        """Whatever goes wrong in here is not the peer's fault, and concerns all."""
+        """Whatever goes wrong in here concerns all."""
         try:
             yield
         except Exception as error:

@@ -31,7 +31,7 @@ from bedload.worker.nursery import available
 _STOP_SECONDS = 10.0
 _TASK_RETRY_SECONDS = 5.0
 """How long Spark may take to see that the task of a lost worker failed. If it has not by then, it runs it again."""
-_EXECUTORS_SECONDS = 30.0
+_EXECUTORS_SECONDS = 120.0
 """How long executors may take to come, after the session is there, before the slots are counted too few."""
 
 

@@ -54,6 +54,8 @@ class Keeper(Filing):
         """
         history = self._history(operator)
         known = {schema.number: schema for schema in self.checkpoint.schemas(operator)}
+        for number in history.schemas - known.keys():
+            self.checkpoint.schema(operator, number)  # raises: it is missing
         held = (
             None if history.head is None or fresh else (history.record(history.head) or history.manifest(history.head))
         )

@@ -10,10 +10,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import pyarrow as pa
 
+from bedload.control.coordinator import Coordinator
 from bedload.core.errors import BedloadError, UnknownOperator, WorkerUnreachable
 from bedload.core.ids import Epoch, OperatorName, QueryId, WorkerId
 from bedload.keys import RoutingTable, canonical_key, hash_key, key_group
@@ -102,6 +103,21 @@ _PATIENCE_SECONDS = 120.0
 """How long a read waits unless it is told otherwise."""
 
 
+class Whereabouts(NamedTuple):
+    """Where an operator's keys live now."""
+
+    routing: RoutingTable
+    addresses: dict[WorkerId, str]
+    told: dict[WorkerId, int]
+    """How often each worker was told what is its own."""
+
+    @classmethod
+    def of(cls, coordinator: Coordinator, name: OperatorName) -> Whereabouts:
+        """As the coordinator has it."""
+        epochs = coordinator.operator(name)
+        return cls(epochs.routing, coordinator.workers, dict(epochs.told))
+
+
 class OperatorState:
     """The state of one operator, over all workers.
 
@@ -114,7 +130,7 @@ class OperatorState:
         name: OperatorName,
         decoder: Decoder,
         key_types: tuple[pa.DataType, ...],
-        where: Callable[[], tuple[RoutingTable, dict[WorkerId, str]]],
+        where: Callable[[], Whereabouts],
         credentials: Credentials,
     ) -> None:
         self.name = name
@@ -149,14 +165,14 @@ class OperatorState:
 
     def owner_of(self, key: Any) -> int:
         """The worker that a key lives with now, whether it has state or not."""
-        return int(self._where()[0].owner_of_key(self.hash_of(key)))
+        return int(self._where().routing.owner_of_key(self.hash_of(key)))
 
     def count(self, *, timeout: float = _PATIENCE_SECONDS) -> int:
         """The number of keys with state, the current epoch's new ones included; while keys move, about that many."""
         deadline = Deadline(timeout)
         while True:
             try:
-                return sum(self._count_at(address, deadline) for address in self._where()[1].values())
+                return sum(self._count_at(address, deadline) for address in self._where().addresses.values())
             except (WorkerUnreachable, UnknownOperator) as error:
                 # A worker has left, or came a moment ago: those that are there now have its keys.
                 if deadline.over or error.details.get("unanswered"):
@@ -175,14 +191,14 @@ class OperatorState:
 
     def _ask_owner(self, hashed: int, body: pa.Buffer, deadline: Deadline) -> tuple[m.ReadAnswer, memoryview | None]:
         """Ask the owner of a key; if it was lost, whoever comes in its place; if the key moved, its new owner."""
-        routing, addresses = self._where()
+        routing, addresses, told = self._where()
         while True:
             owner = routing.owner_of_key(hashed)
             address = addresses.get(owner)
             found: tuple[m.Message, memoryview | None] | None = None
             lost = address is None
             if address is not None:
-                message = m.Read(self.name, key_group(hashed, routing.key_groups))
+                message = m.Read(self.name, key_group(hashed, routing.key_groups), told.get(owner, 0))
                 try:
                     found = self._ask(address, message, body, deadline, partial(self._has_left, hashed, owner))
                 except (WorkerUnreachable, UnknownOperator) as error:
@@ -203,10 +219,10 @@ class OperatorState:
                 )
             if lost:
                 time.sleep(_LOSS_PAUSE_SECONDS)
-            routing, addresses = self._where()  # raises if the cluster cannot go on
+            routing, addresses, told = self._where()  # raises if the cluster cannot go on
 
     def _has_left(self, hashed: int, owner: WorkerId) -> bool:
-        return self._where()[0].owner_of_key(hashed) != owner
+        return self._where().routing.owner_of_key(hashed) != owner
 
     def _ask(
         self,

@@ -45,6 +45,7 @@ _FINAL: tuple[type[BedloadError], ...] = (
 """What comes again however often the query is started."""
 
 _POLL_SECONDS = 0.2
+_STOP_SECONDS = 300.0
 
 
 def is_final(error: BaseException) -> bool:
@@ -85,7 +86,7 @@ class Supervised:
         """How often the query was started again."""
         self.query = start()
         """The running query, or the last one."""
-        self._thread = threading.Thread(target=self._watch, name="bedload-supervisor", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="bedload-supervisor", daemon=True)
         self._thread.start()
 
     @property
@@ -110,7 +111,9 @@ class Supervised:
         """Stop the query, and do not start it again."""
         self._stop.set()
         self._stop_query()
-        self._thread.join()
+        self._thread.join(_STOP_SECONDS)
+        if self._thread.is_alive():
+            raise ClusterStopped(f"Spark did not stop the query within {_STOP_SECONDS:g} seconds, or not start it")
 
     def __enter__(self) -> Supervised:
         return self
@@ -119,6 +122,12 @@ class Supervised:
         self.stop()
 
     # --- on its own thread ---
+
+    def _run(self) -> None:
+        try:
+            self._watch()
+        except BaseException as error:  # else it would look as if the query had ended well
+            self._failure = error
 
     def _watch(self) -> None:
         pause, recent = self._first_pause, 0

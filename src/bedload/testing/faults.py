@@ -57,6 +57,10 @@ MOVES = {
     "broken neighbour": 4,
     "repeated shipment": 4,
     "failed flip": 2,
+    "failed copy": 4,
+    "late copy": 4,
+    "failing move": 2,
+    "failed setup": 4,
     "cancel": 2,
     "lost newcomer": 1,
 }
@@ -74,6 +78,13 @@ EXTRA = {
     "hung worker": 1,
     "vanished worker": 1,
     "redeploy": 2,
+    "read": 8,
+    "exit": 1,
+    "forget and raise": 1,
+    "misfit": 1,
+    "setup fails": 1,
+    "close fails": 1,
+    "aborted after copying": 3,
 }
 """Budgets of what only some simulations have."""
 
@@ -83,6 +94,7 @@ DURABLE_EXTRA = {
     "slow snapshot": 6,
     "slow store": 3,
     "snapshot": 4,
+    "damaged file": 1,
 }
 """The same with a checkpoint alone, or more of it. A snapshot that is asked for is no fault, and comes beside some."""
 
@@ -102,28 +114,36 @@ LOSSES = (frozenset(DURABLE) - {"set back", "store failure"}) | DURABLE_MOVES.ke
 
 EXPLAINS: dict[str, tuple[str, ...]] = {
     "TaskCrashed": ("crash",),
-    "OperatorFailed": ("poison",),
+    "OperatorFailed": ("poison", "exit", "forget and raise", "misfit", "setup fails", "failed setup"),
+    "MoveFailed": ("failing move", "failed setup", "setup fails", "misfit"),
     "NotDeterministic": ("noise", "other shape"),
     "EpochIncomplete": ("stop early", "no action"),
     "EpochMismatch": ("stop early", "no action"),
     "WorkerLost": ("lost worker", "lost newcomer", "dead newcomer", "hung worker", "vanished worker"),
+    "StateTypeError": ("misfit",),
     "OperatorBusy": ("second query",),
     "NullKey": ("bad data",),
     "ProtocolError": ("unreadable plan",),
 }
 """Which faults may be behind an error that a live query fails with."""
 
+_SETUPS = ("failed setup", "setup fails")
+_GONE = (*sorted(LOSSES | ABSENCES), "lost newcomer", "dead newcomer", *_SETUPS, "stop_restart")
+
 EXPLAINS_DURABLE: dict[str, tuple[str, ...]] = EXPLAINS | {
     "EpochIncomplete": ("stop early", "no action", "another query's set back"),
     "EpochMismatch": ("stop early", "no action", "another query's set back"),
-    "WorkerLost": (*sorted(LOSSES | ABSENCES), "lost newcomer", "dead newcomer", "stop_restart"),
-    "EpochAborted": (*sorted(LOSSES | ABSENCES), "lost newcomer", "dead newcomer", "stop_restart"),
+    "WorkerLost": _GONE,
+    "EpochAborted": _GONE,
     "EpochNotRetained": ("set back beyond what is retained",),
     "StoreError": ("store failure",),
-    "WorkerStartFailed": ("no newcomer", "dead newcomer"),
+    "WorkerStartFailed": ("no newcomer", "dead newcomer", *_SETUPS),
+    "CheckpointDamaged": ("damaged file",),
 }
+for _kind in ("EpochIncomplete", "EpochMismatch", "EpochNotRetained"):
+    EXPLAINS_DURABLE[_kind] += ("damaged file",)
 
-FINAL = frozenset({"EpochIncomplete", "EpochMismatch", "EpochNotRetained", "QueryStopped"})
+FINAL = frozenset({"EpochIncomplete", "EpochMismatch", "EpochNotRetained", "QueryStopped", "CheckpointDamaged"})
 """Errors after which no restart helps, or comes; in memory only, the loss of a worker is one of them."""
 
 
@@ -206,4 +226,4 @@ class Faults:
     def final(self, error: Exception, *, over: bool) -> bool:
         """Whether no restart helps after this error; ``over``: the cluster takes no more work."""
         kind = type(error).__name__
-        return kind in FINAL or (kind == "WorkerLost" and not self.durable and over)
+        return kind in FINAL or (kind in ("WorkerLost", "MoveFailed") and not self.durable and over)

@@ -35,7 +35,7 @@ from bedload.control.instructions import (
     WorkersLeft,
 )
 from bedload.core.clock import Clock, SystemClock
-from bedload.core.errors import BedloadError, DataError, WorkerLost
+from bedload.core.errors import BedloadError, DataError, WorkerLost, WorkerStartFailed
 from bedload.core.ids import DeploymentId, Epoch, KeyGroup, OperatorName, QueryId, RunId, WorkerId
 from bedload.keys import DEFAULT_KEY_GROUPS, canonical_key, check_key_groups
 from bedload.migration import Strategy, strategy_named
@@ -221,12 +221,13 @@ class InProcessCluster:
 
     def _carry_out(self, steps: list[Instruction]) -> None:
         waiting = deque(steps)
+        failed: BedloadError | None = None
         while waiting or (waiting := deque(self._pump())):
             step = waiting.popleft()
             match step:
                 case ToWorker(worker=worker, message=message, body=body):
                     if worker in self.workers and not isinstance(message, m.Stop):
-                        waiting += self._route(worker, self.workers[worker].handle(COORDINATOR, message, body))
+                        waiting += self._tell(worker, message, body)
                 case Reply(to=to, message=message):
                     assert isinstance(to, int)
                     self._replies[to] = message
@@ -247,10 +248,19 @@ class InProcessCluster:
                         self.workers.pop(worker).close()
                 case ChangeResult(error=problem, records=records):
                     self.moves += records
-                    if problem is not None:
-                        raise problem
+                    failed = failed or problem
                 case EpochEnded():
                     self.ended.append(step)
+        if failed is not None:
+            raise failed
+
+    def _tell(self, worker: WorkerId, message: m.Message, body: bytes | None) -> list[Instruction]:
+        try:
+            return self._route(worker, self.workers[worker].handle(COORDINATOR, message, body))
+        except WorkerStartFailed as error:  # it says why, and ends
+            _, words, _ = self.workers.pop(worker).last_words(error)
+            assert isinstance(words, m.WorkerFailed)
+            return [*self.coordinator.from_worker(words), *self.coordinator.worker_lost(worker, "it ended")]
 
     def _pump(self) -> list[Instruction]:
         """Let state that is on its way go on; what there is to do then, if anything."""
@@ -269,7 +279,7 @@ class InProcessCluster:
         for to, message, body in out:
             assert not isinstance(message, Load), "state is in memory only: there is nothing to read"
             if to == COORDINATOR:
-                steps += self.coordinator.from_worker(message)
+                steps += self.coordinator.from_worker(message, body)
             elif isinstance(to, Neighbour):
                 other = self.workers[to.worker].handle(Neighbour(worker, _ADDRESS), message, body)
                 steps += self._route(to.worker, other)

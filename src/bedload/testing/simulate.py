@@ -19,6 +19,8 @@ from bedload.testing.simulator import Report, simulate
 
 LIMIT = 20.0
 """Seconds of processor time that a seed may take; it takes a hundredth of that."""
+MOST_FAILURES = 100
+"""After so many it stops: something is wrong with all of them."""
 _INTERRUPTED = 130
 _SHOWN = 20
 """Failures that are told of with what went wrong; of the others the command is enough."""
@@ -30,7 +32,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.seed is not None:
         return _one(options.seed, moves=options.moves, trace=options.trace, limit=options.limit)
     modes = [True] if options.moves else [False] if options.plain else [False, True]
-    return _many(options.seeds, modes, jobs=options.jobs, limit=options.limit, json=options.json)
+    return _many(
+        options.seeds,
+        modes,
+        jobs=options.jobs,
+        limit=options.limit,
+        most_failures=options.most_failures,
+        json=options.json,
+    )
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -51,6 +60,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: one for each core)")
     parser.add_argument(
         "--limit", type=float, default=LIMIT, help=f"seconds of processor time for a seed (default: {LIMIT:g})"
+    )
+    parser.add_argument(
+        "--most-failures", type=int, default=MOST_FAILURES, help=f"stop after so many (default: {MOST_FAILURES})"
     )
     parser.add_argument("--json", action="store_true", help="with --seeds: tell the result as JSON")
     return parser
@@ -118,20 +130,24 @@ class Sum:
         return f"{share}, {len(self.failed)} failed, {self.rate:.1f} a second, {left}"
 
 
-def _many(seeds: range, modes: list[bool], *, jobs: int, limit: float, json: bool) -> int:
+def _many(seeds: range, modes: list[bool], *, jobs: int, limit: float, most_failures: int, json: bool) -> int:
     clock = SystemClock()
     total = Sum(len(seeds), len(seeds) * len(modes))
     started = clock.monotonic()
     chunk = max(1, min(CHUNK, total.wanted // (4 * jobs)))
     progress = _Progress(sys.stderr, clock)
     try:
-        for outcome in Pool(_tasks(seeds, modes, chunk), jobs=jobs, limit=limit, chunk=chunk).outcomes():
+        pool = Pool(_tasks(seeds, modes, chunk), jobs=jobs, limit=limit, chunk=chunk)
+        for outcome in pool.outcomes():
             if outcome is not None:
                 total.add(outcome)
             total.seconds = clock.monotonic() - started
             if outcome is not None and outcome.error is not None:
                 progress.say(f"failed: {outcome.task.command}")
             progress.tell(total)
+            if len(total.failed) >= most_failures:
+                total.interrupted = True
+                break
     except KeyboardInterrupt:
         total.interrupted = True
     total.seconds = clock.monotonic() - started

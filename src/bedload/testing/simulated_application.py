@@ -15,7 +15,7 @@ from bedload.control.coordinator import QueryFacts
 from bedload.control.instructions import InspectQuery, InspectStage
 from bedload.control.lineage import Lineage
 from bedload.control.transfer import Stage
-from bedload.core.errors import BedloadError, ProtocolError
+from bedload.core.errors import BedloadError, CheckpointDamaged, ProtocolError
 from bedload.core.ids import DeploymentId, Epoch, OperatorName, QueryId, WorkerId
 from bedload.testing.faults import Faults
 from bedload.testing.network import Network
@@ -45,6 +45,10 @@ class World:
     explain: Callable[[Exception, QueryId, Epoch], None]
     on_stage: Callable[[SimulatedDriver, OperatorName, Stage], None]
     """A move of the cluster that counts has come to another stage."""
+    on_copied: Callable[[], None]
+    """A worker that copies state ahead has sealed an epoch."""
+    damage: Callable[[], None]
+    """Something may happen to a file."""
 
 
 class Application:
@@ -84,6 +88,8 @@ class Application:
     def _look(self, desk: Desk) -> None:
         if not self.live:
             return
+        if self._number > 1:
+            self._world.damage()
         try:
             lineages = {name: desk.lineage(deployment) for name, deployment in self._world.deployments.items()}
         except BedloadError as error:
@@ -168,11 +174,16 @@ class Application:
         place = None if desk is None or world.storage is None else (world.storage, desk.generation)
         first = self._number == 1 and self._processes <= world.workers
         name = f"worker {worker}" if first else f"worker {worker} ({self._number}.{self._processes})"
-        return SimulatedWorker(self._network, worker, name, world.deployments, world.watchers, world.faults, place)
+        return SimulatedWorker(
+            self._network, worker, name, world.deployments, world.watchers, world.faults, world.on_copied, place
+        )
 
     def _over(self, error: BedloadError) -> None:
         """The cluster takes no more work. With a checkpoint the program ends, and whoever looks after it starts it."""
         self._network.note(f"the cluster is over: {error}"[:300])
+        if isinstance(error, CheckpointDamaged) and self._world.faults.happened["damaged file"]:
+            for query in self._world.queries.values():
+                query.give_up(error)  # whoever starts the program gets the same error every time
         if self._world.faults.durable:
             self._network.after(self._network.delay(), self.die)
 

@@ -42,10 +42,13 @@ from bedload.protocol import messages as m
 from bedload.testing.faults import Faults
 from bedload.testing.network import Body, Connection, Network
 from bedload.testing.simulated_desk import Desk
+from bedload.testing.simulated_reader import Reader
 from bedload.testing.simulated_wishes import Wishes
 from bedload.testing.simulated_worker import SimulatedWorker
 from bedload.testing.watcher import Watcher
+from bedload.testing.workload import HASH_OF
 from bedload.worker.machine import Phase
+from bedload.worker.runtime import Startable
 
 
 class Inspector(Protocol):
@@ -90,6 +93,7 @@ class SimulatedDriver:
         self.on_stage: Callable[[OperatorName, Stage], None] = lambda *_: None
         """A move has come to another stage."""
         self.wishes = Wishes(network, faults)
+        self.readers: list[Reader] = []
         self._over = False
         self._stages: dict[OperatorName, Stage | None] = {}
         self._network = network
@@ -224,6 +228,14 @@ class SimulatedDriver:
                 self._joins(worker)
 
     # --- workers ---
+
+    def read(self, deployments: Mapping[OperatorName, Startable]) -> None:
+        """Somebody reads a key."""
+        names = [name for name in self.coordinator.operators if self.live]
+        if names:
+            name, key = self._network.chance.pick(names), self._network.chance.pick(list(HASH_OF))
+            reader = Reader(self._network, self, deployments[name], self._watchers[name], key)
+            self.readers.append(reader)
 
     def give_up(self, process: SimulatedWorker, *, kill: bool) -> None:
         """A worker has said nothing for too long: it is as good as lost, whether it can be ended or not."""

@@ -24,6 +24,11 @@ from bedload.testing.network import Body, Connection, Network
 from bedload.testing.simulated_cluster import SimulatedDriver
 from bedload.testing.workload import FORM, OUTPUT, fed
 
+_ASK_SECONDS = 20.0
+"""After so long without a word from the workers, the coordinator is asked whether the epoch still goes on."""
+_ASKS = 30
+"""It does not wake up for ever: a simulation that comes to nothing is to end."""
+
 
 class TaskCrashed(Exception):
     """The executor lost the task."""
@@ -122,7 +127,10 @@ class TaskAttempt:
         self._feeders: list[_Feeder] = []
         """Those of the partition that runs, in the order in which rows go through them."""
         self._waking = False
+        self._heard = network.time.now
+        self._asked = 0
         network.after(network.delay(), self._begin_partition)
+        network.after(_ASK_SECONDS, self._check_goes_on)
 
     # --- events ---
 
@@ -130,6 +138,7 @@ class TaskAttempt:
         """An answer arrived."""
         if self.ending is not None:
             return
+        self._heard = self._network.time.now
         for feeder in self._feeders:
             if connection is feeder.coordinator:
                 self._opened(feeder, message)
@@ -169,9 +178,13 @@ class TaskAttempt:
         self._open(self._feeders[-1])  # whoever takes rows opens before it asks for them
 
     def _open(self, feeder: _Feeder) -> None:
-        spec = self.spec
         feeder.coordinator = self._network.connect(self, self._driver)
-        ask = m.Open(
+        feeder.coordinator.send(self, self._opening(feeder), copies=self._copies())
+
+    def _opening(self, feeder: _Feeder) -> m.Open:
+        """However often it says so, it is let in once."""
+        spec = self.spec
+        return m.Open(
             feeder.operator,
             feeder.deployment,
             spec.query,
@@ -182,7 +195,17 @@ class TaskAttempt:
             spec.attempt,
             f"{spec.attempt}-{self._ordinal}",
         )
-        feeder.coordinator.send(self, ask, copies=self._copies())
+
+    def _check_goes_on(self) -> None:
+        """Nothing was heard for a while: a worker that hangs does not say that the epoch is over."""
+        if self.ending is not None or self._asked == _ASKS:
+            return
+        self._asked += 1
+        silent = self._network.time.now - self._heard >= _ASK_SECONDS
+        for feeder in self._feeders if silent else ():
+            if feeder.session is not None and feeder.coordinator is not None:
+                feeder.coordinator.send(self, self._opening(feeder))
+        self._network.after(_ASK_SECONDS, self._check_goes_on)
 
     def _opened(self, feeder: _Feeder, answer: m.Message) -> None:
         if isinstance(answer, m.Refused):

@@ -7,7 +7,7 @@ A loss within a move comes at a stage of the move, so that every stage has its s
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from bedload.control.transfer import Stage
 from bedload.core.ids import OperatorName
@@ -20,6 +20,7 @@ from bedload.testing.simulated_query import SimulatedQuery
 from bedload.testing.simulated_storage import Outages
 from bedload.testing.simulated_wishes import make_wish
 from bedload.testing.simulated_worker import SimulatedWorker
+from bedload.worker.runtime import Startable
 
 
 class Mishaps:
@@ -33,6 +34,7 @@ class Mishaps:
         queries: list[SimulatedQuery],
         outages: Outages,
         application: Callable[[], Application],
+        deployments: Mapping[OperatorName, Startable],
     ) -> None:
         self.stages: Counter[str] = Counter()
         """Stages that moves came to."""
@@ -43,6 +45,7 @@ class Mishaps:
         self._queries = queries
         self._outages = outages
         self._application = application
+        self._deployments = deployments
         self._wishes = 0
         """What is asked for as soon as there is progress."""
         self._losses: list[Callable[[], None]] = []
@@ -75,7 +78,7 @@ class Mishaps:
         if not self._scenario.durable:
             if self._faults.strikes("lost worker", 8):
                 self._later(40, self._lose_worker)
-            self._plan_each((("slow worker", self._slow_worker),))
+            self._plan_each((("slow worker", self._slow_worker), ("read", self._read)))
             self._plan_each((("hung worker", self._hang_worker), ("vanished worker", self._vanish_worker)), 0.5)
             return
         self._plan_each(
@@ -90,6 +93,7 @@ class Mishaps:
                 ("hung worker", self._hang_worker),
                 ("vanished worker", self._vanish_worker),
                 ("snapshot", self._ask_for_snapshots),
+                ("read", self._read),
             )
         )
 
@@ -146,6 +150,11 @@ class Mishaps:
         if self._chance.happens(0.5):
             self._network.after(self._chance.delay(15), lambda: driver.comes_again(victim))
 
+    def _read(self) -> None:
+        driver = self._application().driver
+        if driver is not None and driver.alive:
+            driver.read(self._deployments)
+
     def _ask_for_snapshots(self) -> None:
         driver = self._application().driver
         if driver is not None and driver.alive:
@@ -172,6 +181,12 @@ class Mishaps:
         wish = make_wish(self._chance, driver.coordinator, kinds, strategies, durable=scenario.durable)
         driver.wishes.ask(wish, driver.tell, driver.coordinator)
 
+    def on_copied(self) -> None:
+        """A worker that copies state ahead has sealed an epoch, and sends what it changed: it may not count."""
+        if self._faults.strikes("aborted after copying", 3):
+            for query in self._queries:
+                self._later(2, query.fail)
+
     def on_stage(self, driver: SimulatedDriver, name: OperatorName, stage: Stage) -> None:
         """A move has come to a stage: somebody who has a part in it may be lost in it."""
         self.stages[stage.name] += 1
@@ -179,7 +194,11 @@ class Mishaps:
         if transfer is None or stage in (Stage.WAITING, Stage.DONE):
             return
         faults, lots = self._faults, transfer._lots
-        if stage is Stage.FLIPPED and faults.strikes("failed flip", 3):
+        if faults.strikes("read", 3):
+            self._later(2, self._read)
+        # An epoch that fails now was sealed, copied ahead and rolled back before ownership flips.
+        failed = {Stage.FLIPPED: "failed flip", Stage.DUE: "failed copy"}.get(stage)
+        if failed is not None and faults.strikes(failed, 3):
             for query in self._queries:
                 self._later(3, query.fail)
         victims = []

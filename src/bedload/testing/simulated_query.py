@@ -142,6 +142,11 @@ class SimulatedQuery:
         if self.run is not None and self._application is not None:
             self._fail(self.run, QueryFailed("by the simulation"))
 
+    def give_up(self, error: Exception) -> None:
+        """Nobody starts it any more."""
+        if not self.over:
+            self.over, self.gave_up = True, error
+
     def _set_back(self, epochs: int) -> None:
         """Somebody put an older copy of the query's checkpoint and of its sink in place."""
         self.committed -= epochs

@@ -15,7 +15,9 @@ from typing import TypeVar
 
 import xxhash
 
+from bedload.checkpoint import paths
 from bedload.checkpoint.storage import Buffers, Storage, failed, joined
+from bedload.testing.chance import Chance
 
 _T = TypeVar("_T")
 
@@ -67,6 +69,26 @@ class MemoryStorage:
         """Delete files; those that are not there are fine."""
         for path in paths:
             self.files.pop(path, None)
+
+
+def damage(storage: MemoryStorage, chance: Chance) -> tuple[str, str]:
+    """Cut off, empty, garble or delete a file of an operator; which one, and what was done to it."""
+    known = sorted(path for path in storage.files if path.startswith(f"{paths.OPERATORS}/"))
+    if not known:
+        return "nothing", "there"
+    path = chance.pick(known)
+    data = storage.files[path]
+    match how := chance.pick(["deleted", "empty", "cut off", "garbled"]):
+        case "deleted":
+            del storage.files[path]
+        case "empty":
+            storage.files[path] = b""
+        case "cut off":
+            storage.files[path] = data[: chance.number(0, max(0, len(data) - 1))]
+        case _:
+            at = chance.number(0, max(0, len(data) - 1))
+            storage.files[path] = data[:at] + bytes(255 - byte for byte in data[at : at + 8]) + data[at + 8 :]
+    return path, how
 
 
 @dataclass

@@ -27,7 +27,15 @@ KINDS: tuple[Kind, ...] = ("rescale", "rescale", "rescale", "move", "move", "dra
 
 WHY = {
     "MoveCancelled": ("cancel",),
-    "WorkerStartFailed": ("no newcomer", "dead newcomer", "lost newcomer", *sorted(LOSSES | ABSENCES)),
+    "MoveFailed": ("failing move", "failed setup", "setup fails"),
+    "WorkerStartFailed": (
+        "no newcomer",
+        "dead newcomer",
+        "lost newcomer",
+        "failed setup",
+        "setup fails",
+        *sorted(LOSSES | ABSENCES),
+    ),
     "WorkerLost": ("dead newcomer", "lost newcomer", "lost worker", *sorted(ABSENCES)),
 }
 """Which faults may be behind a change that failed."""

@@ -19,8 +19,10 @@ import pyarrow as pa
 
 from bedload.checkpoint.compaction import compact
 from bedload.checkpoint.storage import Storage
-from bedload.core.errors import BedloadError
-from bedload.core.ids import Epoch, Generation, OperatorName, QueryId, Turn, WorkerId
+from bedload.core.errors import BedloadError, OperatorFailed, WorkerStartFailed
+from bedload.core.ids import DeploymentId, Epoch, Generation, OperatorName, QueryId, Turn, WorkerId
+from bedload.migration.receiver import Receiver
+from bedload.migration.sender import Parcel
 from bedload.protocol import messages as m
 from bedload.testing.faults import Faults
 from bedload.testing.network import Body, Connection, End, Network, VirtualTime
@@ -29,12 +31,15 @@ from bedload.testing.simulated_storage import SlowStorage
 from bedload.testing.watcher import Watcher
 from bedload.worker.durability import Load, Loaded, LoadFailed
 from bedload.worker.durable import CheckpointDurability, load
+from bedload.worker.hosted import Hosted
 from bedload.worker.machine import COORDINATOR, LOADER, Out, Phase, WorkerMachine
 from bedload.worker.moving import Neighbour
 from bedload.worker.runtime import Startable
 
 _MOMENT = 0.01
 """What looking at the clock takes, so that work takes time."""
+_LATE = 60.0
+"""Until word of a copy comes at the latest."""
 _LOOK_EVERY = 5
 """After so many messages that change no committed state it is looked at all the same."""
 _HARMLESS = (m.Join, m.Apply, m.Done, m.Backlog, m.Expect, m.Probe, m.Weigh, m.Shipped, m.Fetch, m.Deploy, m.Copy)
@@ -62,6 +67,29 @@ class _BusyClock:
         return self._time.now
 
 
+class _Machine(WorkerMachine):
+    """Some of its code raises: an operator's ``setup``, and whatever sends and takes in state."""
+
+    faults: Faults
+
+    def _activate(self, hosted: Hosted, deployment: DeploymentId) -> None:
+        if hosted.runtime is None and self.faults.strikes("failed setup", 2):
+            raise OperatorFailed("the simulation lets no setup succeed")
+        super()._activate(hosted, deployment)
+
+    def _out(self, hosted: Hosted, parcel: Parcel) -> Out:
+        self._may_raise()
+        return super()._out(hosted, parcel)
+
+    def _ship(self, hosted: Hosted, receiver: Receiver, message: m.Ship, body: Body) -> list[Out]:
+        self._may_raise()
+        return super()._ship(hosted, receiver, message, body)
+
+    def _may_raise(self) -> None:
+        if self.faults.strikes("failing move", 0.5):
+            raise ValueError("the simulation lets no state pass")
+
+
 class SimulatedWorker:
     """One worker process. Without a storage, state is in memory only, and the worker is its own backup."""
 
@@ -73,6 +101,7 @@ class SimulatedWorker:
         deployments: Mapping[OperatorName, Startable],
         watchers: Mapping[OperatorName, Watcher],
         faults: Faults,
+        on_copied: Callable[[], None],
         place: tuple[Storage, Generation] | None = None,
     ) -> None:
         self.name = name
@@ -80,7 +109,9 @@ class SimulatedWorker:
         self.alive = True
         self.places: Mapping[str, SimulatedWorker] = {}
         """All processes of the cluster, by address."""
-        self.machine = WorkerMachine(worker, self._load_code, _BusyClock(network.time), self)
+        self.machine = _Machine(worker, self._load_code, _BusyClock(network.time), self)
+        self.machine.faults = faults
+        self.machine._durable = place is not None  # what is persisted in memory only is looked at, and not kept
         self.holdings = {
             operator: Holdings(worker, name, lambda: self.machine, watcher, durable=place is not None)
             for operator, watcher in watchers.items()
@@ -90,6 +121,7 @@ class SimulatedWorker:
         self._deployments = deployments
         self._watchers = watchers
         self._faults = faults
+        self._on_copied = on_copied
         self._place = place
         self._driver: Connection | None = None
         self._connections: dict[Connection, None] = {}
@@ -102,6 +134,8 @@ class SimulatedWorker:
         self._busy = False
         self._waiting: list[Callable[[], list[Out]]] = []
         self._told: tuple[OperatorName, Turn] | None = None
+        self._late: m.Copied | None = None
+        """Word that all is copied, which is held back until another epoch was sealed and copied, too."""
 
     # --- the process ---
 
@@ -193,6 +227,13 @@ class SimulatedWorker:
                 out = self._waiting.pop(0)()
             except ProcessKilled:
                 return
+            except WorkerStartFailed as error:
+                self._send([self.machine.last_words(error)])
+                self.kill()
+                return
+            except SystemExit:  # operator code ended the process
+                self.kill()
+                return
             finally:
                 self._busy = False
             self._send(out)
@@ -223,14 +264,21 @@ class SimulatedWorker:
             operator, turn = self._told
             self._watchers[operator].acknowledged(self.holdings[operator], turn)
             self._told = None
+            if self.machine._hosted[operator].sender is not None:
+                self._on_copied()
             if (
                 self._place is None
                 and self.holdings[operator].handed_something
                 and self._faults.strikes("lost newcomer", 2)
             ):
                 self._network.after(self._network.delay(), self.kill)  # when only the sink knows that all is sealed
+            if self._late is not None:
+                self._network.after(3 * self._network.delay(), self._say_late)
         for to, answer, data in out:
-            if isinstance(answer, Load):
+            if isinstance(answer, m.Copied) and self._late is None and self._faults.strikes("late copy", 3):
+                self._late = answer
+                self._network.after(_LATE, self._say_late)
+            elif isinstance(answer, Load):
                 assert to == LOADER
                 self._load(answer)
             elif isinstance(to, Neighbour):
@@ -243,6 +291,11 @@ class SimulatedWorker:
             self._unseen = 0
             for operator, watcher in self._watchers.items():
                 watcher.check_worker(self.holdings[operator])
+
+    def _say_late(self) -> None:
+        late, self._late = self._late, None
+        if late is not None and self._driver is not None and self.alive:
+            self._driver.send(self, late)
 
     def check_at_rest(self) -> None:
         """Nothing is left of any move."""

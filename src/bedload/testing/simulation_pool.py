@@ -21,6 +21,8 @@ from multiprocessing.process import BaseProcess
 from bedload.core.clock import Clock, SystemClock
 from bedload.testing.simulator import Report, simulate
 
+_PRELOAD = ["bedload.testing.simulation_pool", "bedload.testing.workload_columns", "bedload.checkpoint.restore"]
+"""What processes have when they begin: also, code that changes meanwhile does not reach those that begin later."""
 CHUNK = 250
 """Seeds of one process."""
 PATIENCE = 6.0
@@ -99,7 +101,7 @@ class Pool:
         self._run = run
         self._clock = clock or SystemClock()
         self._context = get_context("forkserver")
-        self._context.set_forkserver_preload(["bedload.testing.simulation_pool", "bedload.testing.workload_columns"])
+        self._context.set_forkserver_preload(_PRELOAD)
         self._back: deque[Task] = deque()
         """Tasks of processes that died before they came to them."""
         self._running: dict[Connection, _Process] = {}

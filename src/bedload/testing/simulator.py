@@ -12,6 +12,11 @@ checkpoint is set back, and the storage fails.
 With *moves*, the cluster is changed while it runs: workers come and go, state moves between them in every way there is,
 and whoever has a part in that is lost at every stage of it.
 
+There are one or two operators, in one query or in two at once (:class:`~bedload.testing.workload.Layout`). Some
+simulations have rarer faults besides (:data:`~bedload.testing.faults.EXTRA`): workers that hang, are slow or vanish,
+slow snapshots and stores, damaged files, and user code that does harm. Users read keys and ask for snapshots
+meanwhile, and apply operators again between runs.
+
 Checked, at every step: what :mod:`bedload.testing.watcher` says; phases of coordinator and workers fit; a live query
 fails only over a fault that was injected. At the end: every query finished or was refused for good with an error that
 says so; each epoch's outputs were written once; every epoch that Spark committed is in the state, or was refused
@@ -19,16 +24,17 @@ loudly; every state that the checkpoint retains, read from the storage alone, is
 has come to an end, and left nothing behind. A simulation that runs
 out of events with work left is a deadlock, one that does not run out is a livelock; both fail.
 
-Its limits: at most two operators, messages lost only with their connection.
+Its limits: at most two operators of one schema each, messages lost only with their connection.
 """
 
 from __future__ import annotations
 
 import gc
+import io
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, redirect_stderr
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -45,7 +51,7 @@ from bedload.testing.simulated_cluster import SimulatedDriver
 from bedload.testing.simulated_ending import Ending
 from bedload.testing.simulated_mishaps import Mishaps
 from bedload.testing.simulated_query import SimulatedQuery
-from bedload.testing.simulated_storage import MemoryStorage, Outages, TroubledStorage
+from bedload.testing.simulated_storage import MemoryStorage, Outages, TroubledStorage, damage
 from bedload.testing.time_limit import TookTooLong, time_limit
 from bedload.testing.watcher import CommitLog, Watcher
 from bedload.testing.workload import (
@@ -53,6 +59,7 @@ from bedload.testing.workload import (
     MORE_KEYS,
     NAME,
     OTHER,
+    Harm,
     Kind,
     Layout,
     Poison,
@@ -177,11 +184,19 @@ class Simulation:
             retention=Retention(chance.number(1, 4), CompactionSettings(max_turns=chance.number(*turns))),
             explain=self._explain,
             on_stage=lambda *what: self._mishaps.on_stage(*what),
+            on_copied=lambda: self._mishaps.on_copied(),
+            damage=self._damage,
         )
         self._most_keys = chance.pick([1, 2, 5]) if scenario.moves else sender._MOST_KEYS
         self._applications: list[Application] = []
         self._mishaps = Mishaps(
-            self.network, self.faults, scenario, list(self.queries.values()), outages, lambda: self._applications[-1]
+            self.network,
+            self.faults,
+            scenario,
+            list(self.queries.values()),
+            outages,
+            lambda: self._applications[-1],
+            self._world.deployments,
         )
         self._attach()
 
@@ -197,8 +212,11 @@ class Simulation:
             # Sometimes it comes too early and is refused for a while; at the latest it comes when A is over.
             self.network.after(self.chance.delay(60), queries[1].start)
         self._mishaps.plan()
-        with _in_small_steps(self._most_keys):
+        # What a worker writes into its log is for its user.
+        with _in_small_steps(self._most_keys), redirect_stderr(io.StringIO()):
             self._drain()
+            for poison in self._poisons.values():
+                poison.end()
             ending, driver = Ending(self._world, self._oracles, self._drain), self._driver
             if self._storage is not None:
                 ending.check_checkpoint(driver, self._storage, whole=not self._scenario.moves)
@@ -251,19 +269,45 @@ class Simulation:
         self._applications.append(application)
         application.start()
 
+    def _damage(self) -> None:
+        """Something happens to a file while nobody uses the checkpoint."""
+        if self._storage is None or not self.faults.strikes("damaged file", 6):
+            return
+        path, how = damage(self._storage, self._more)
+        self.network.note(f"{path} is {how}")
+
     def _ended(self, application: Application) -> None:
+        if self.faults.happened["damaged file"] and all(query.over for query in self.queries.values()):
+            return
         self.network.after(self.chance.delay(6), lambda: self._attach(application))
 
     # --- making it ---
 
     def _poison(self) -> None:
+        self._poison_more()
         if not self.faults.on("poison"):
             return
         for query in self.queries.values():
             rows = [(name, row) for name in query.plan.operators for it in query.plan.epochs for row in it.rows(name)]
             for name, row in self.chance.shuffled(rows)[:2]:
                 self.faults.happened["poison"] += 1
-                self._poisons[name].rows[row.source, row.seq] = self.chance.number(1, 2)
+                self._poisons[name].rows[row.source, row.seq] = Harm.RAISE, self.chance.number(1, 2)
+
+    def _poison_more(self) -> None:
+        plans = [(query.plan, name) for query in self.queries.values() for name in query.plan.operators]
+        rows = [(name, row) for plan, name in plans for epoch in plan.epochs for row in epoch.rows(name)]
+        for fault, harm in (("exit", Harm.EXIT), ("forget and raise", Harm.FORGET), ("misfit", Harm.MISFIT)):
+            if self.faults.on(fault):
+                self.faults.happened[fault] += 1
+                for name, row in self._more.shuffled(rows)[:2]:
+                    self._poisons[name].rows[row.source, row.seq] = harm, self._more.number(1, 2)
+        for poison in self._poisons.values():
+            if self.faults.on("setup fails"):
+                self.faults.happened["setup fails"] += 1
+                poison.setups = {self._more.number(1, 12) for _ in range(3)}
+            if self.faults.on("close fails"):
+                self.faults.happened["close fails"] += 1
+                poison.closes = {self._more.number(1, 4) for _ in range(2)}
 
     def _report(self) -> Report:
         return Report(

@@ -19,7 +19,18 @@ from typing import Any, Protocol
 
 from bedload.checkpoint import paths
 from bedload.control.instructions import EpochEnded
-from bedload.core.ids import NO_TURN, Epoch, Generation, KeyGroup, OperatorName, QueryId, Turn, WorkerId, generation_of
+from bedload.core.ids import (
+    NO_EPOCH,
+    NO_TURN,
+    Epoch,
+    Generation,
+    KeyGroup,
+    OperatorName,
+    QueryId,
+    Turn,
+    WorkerId,
+    generation_of,
+)
 from bedload.keys import RoutingTable
 from bedload.protocol import messages as m
 from bedload.testing.oracle import History, Oracle
@@ -178,6 +189,14 @@ class Watcher:
     def given_up(self, turn: Turn, missing: Iterable[WorkerId]) -> None:
         """The coordinator is told that a turn is not whole, because the segments of these workers are not there."""
         self._given_up[turn] = frozenset(missing)
+
+    def counts_at(self, key: str, at: tuple[QueryId, Epoch]) -> set[int | None]:
+        """What the count of a key was when an epoch was the last one; None: it had no state."""
+        known = {history for history in self.histories.values() if history[-1:] == (at,)}
+        if at[1] == NO_EPOCH:
+            known.add(())
+        states = [self._oracle.state(history).get(key) for history in known]
+        return {None if state is None else state.count for state in states}
 
     # --- the end ---
 

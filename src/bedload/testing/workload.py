@@ -65,20 +65,55 @@ class SimulatedFailure(Exception):
     """What the simulated user code raises."""
 
 
+class Harm(enum.Enum):
+    """What user code does wrong."""
+
+    RAISE = "it raises"
+    EXIT = "it ends the process, or tries to"
+    FORGET = "it forgets the key, and then raises"
+    MISFIT = "it leaves a value in the state that is not of the declared type"
+
+
 class Poison:
-    """Rows that the operator fails on, and how many more times."""
+    """Where the operator does wrong, and how many more times."""
 
     def __init__(self) -> None:
-        self.rows: dict[tuple[int, int], int] = {}
+        self.rows: dict[tuple[int, int], tuple[Harm, int]] = {}
+        """Rows that it does wrong on."""
+        self.setups: set[int] = set()
+        self.closes: set[int] = set()
+        """Calls of ``setup`` and ``close`` that raise, counted over all workers."""
         self.bites = 0
+        self._setups = self._closes = 0
 
-    def touch(self, source: int, seq: int) -> None:
-        """Raise if the row is poisoned."""
-        left = self.rows.get((source, seq), 0)
-        if left:
-            self.rows[source, seq] = left - 1
-            self.bites += 1
+    def touch(self, source: int, seq: int) -> Harm | None:
+        """Raise if the row is poisoned; or say what else is to be done."""
+        harm, left = self.rows.get((source, seq), (Harm.RAISE, 0))
+        if not left:
+            return None
+        self.rows[source, seq] = harm, left - 1
+        self.bites += 1
+        if harm is Harm.EXIT:
+            raise SystemExit(f"row {seq} of source {source} ends the process")
+        if harm is Harm.RAISE:
             raise SimulatedFailure(f"row {seq} of source {source} is poisoned")
+        return harm
+
+    def setup(self) -> None:
+        """An operator is set up."""
+        self._setups += 1
+        if self._setups in self.setups:
+            raise SimulatedFailure(f"setup number {self._setups} is poisoned")
+
+    def close(self) -> None:
+        """An operator is closed."""
+        self._closes += 1
+        if self._closes in self.closes:
+            raise SimulatedFailure(f"close number {self._closes} is poisoned")
+
+    def end(self) -> None:
+        """No harm is done any more."""
+        self.rows, self.setups, self.closes = {}, set(), set()
 
 
 class _Simulated(Operator):
@@ -89,26 +124,39 @@ class _Simulated(Operator):
     tally: Counter[int] = bl.counter()
     recent: collections.deque[int] = bl.deque(maxlen=RECENT)
 
-    def take(self, row: Any) -> None:
+    def setup(self, ctx: Context) -> None:
+        self.poison.setup()
+
+    def close(self) -> None:
+        self.poison.close()
+
+    def take(self, row: Any, ctx: Context) -> None:
         self.count += 1
         self.seen.setdefault(row.source, []).append(row.seq)
         self.tally[row.source] += 1
         self.recent.append(row.source * 1000 + row.seq)
         # After the changes, so that a failure leaves some behind to be rolled back.
-        self.poison.touch(row.source, row.seq)
+        match self.poison.touch(row.source, row.seq):
+            case Harm.FORGET:
+                ctx.forget()
+                raise SimulatedFailure("the key is forgotten, and then this")
+            case Harm.MISFIT:
+                self.recent[-1] = "not a number"  # type: ignore[assignment]
+            case _:
+                pass
 
 
 class _Process(_Simulated):
     def process(self, key: Any, rows: Rows, ctx: Context) -> Iterable[Any]:
         for row in rows:
-            self.take(row)
+            self.take(row, ctx)
             yield key, row.source, row.seq, self.count
 
 
 class _Result(_Simulated):
     def process(self, key: Any, rows: Rows, ctx: Context) -> None:
         for row in rows:
-            self.take(row)
+            self.take(row, ctx)
 
     def result(self, key: Any, ctx: Context) -> Iterable[Any]:
         if self.count >= FORGET_AT:
@@ -123,7 +171,7 @@ class _Grouped(_Simulated):
         # Containers that are assigned instead of changed in place are tracked, too.
         self.seen = {source: list(seqs) for source, seqs in self.seen.items()}
         for row in rows:
-            self.take(row)
+            self.take(row, ctx)
         yield key, len(rows), self.tally.total(), self.count
         if self.count >= FORGET_AT:
             ctx.forget()

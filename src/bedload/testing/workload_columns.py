@@ -10,7 +10,7 @@ import pyarrow as pa
 from bedload.core.ids import OperatorName
 from bedload.store.columns import ColumnSpec, ColumnTable
 from bedload.store.columns.index import Slots
-from bedload.testing.workload import FORGET_AT, KEY_GROUPS, OUTPUT, RECENT, Poison
+from bedload.testing.workload import FORGET_AT, KEY_GROUPS, OUTPUT, RECENT, Poison, SimulatedFailure
 from bedload.worker.column_runtime import ColumnDeployment
 from bedload.worker.operator import Context
 
@@ -25,9 +25,11 @@ class ColumnLogic:
 
     def setup(self, ctx: Context) -> None:
         """Nothing is shared."""
+        self._poison.setup()
 
     def close(self) -> None:
         """Nothing is held."""
+        self._poison.close()
 
     def update(self, table: ColumnTable, slots: Slots, batch: pa.RecordBatch, ctx: Context) -> pa.RecordBatch | None:
         """Take rows in order; a poisoned one fails after its change, so that there is something to roll back."""
@@ -35,7 +37,8 @@ class ColumnLogic:
         for slot, row in zip(slots.tolist(), batch.to_pylist(), strict=True):
             counts[slot] += 1
             logs[slot] = f"{logs[slot]}{row['source']}:{row['seq']} "
-            self._poison.touch(row["source"], row["seq"])
+            if self._poison.touch(row["source"], row["seq"]) is not None:
+                raise SimulatedFailure("nothing else is wrong with columns")
         return None
 
     def result(self, table: ColumnTable, slots: Slots, ctx: Context) -> pa.RecordBatch | None:

@@ -200,8 +200,10 @@ class Channel:
         return sockets.closed(self.address, silence.describe() if self._silent else how)
 
     def _set_timeout(self, deadline: float | None) -> None:
-        # Setting it costs a system call; a conversation without time limits never pays it.
+        # Setting it costs a system call. Without a time limit, or with much the same one each time, nobody pays it.
         seconds = None if deadline is None else max(0.0, deadline - self._clock.monotonic())
+        if seconds and self._timeout and seconds <= self._timeout <= 1.1 * seconds:
+            return
         if seconds != self._timeout:
             self._sock.settimeout(seconds)
             self._timeout = seconds

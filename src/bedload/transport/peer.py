@@ -243,8 +243,8 @@ class Peer:
         self._end(error)
 
     def look(self) -> None:
-        """End the connection if the other host is gone."""
-        if self._phase is not Phase.CLOSED and silence.is_silent(self._sock):
+        """End the connection if the other host is gone. One that was never there is for the handshake's deadline."""
+        if self._phase not in (Phase.CONNECTING, Phase.CLOSED) and silence.is_silent(self._sock):
             self._end(sockets.closed(self.address, silence.describe()))
 
     def write(self) -> None:

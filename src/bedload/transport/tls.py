@@ -59,11 +59,13 @@ class TlsSocket(ssl.SSLSocket):
         for chunk in chunks:
             try:
                 wrote = self.send(chunk)
-            except _WANTS:
+            except (*_WANTS, TimeoutError) as error:
                 self._stuck = chunk
-                if not sent:
-                    raise BlockingIOError("the connection takes nothing now") from None
-                return sent
+                if sent:
+                    return sent
+                if isinstance(error, TimeoutError):
+                    raise
+                raise BlockingIOError("the connection takes nothing now") from None
             self._stuck = None
             sent += wrote
             if wrote < len(chunk) or sent >= _WRITE_PER_CALL:

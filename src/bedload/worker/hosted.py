@@ -100,6 +100,8 @@ class Hosted:
 
     name: OperatorName
     deployments: dict[DeploymentId, Startable] = field(default_factory=dict)
+    unloaded: dict[DeploymentId, BedloadError] = field(default_factory=dict)
+    """Why code that was shipped could not be loaded."""
     active: DeploymentId | None = None
     runtime: Runtime | None = None
     phase: Phase = Phase.IDLE
@@ -126,6 +128,8 @@ class Hosted:
     restored: int = 0
     unrestored: BedloadError | None = None
     """Why the state that should be here is not."""
+    told: int = 0
+    """How often the coordinator has said what is this worker's own, as it counts itself."""
     reads: list[tuple[Peer, m.Read, Body]] = field(default_factory=list)
     """Reads of key groups that are on their way."""
     key_groups: int = 0
@@ -138,6 +142,8 @@ class Hosted:
     sender: Sender | None = None
     receiver: Receiver | None = None
     neighbours: dict[WorkerId, str] = field(default_factory=dict)
+    failed_move: int = -1
+    """A move whose part here failed: nothing more is sent or taken of it."""
     moves_over: int = -1
     """The last move that came to its end here."""
     # --- what it weighs ---

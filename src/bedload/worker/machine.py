@@ -30,6 +30,7 @@ from bedload.core.errors import (
     ProtocolError,
     StaleAttempt,
     UnknownOperator,
+    WorkerStartFailed,
 )
 from bedload.core.ids import (
     NO_EPOCH,
@@ -95,8 +96,10 @@ class WorkerMachine(Moving):
         match message:
             case m.Join() | m.Apply() | m.Done() | m.Backlog():
                 return self._from_feeder(peer, message, body)
-            case m.Ship() | m.HandOver() | m.Shipped() | m.Fetch() | m.Copy() | m.Flip() | m.Release() | m.Weigh():
+            case m.Ship() | m.HandOver() | m.Shipped() | m.Fetch() | m.Copy() | m.Flip() | m.Weigh():
                 return self._from_mover(peer, message, body)
+            case m.Release():
+                return self._release(message)
             case m.Begin():
                 return self._begin(message)
             case m.Expect():
@@ -141,6 +144,11 @@ class WorkerMachine(Moving):
                 out += self._settle(hosted)
         return out
 
+    def last_words(self, error: BaseException) -> Out:
+        """For what raised where nobody waits for an answer: the worker says this to the coordinator, and ends."""
+        problem = error if isinstance(error, BedloadError) or not isinstance(error, Exception) else bug(error)
+        return COORDINATOR, m.WorkerFailed(self.worker, m.WireError.of(problem)), None
+
     def close(self) -> None:
         """The worker ends: let operators release what they hold."""
         for hosted in self._hosted.values():
@@ -165,8 +173,15 @@ class WorkerMachine(Moving):
         try:
             if message.deployment not in hosted.deployments:
                 hosted.deployments[message.deployment] = self._load(bytes(body or b""))
-        except BedloadError as problem:
-            error = m.WireError.of(problem)
+            if message.start:
+                self._activate(hosted, message.deployment)
+        except Exception as problem:
+            cause = problem if isinstance(problem, BedloadError) else bug(problem)
+            if message.start:
+                why = f"worker {self.worker} cannot run operator {hosted.name}: {cause.message}"
+                raise WorkerStartFailed(why, worker=self.worker) from problem
+            hosted.unloaded[message.deployment] = cause
+            error = m.WireError.of(cause)
         return [(COORDINATOR, m.Deployed(self.worker, message.deployment, error), None)]
 
     def _begin(self, message: m.Begin) -> list[Out]:
@@ -206,6 +221,8 @@ class WorkerMachine(Moving):
         if hosted.active == deployment:
             return
         shipped = hosted.deployments.get(deployment)
+        if shipped is None and deployment in hosted.unloaded:
+            raise hosted.unloaded[deployment]
         if shipped is None:
             raise ProtocolError(f"operator {hosted.name}: deployment {deployment} was never shipped")
         hosted.active = None
@@ -256,7 +273,7 @@ class WorkerMachine(Moving):
             hosted.runtime, hosted.active = None, None
             hosted.committed, hosted.committed_query = NO_EPOCH, NO_QUERY
             hosted.parking, hosted.owned, hosted.base, hosted.unrestored = Parking(), frozenset(), NO_TURN, None
-            hosted.orders = {}
+            hosted.orders, hosted.lodging = {}, frozenset()
             hosted.sender, hosted.receiver = None, None
         return []
 
@@ -288,7 +305,7 @@ class WorkerMachine(Moving):
     def _from_feeder(self, peer: Peer, message: TurnMessage, body: Body) -> list[Out]:
         hosted = self._at(message.operator)
         if isinstance(message, m.Backlog) and message.turn <= hosted.turn:
-            return self._backlog(hosted, message) if message.turn == hosted.turn else []
+            return self._backlog(hosted, body) if message.turn == hosted.turn else []
         if message.turn > hosted.turn:
             hosted.early.append((peer, message, body))
             return []
@@ -433,15 +450,14 @@ class WorkerMachine(Moving):
             self.worker, hosted.name, hosted.query, hosted.epoch, hosted.turn, runtime.delta
         )
         hosted.phase = Phase.SEALED
-        if hosted.sender is not None:
-            hosted.sender.sealed(hosted.turn)
+        copies = self._copy_sealed(hosted)
         hosted.counted(runtime.touched_keys)
         sharing = [hosted.feeders[name] for name in sorted(hosted.feeders) if not hosted.feeders[name].released]
         if output is not None:
             share_out(output, sharing)
         busy = hosted.busy + self._clock.monotonic() - started
         sealed = m.Sealed(self.worker, hosted.name, hosted.turn, runtime.rows, runtime.keys, busy, written)
-        out: list[Out] = [(COORDINATOR, sealed, None)]
+        out: list[Out] = [(COORDINATOR, sealed, None), *copies]
         for feeder in sharing:
             out += [(peer, m.Finished(hosted.turn), feeder.share) for peer in feeder.waiting]
             feeder.waiting = []
@@ -465,19 +481,18 @@ class WorkerMachine(Moving):
         if isinstance(message, m.Inspect):
             keys, groups = (runtime.keys, runtime.groups) if runtime is not None else (0, 0)
             return [(peer, m.Inspected(keys, groups), None)]
-        # SUBTLE: a replacement that was not told yet what it owns has no state to look for a key in.
-        unknown = self._durable and message.group not in hosted.owned | hosted.lodging
+        if hosted.unrestored is not None:
+            return [(peer, m.Refused(m.WireError.of(hosted.unrestored)), None)]
+        # SUBTLE: one that was not told yet what it owns has no state to look for a key in: a replacement, or one that
+        # the word of a flip is on its way to.
+        unowned = self._durable and message.group not in hosted.owned | hosted.lodging
+        unknown = unowned or hosted.told < message.told
         if unknown or hosted.parking.absent(message.group, lambda: hash_of_key(body)):
             hosted.reads.append((peer, message, None if body is None else bytes(body)))
             return [] if unknown or body is None else self._fetch(hosted, hash_of_key(body))
-        if hosted.unrestored is not None:
-            return [(peer, m.Refused(m.WireError.of(hosted.unrestored)), None)]
         state = None
-        try:
-            if runtime is not None and body is not None:
-                state = runtime.read_batch(message.group, one_key(body))
-        except BedloadError as error:
-            return [(peer, m.Refused(m.WireError.of(error)), None)]
+        if runtime is not None and body is not None:
+            state = runtime.read_batch(message.group, one_key(body))
         answer = m.ReadAnswer(state is not None, hosted.committed, hosted.committed_query)
         if state is None:
             return [(peer, answer, None)]

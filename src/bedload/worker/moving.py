@@ -1,7 +1,8 @@
 """The part of a worker's machine that moves state: the old owner's end, the new owner's end, and what they weigh.
 
 Invariants: a move goes by the coordinator's word alone (``Copy``, ``Flip``, ``Release``); state that arrives is
-installed as committed, whatever epoch is under way; rows that waited for it are applied before later ones of their key.
+installed as committed, whatever epoch is under way; rows that waited for it are applied before later ones of their key;
+whatever raises here fails the move at the coordinator, and no more is sent, taken or confirmed of it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from bedload.core.errors import BedloadError
+from bedload.core.errors import BedloadError, MoveFailed
 from bedload.core.ids import KeyGroup, OperatorName, WorkerId
 from bedload.keys import key_groups
 from bedload.keys.lookup import Hashes, distinct
@@ -27,6 +28,8 @@ from bedload.protocol.split import pack_whole, unpack_whole
 from bedload.store.shelf import Shelf
 from bedload.worker.hosted import COORDINATOR, Hosted, Out, Peer, Phase, bug, state_hashes
 from bedload.worker.restoring import Restoring
+
+Mover = m.Ship | m.HandOver | m.Shipped | m.Fetch | m.Copy | m.Flip | m.Weigh
 
 
 class Neighbour(NamedTuple):
@@ -49,9 +52,15 @@ class Moving(Restoring):
             sender = hosted.sender
             if sender is None or hosted.runtime is None or hosted.parking.left:
                 continue
+            if sender.move == hosted.failed_move:
+                continue
             started = self._clock.monotonic()
-            parcels, pause = sender.next()
-            out += [self._out(hosted, parcel) for parcel in parcels]
+            try:
+                parcels, pause = sender.next()
+                out += [self._out(hosted, parcel) for parcel in parcels]
+            except Exception as error:
+                out += self._move_failed(hosted, sender.move, "send", error)
+                continue
             if sender.copied:
                 out.append((COORDINATOR, m.Copied(self.worker, hosted.name, sender.move), None))
             if hosted.phase is Phase.OPEN:
@@ -75,7 +84,39 @@ class Moving(Restoring):
                 out += self._fetch(hosted, hosted.parking.waiting_keys())
         return out
 
-    def _from_mover(self, peer: Peer, message: m.Message, body: Body) -> list[Out]:
+    def unsent(self, message: m.Message, error: Exception) -> list[Out]:
+        """Something is too large to be sent to another worker."""
+        assert isinstance(message, m.Ship | m.HandOver | m.Shipped | m.Fetch)
+        return self._move_failed(self._at(message.operator), message.move, "send", error)
+
+    def _from_mover(self, peer: Peer, message: Mover, body: Body) -> list[Out]:
+        try:
+            return self._moved(peer, message, body)
+        except Exception as error:
+            hosted = self._at(message.operator)
+            if isinstance(message, m.Weigh):
+                wire = m.WireError.of(self._failure(hosted, "weigh", error))
+                news = m.WorkerFailed(self.worker, wire, message.operator, ticket=message.ticket)
+                return [(COORDINATOR, news, None)]
+            taking = isinstance(message, m.Ship | m.HandOver) or (isinstance(message, m.Flip) and message.arriving)
+            return self._move_failed(hosted, message.move, "take in" if taking else "send", error)
+
+    def _move_failed(self, hosted: Hosted, move: int, what: str, error: Exception) -> list[Out]:
+        """This worker cannot do its part: the coordinator decides what becomes of the move."""
+        hosted.failed_move = move
+        wire = m.WireError.of(self._failure(hosted, what, error))
+        return [(COORDINATOR, m.WorkerFailed(self.worker, wire, hosted.name, move), None)]
+
+    def _failure(self, hosted: Hosted, what: str, error: Exception) -> MoveFailed:
+        cause = error.message if isinstance(error, BedloadError) else f"{type(error).__name__}: {error}"
+        return MoveFailed(
+            f"worker {self.worker} could not {what} state of operator {hosted.name}: {cause}",
+            worker=self.worker,
+            operator=hosted.name,
+            traceback=bug(error).message,
+        )
+
+    def _moved(self, peer: Peer, message: Mover, body: Body) -> list[Out]:
         match message:
             case m.Ship() | m.HandOver():
                 return self._from_owner(peer, message, body)
@@ -83,16 +124,14 @@ class Moving(Restoring):
                 sender = self._sender(operator, move)
                 if sender is not None:
                     sender.taken(target, number)
-            case m.Fetch(operator=operator, move=move, target=target, hashes=hashes):
+            case m.Fetch(operator=operator, move=move, target=target):
                 sender = self._sender(operator, move)
                 if sender is not None:
-                    sender.want(target, unpack(hashes))
+                    sender.want(target, unpack(body))
             case m.Copy():
                 return self._copy(message)
             case m.Flip():
                 return self._flip(message)
-            case m.Release():
-                return self._release(message)
             case m.Weigh():
                 return [(COORDINATOR, self._weigh(message), None)]
         return []
@@ -114,6 +153,17 @@ class Moving(Restoring):
             hosted.sender.sealed(hosted.turn)  # what is copied of it may be taken back
         return []
 
+    def _copy_sealed(self, hosted: Hosted) -> list[Out]:
+        """What the sealed epoch has changed of what is copied ahead goes again. The epoch itself is not at stake."""
+        sender = hosted.sender
+        try:
+            if sender is not None:
+                sender.sealed(hosted.turn)
+        except Exception as error:
+            assert sender is not None
+            return self._move_failed(hosted, sender.move, "send", error)
+        return []
+
     def _make_sender(self, hosted: Hosted, move: int, terms: m.Terms, lots: tuple[m.Lot, ...]) -> Sender:
         runtime = hosted.runtime
         assert runtime is not None
@@ -130,6 +180,7 @@ class Moving(Restoring):
 
     def _flip(self, message: m.Flip) -> list[Out]:
         hosted = self._at(message.operator)
+        hosted.told += 1
         if hosted.runtime is None:
             self._activate(hosted, message.deployment)
         hosted.neighbours.update(message.addresses)
@@ -150,12 +201,15 @@ class Moving(Restoring):
         hosted.lodging = hosted.lodging | {group for lot in message.arriving for group in lot.key_groups}
         stay = {KeyGroup(key % hosted.key_groups) for lot in message.leaving for key in lot.stay}
         hosted.lodging = hosted.lodging | stay  # a pinned key whose group leaves is a guest from here on
-        return out
+        return [*out, *self._answer_reads(hosted)]
 
-    def _backlog(self, hosted: Hosted, message: m.Backlog) -> list[Out]:
+    def _backlog(self, hosted: Hosted, body: Body) -> list[Out]:
         sender = hosted.sender
         if sender is not None and sender.base is not None:
-            sender.want_any(unpack(message.hashes), hosted.key_groups)
+            try:
+                sender.want_any(unpack(body), hosted.key_groups)
+            except Exception as error:
+                return self._move_failed(hosted, sender.move, "send", error)
         return []
 
     def _out(self, hosted: Hosted, parcel: Parcel) -> Out:
@@ -164,12 +218,14 @@ class Moving(Restoring):
         to = Neighbour(parcel.target, hosted.neighbours[parcel.target])
         move, name = hosted.sender.move, hosted.name
         if parcel.base is not None:
-            said = m.HandOver(name, move, self.worker, parcel.number, parcel.base, pack(parcel.hashes))
-            return to, said, None
+            said = m.HandOver(name, move, self.worker, parcel.number, parcel.base)
+            return to, said, pack(parcel.hashes)
         # While copying ahead the new owner has no use for the hashes: it is told what is stale instead.
-        nameless = hosted.sender.base is None or whole_only(hosted.sender.terms)
+        nameless = parcel.ahead or whole_only(hosted.sender.terms)
         hashes = b"" if nameless else pack(parcel.hashes)
-        ship = m.Ship(name, move, self.worker, parcel.number, hosted.active, hashes, parcel.groups, parcel.last)
+        ship = m.Ship(
+            name, move, self.worker, parcel.number, hosted.active, hashes, parcel.groups, parcel.last, parcel.ahead
+        )
         return to, ship, None if parcel.state is None else pack_whole(parcel.state)
 
     def _release(self, message: m.Release) -> list[Out]:
@@ -215,6 +271,8 @@ class Moving(Restoring):
         hosted = self._at(message.operator)
         receipt: Out = (peer, m.Shipped(message.operator, message.move, self.worker, message.number), None)
         known = hosted.receiver
+        if message.move == hosted.failed_move:
+            return []  # nothing is confirmed any more
         if message.move <= hosted.moves_over or (known is not None and known.move > message.move):
             return [receipt]
         receiver = self._receiver(hosted, message.move)
@@ -222,7 +280,7 @@ class Moving(Restoring):
             return [receipt]
         if isinstance(message, m.Ship):
             return [receipt, *self._ship(hosted, receiver, message, body)]
-        now, stale = self._clock.monotonic(), unpack(message.hashes)
+        now, stale = self._clock.monotonic(), unpack(body)
         said = message.source, message.number, message.base, stale, now
         return [receipt, *self._freed(hosted, lambda: receiver.handed_over(*said))]
 
@@ -253,6 +311,7 @@ class Moving(Restoring):
                 message.groups,
                 message.last,
                 self._clock.monotonic(),
+                ahead=message.ahead,
             )
 
         return self._freed(hosted, take)
@@ -262,8 +321,9 @@ class Moving(Restoring):
         receiver = hosted.receiver
         assert receiver is not None
         was = receiver.complete
+        freed = step()
         try:
-            out = self._go_on(hosted, step())
+            out = self._go_on(hosted, freed)
         except Exception as error:
             problem = error if isinstance(error, BedloadError) else bug(error)
             if hosted.phase is not Phase.OPEN:
@@ -282,8 +342,8 @@ class Moving(Restoring):
         assert hosted.runtime is not None
         groups, single = receiver.handed
         keys = hosted.runtime.keys_in(groups) + single
-        news = m.Arrived(self.worker, hosted.name, receiver.move, keys, receiver.bytes, waited, asked, parking.rows)
-        return [(COORDINATOR, news, None)]
+        news = m.Arrived(self.worker, hosted.name, receiver.move, keys, receiver.bytes, asked, parking.rows)
+        return [(COORDINATOR, news, waited)]
 
     def _fetch(self, hosted: Hosted, hashes: Hashes) -> list[Out]:
         """Ask the old owners for keys that somebody waits for, if that is how it goes."""
@@ -294,8 +354,8 @@ class Moving(Restoring):
         return [
             (
                 Neighbour(source, hosted.neighbours[source]),
-                m.Fetch(hosted.name, receiver.move, self.worker, pack(keys)),
-                None,
+                m.Fetch(hosted.name, receiver.move, self.worker),
+                pack(keys),
             )
             for source, keys in split.items()
         ]

@@ -59,6 +59,7 @@ class Restoring:
         hosted = self._at(message.operator)
         if hosted.phase in (Phase.OPEN, Phase.SEALED):
             raise ProtocolError(f"{message} while turn {hosted.turn} is {hosted.phase.name}")
+        hosted.told += 1
         hosted.unrestored = None
         try:
             self._activate(hosted, message.deployment)

@@ -3,6 +3,10 @@
 One thread does everything, so the machine needs no locks and an operator's code never runs beside
 itself. The loop never waits for a reader: what a slow feeder does not take is queued, so that one
 feeder cannot hold up another (two feeders of chained operators in one task would otherwise deadlock).
+
+Nothing fails into the log alone. What the machine can blame on a turn, a move or a reader, it says itself. Any other
+exception of the worker's own code ends the worker, after it has told the coordinator why: what its memory holds is not
+known any more, and the coordinator does what it does after every loss.
 """
 
 from __future__ import annotations
@@ -13,7 +17,7 @@ import os
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import cloudpickle
@@ -126,16 +130,17 @@ class WorkerServer(Handler):
         if isinstance(message, m.Stop):
             self._endpoint.stop()
             return
-        if isinstance(message, m.Watch):
-            self._pulse = Pulse(self._machine.worker, self._endpoint, self._call_driver, self._clock, message.every)
-            return
-        if isinstance(message, m.Compact):
-            assert self._compactor is not None
-            self._compactor.start(message, self._compacted)
-            return
-        source = COORDINATOR if peer is self._coordinator else self._called.get(peer, peer)
-        self._send(self._machine.handle(source, message, body))
-        self._pump_soon()
+        with self._guard():
+            if isinstance(message, m.Watch):
+                self._pulse = Pulse(self._machine.worker, self._endpoint, self._call_driver, self._clock, message.every)
+                return
+            if isinstance(message, m.Compact):
+                assert self._compactor is not None
+                self._compactor.start(message, self._compacted)
+                return
+            source = COORDINATOR if peer is self._coordinator else self._called.get(peer, peer)
+            self._send(self._machine.handle(source, message, body))
+            self._pump_soon()
 
     def on_close(self, peer: Peer) -> None:
         """A feeder went away; or the coordinator did, and the worker has no purpose left."""
@@ -145,13 +150,38 @@ class WorkerServer(Handler):
         neighbour = self._called.pop(peer, None)
         if neighbour is not None:
             self._neighbours.pop(neighbour, None)
-        self._send(self._machine.gone(peer if neighbour is None else neighbour))
-        self._pump_soon()
+        self._gone(peer if neighbour is None else neighbour)
 
     def on_error(self, peer: Peer | None, error: BaseException) -> None:
-        """A caller without the secret, or a bug: either is for the log."""
+        """A caller without the secret, or a connection that broke: what is ours is guarded."""
         print(f"worker {self._machine.worker}: {peer or 'loop'}:", file=sys.stderr)
         traceback.print_exception(error)
+
+    @contextlib.contextmanager
+    def _guard(self) -> Iterator[None]:
+        """Around all that runs on the loop: an exception ends the worker, and the coordinator is told why."""
+        try:
+            yield
+        except Exception as error:
+            self.on_error(None, error)
+            try:
+                self._send([self._machine.last_words(error)])
+            finally:  # if that cannot be said either, the end says it
+                self._endpoint.stop()
+
+    def _soon(self, fn: Callable[[], None]) -> None:
+        """Run something on the loop; from any thread."""
+
+        def guarded() -> None:
+            with self._guard():
+                fn()
+
+        self._endpoint.call_soon(guarded)
+
+    def _gone(self, peer: Peer | Neighbour) -> None:
+        with self._guard():
+            self._send(self._machine.gone(peer))
+            self._pump_soon()
 
     def _load_deployment(self, payload: bytes) -> Startable:
         if self._preloading is not None:
@@ -175,7 +205,10 @@ class WorkerServer(Handler):
             try:
                 target.send(m.encode(message), _buffers(body))
             except TooLarge as error:
-                if to == COORDINATOR or target in self._called:
+                if isinstance(to, Neighbour):
+                    self._send(self._machine.unsent(message, error))
+                    continue
+                if to == COORDINATOR:
                     raise
                 # An answer to a feeder or a reader: whoever asked has to hear why there is none.
                 target.send(m.encode(m.Refused(m.WireError.of(error))))
@@ -190,7 +223,7 @@ class WorkerServer(Handler):
                 peer = self._endpoint.connect_soon(neighbour.address)
             except (OSError, BedloadError) as error:
                 self.on_error(None, error)
-                self._endpoint.call_soon(lambda: self._send(self._machine.gone(neighbour)))
+                self._soon(lambda: self._gone(neighbour))
                 return None
             self._neighbours[neighbour] = peer
             self._called[peer] = neighbour
@@ -199,7 +232,7 @@ class WorkerServer(Handler):
     def _pump_soon(self) -> None:
         if self._machine.moving and not self._pumping:
             self._pumping = True
-            self._endpoint.call_soon(self._pump)
+            self._soon(self._pump)
 
     def _pump(self) -> None:
         """Send a little of what has to move. Between two times, the loop serves every peer that is ready."""
@@ -222,10 +255,10 @@ class WorkerServer(Handler):
             self._send(self._machine.loaded(news))
             self._pump_soon()
 
-        self._endpoint.call_soon(take)
+        self._soon(take)
 
     def _compacted(self, message: m.Compacted, parts: bytes | None) -> None:
-        self._endpoint.call_soon(lambda: self._send([(COORDINATOR, message, parts)]))
+        self._soon(lambda: self._send([(COORDINATOR, message, parts)]))
 
 
 def _buffers(body: Body) -> tuple[memoryview, ...]:

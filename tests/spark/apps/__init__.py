@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import queue
+import signal
 import subprocess
 import sys
 import threading
@@ -18,6 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+
+from tests.patience import PATIENCE
 
 ROOT = Path(__file__).parents[3]
 
@@ -41,7 +44,7 @@ def alive(pid: int) -> bool:
         return False
 
 
-def eventually(holds: Callable[[], bool], what: str, seconds: float = 60.0) -> None:
+def eventually(holds: Callable[[], bool], what: str, seconds: float = PATIENCE) -> None:
     """Wait until something holds; fails if it does not come to that."""
     deadline = time.monotonic() + seconds
     while not holds():
@@ -61,14 +64,16 @@ class App:
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
-    def expect(self, what: str, seconds: float = 180.0) -> dict[str, Any]:
+    def expect(self, what: str, seconds: float = PATIENCE) -> dict[str, Any]:
         """The next event of that name; fails if the application ends or is silent before it."""
         deadline = time.monotonic() + seconds
         while True:
             try:
                 event = self._last.pop() if self._last else self._next(deadline)
             except queue.Empty:
-                raise AssertionError(f"no {what!r} within {seconds:g} seconds:\n{self.log()}") from None
+                self.process.send_signal(signal.SIGUSR1)  # says where it is
+                time.sleep(2)
+                raise AssertionError(f"no {what!r} within {seconds:g} seconds:\n{self.log(200)}") from None
             assert event is not None, f"the application ended before {what!r}:\n{self.log()}"
             if event["event"] == what:
                 return event
@@ -77,7 +82,7 @@ class App:
     def _next(self, deadline: float) -> dict[str, Any] | None:
         return self._events.get(timeout=max(0.0, deadline - time.monotonic()))
 
-    def latest(self, what: str, seconds: float = 90.0) -> dict[str, Any]:
+    def latest(self, what: str, seconds: float = PATIENCE) -> dict[str, Any]:
         """The last event of that name that has come; waits for one if there is none."""
         found = self.expect(what, seconds)
         with contextlib.suppress(queue.Empty):
@@ -86,7 +91,7 @@ class App:
             self._last.append(event)  # what the application ends with is for who waits for it
         return found
 
-    def ends(self, seconds: float = 60.0) -> None:
+    def ends(self, seconds: float = PATIENCE) -> None:
         """Wait for its end; fails if that is not a good one."""
         try:
             code = self.process.wait(timeout=seconds)
@@ -99,15 +104,15 @@ class App:
         self.process.kill()
         self.process.wait()
 
-    def log(self) -> str:
+    def log(self, lines: int = 40) -> str:
         """The end of what it wrote to standard error."""
-        return "\n".join(self._log.read_text(errors="replace").splitlines()[-40:])
+        return "\n".join(self._log.read_text(errors="replace").splitlines()[-lines:])
 
     def close(self) -> None:
         """End it if it still runs."""
         if self.process.poll() is None:
             self.kill()
-        self._reader.join(timeout=10)
+        self._reader.join(PATIENCE)
         assert self.process.stdout is not None
         self.process.stdout.close()
 

@@ -21,8 +21,10 @@ from pyspark import TaskContext
 from pyspark.sql import DataFrame
 
 import bedload as bl
+from bedload.transport import parse_address
 from tests.spark import tally
 from tests.spark.apps import eventually, say
+from tests.spark.apps.beside import NAMES, Beside, sink_of
 from tests.spark.apps.restless import Restless
 from tests.spark.apps.session import session
 from tests.spark.tally import KINDS, applied, file_sink, states, stream
@@ -52,6 +54,12 @@ class Settings:
     """A seed: state is moved about all the time, as it has it."""
     most: int = 4
     """With moves: there are never more workers than that."""
+    silent_seconds: float = 60.0
+    """After so long a worker that hangs is given up."""
+    beside: str = ""
+    """The input of a third query (see :mod:`tests.spark.apps.beside`), if there is one."""
+    seed: int = 0
+    """Of what the third query does."""
 
 
 def gated(df: DataFrame, epoch: int, folder: Path) -> DataFrame:
@@ -91,6 +99,7 @@ def main(folder: Path, settings: Settings) -> None:
         host=settings.host,
         checkpoint=settings.checkpoint or (kept / "bedload").as_uri(),
         storage_options=settings.options,
+        silent_seconds=settings.silent_seconds,
     )
     jvm = [child.pid for child in psutil.Process().children() if child.name() == "java"]
     say("attached", workers=cluster.workers, jvm=jvm)
@@ -101,47 +110,51 @@ def main(folder: Path, settings: Settings) -> None:
         writer = applied(cluster, df, kind).writeStream.format("parquet").trigger(processingTime=settings.trigger)
         place = writer.option("path", str(kept / f"sink-{kind}"))
         runs[kind] = cluster.run(place.option("checkpointLocation", str(kept / f"spark-{kind}")), first_pause=0.2)
-    say("running", workers=cluster.workers, jvm=jvm)
+    beside = Beside(cluster, spark, kept, settings.beside, settings.seed) if settings.beside else None
+    names = [*KINDS, *(NAMES if beside is not None else ())]
+    say("running", workers=cluster.workers, jvm=jvm, port=parse_address(cluster._driver.address)[1])
     restart = settings.host == "process"
-    restless = None if settings.moves is None else Restless(cluster, settings.moves, settings.most, restart)
+    restless = None if settings.moves is None else Restless(cluster, settings.moves, settings.most, restart, names)
     told: Any = None
     while True:
-        for kind, run in runs.items():
+        for kind, run in (runs if beside is None else {**runs, "beside": beside}).items():
             if (error := run.exception()) is not None:
                 say("failed", kind=kind, error=str(error), down=_down(cluster))
                 # SUBTLE: a Spark session with a task that waits at the gate would not end by itself.
                 os._exit(1)
-        done = {kind: max(cluster.committed(kind).values(), default=-1) for kind in KINDS}
+        done = {kind: max(cluster.committed(kind).values(), default=-1) for kind in names}
         news = {"epochs": done, "workers": cluster.workers, "restarts": [run.restarts for run in runs.values()]}
         if news != told:
             told = news
             say("epoch", **news, restoring=cluster.restoring())
-        if all(epoch + 1 >= settings.epochs for epoch in done.values()):
+        if all(done[kind] + 1 >= (settings.epochs if kind in KINDS else 1) for kind in names):
             break
         time.sleep(0.05)
     if restless is not None:
         restless.stop()
     for run in runs.values():
         run.stop()
-    found = {kind: settled(cluster, kind, kept / f"sink-{kind}") for kind in KINDS}
+    found = {kind: settled(cluster, kind, kind, max(file_sink(kept / f"sink-{kind}"))) for kind in KINDS}
+    if beside is not None:
+        beside.stop()
+        found |= {name: settled(cluster, kind, name, max(sink_of(kept))) for name, kind in NAMES.items()}
     moved = [] if restless is None else restless.done
     say("done", states=found, restarts=[run.restarts for run in runs.values()], moved=moved)
     cluster.stop()
     spark.stop()
 
 
-def settled(cluster: bl.Cluster, kind: str, sink: Path) -> Any:
-    """The states, when the news of the last commit has come."""
-    last = max(file_sink(sink))
+def settled(cluster: bl.Cluster, kind: str, name: str, last: int) -> Any:
+    """The states, when the news of the last commit have come; ``last`` is the last epoch in the sink."""
     found: Any = None
 
     def same() -> bool:
         nonlocal found
-        found = states(cluster, kind)
+        found = states(cluster, kind, name)
         # The last epoch in the sink may be one that Spark did not commit before the stop.
         return all(last - 1 <= epoch <= last for epoch, _ in found.values())
 
-    eventually(same, f"the state of {kind} is as of epoch {last}, or the one before")
+    eventually(same, f"the state of {name} is as of epoch {last}, or the one before")
     return found
 
 

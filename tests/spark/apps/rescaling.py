@@ -9,6 +9,7 @@ import cloudpickle
 
 import bedload as bl
 from bedload.core.errors import TooFewSlots
+from tests.patience import PATIENCE
 from tests.spark import tally
 from tests.spark.apps import eventually, say
 from tests.spark.apps.session import session
@@ -34,10 +35,13 @@ def main(folder: Path, master: str) -> None:
 
             eventually(there, f"epoch {wanted}")
 
+        eventually(
+            lambda: spark.sparkContext._jsc.sc().getExecutorMemoryStatus().size() == 3, "both executors are there"
+        )
         with supervised:
             go_on()
             for workers, strategy in ((3, None), (1, None), (2, "adaptive"), (3, "stop_restart"), (2, None)):
-                cluster.rescale(workers, strategy=strategy).wait(90)
+                cluster.rescale(workers, strategy=strategy).wait(PATIENCE)
                 go_on()
                 say("rescaled", workers=cluster.workers)
             try:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import bedload as bl
 from bedload.testing.chance import Chance
+from tests.patience import PATIENCE
 from tests.spark.apps import say
-from tests.spark.tally import KINDS
 
 STRATEGIES = ["seamless", "seamless", "adaptive", "hybrid", "lazy", "progressive", "all_at_once", "auto"]
 
@@ -16,10 +17,11 @@ STRATEGIES = ["seamless", "seamless", "adaptive", "hybrid", "lazy", "progressive
 class Restless:
     """Asks for changes until it is told to stop."""
 
-    def __init__(self, cluster: bl.Cluster, seed: int, most: int, restart: bool) -> None:
+    def __init__(self, cluster: bl.Cluster, seed: int, most: int, restart: bool, names: Sequence[str]) -> None:
         self._cluster = cluster
         self._chance = Chance(seed)
         self._most = most
+        self._names = names
         self._strategies = [*STRATEGIES, "stop_restart"] if restart else STRATEGIES
         self._over = threading.Event()
         self.done: list[str] = []
@@ -29,7 +31,7 @@ class Restless:
     def stop(self) -> None:
         """No more of it; waits for the one under way."""
         self._over.set()
-        self._thread.join(120)
+        self._thread.join(PATIENCE)
         assert not self._thread.is_alive(), "a change does not come to its end"
 
     def _run(self) -> None:
@@ -42,7 +44,7 @@ class Restless:
             if self._chance.happens(0.1):
                 change.cancel()
             try:
-                result = change.wait(110)
+                result = change.wait(PATIENCE)
             except bl.errors.BedloadError as error:
                 say("unmoved", change=what, why=str(error))
             else:
@@ -63,14 +65,14 @@ class Restless:
                 return f"rescale({wanted})", cluster.rescale(wanted, strategy=strategy)
             case "move":
                 groups = chance.shuffled(range(128))[: chance.number(1, 40)]
-                name = chance.pick(KINDS)
+                name = chance.pick(self._names)
                 return "move", cluster.move(key_groups=groups, to=to, operator=name, strategy=strategy)
             case "pin":
                 keys = chance.shuffled(range(20))[:3]
-                return "pin", cluster.move(keys=keys, to=to, operator=chance.pick(KINDS), strategy=strategy)
+                return "pin", cluster.move(keys=keys, to=to, operator=chance.pick(self._names), strategy=strategy)
             case "unpin":
                 key = chance.number(0, 19)
-                return "unpin", cluster.unpin(key, operator=chance.pick(KINDS), strategy=strategy)
+                return "unpin", cluster.unpin(key, operator=chance.pick(self._names), strategy=strategy)
             case "drain":
                 return f"drain({to})", cluster.drain(to, strategy=strategy)
         return "rebalance", cluster.rebalance(strategy=strategy)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
+import signal
 import sys
 from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
 
+from tests.patience import start_patiently
 from tests.spark.apps import eventually
 from tests.spark.conftest import Sink, run
 
@@ -15,6 +18,8 @@ from tests.spark.conftest import Sink, run
 def session(master: str, folder: Path, **settings: str) -> SparkSession:
     """A session on loopback; settings have ``_`` for ``.`` in their names."""
     os.environ["PYSPARK_PYTHON"] = sys.executable
+    start_patiently()
+    faulthandler.register(signal.SIGUSR1)  # how a test asks an application that hangs where it is
     chosen = {
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.host": "127.0.0.1",
@@ -39,10 +44,10 @@ def no_jobs(spark: SparkSession) -> None:
     eventually(lambda: not spark.sparkContext.statusTracker().getActiveJobsIds(), "no job runs")
 
 
-def counts(out: DataFrame, checkpoint: Path, epochs: int, seconds: float = 60) -> dict[int, dict[int, int]]:
+def counts(out: DataFrame, checkpoint: Path, epochs: int) -> dict[int, dict[int, int]]:
     """Run a query with rows of key and count for so many epochs: the counts, by epoch."""
     sink = Sink()
-    run(out, sink, checkpoint, epochs, seconds)
+    run(out, sink, checkpoint, epochs)
     found = {epoch: dict(rows) for epoch, rows in sink.epochs.items()}
     for epoch, rows in sink.epochs.items():
         assert len(rows) == len(found[epoch]), f"a key came out twice in epoch {epoch}: {rows}"

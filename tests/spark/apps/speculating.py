@@ -63,7 +63,7 @@ def main() -> None:
         stream = numbers(spark, 400, 2).selectExpr("value % 20 as key", "value")
         slow = stream.mapInArrow(slow_at_first, stream.schema)
         out = cluster.apply(slow, key="key", operator=Count, schema="key long, n long")
-        epochs = counts(out, FOLDER / "checkpoint", 3, 50)
+        epochs = counts(out, FOLDER / "checkpoint", 3)
         say("counted", epochs=epochs, attempts=sorted(path.name for path in Path(SEEN).iterdir()))
         say("workers", before=before, after=cluster.workers)
     no_jobs(spark)

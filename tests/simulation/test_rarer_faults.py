@@ -1,0 +1,132 @@
+"""What only some simulations have: workers that do not answer, slow stores, harm by user code, damaged files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from tests.simulation.mutants import Patch, first_failure
+
+from bedload.checkpoint import restore
+from bedload.checkpoint.filing import Filing
+from bedload.control.compaction import Compaction
+from bedload.core.errors import CheckpointDamaged
+from bedload.store.rows import RowStore
+from bedload.testing import Scenario
+from bedload.testing.faults import ALWAYS, DURABLE_EXTRA, EXTRA
+from bedload.testing.simulator import simulate
+from bedload.worker.machine import WorkerMachine
+from bedload.worker.runtime import OperatorRuntime
+
+ONLY_WITH_MOVES = {"aborted after copying"}
+NEEDS = {"damaged file": {"lost driver"}, "close fails": {"redeploy"}}
+"""What must happen for a fault to have an occasion."""
+
+
+def scenario(fault: str, *, durable: bool, moves: int = 0, **options: Any) -> Scenario:
+    return Scenario(ALWAYS | {fault} | NEEDS.get(fault, set()), 0.3, durable, moves, **options)
+
+
+@pytest.mark.parametrize("fault", sorted(EXTRA))
+def test_each_is_survived_in_memory(fault: str) -> None:
+    moves = 3 if fault in ONLY_WITH_MOVES else 0
+    reports = [simulate(seed, scenario(fault, durable=False, moves=moves)) for seed in range(2000, 2012)]
+    assert sum(report.faults[fault] for report in reports) > 0
+    lost = {"WorkerLost"} if fault in ("hung worker", "vanished worker") else set()
+    assert {ending for report in reports for ending in report.endings.values()} <= {"finished"} | lost
+
+
+@pytest.mark.parametrize("moves", [0, 3])
+@pytest.mark.parametrize("fault", sorted({*EXTRA, *DURABLE_EXTRA}))
+def test_each_is_survived_with_a_checkpoint(fault: str, moves: int) -> None:
+    reports = [simulate(seed, scenario(fault, durable=True, moves=moves)) for seed in range(2000, 2008)]
+    assert sum(report.faults[fault] for report in reports) > 0 or (fault in ONLY_WITH_MOVES and not moves)
+    refused = {"CheckpointDamaged", "EpochIncomplete", "EpochMismatch", "EpochNotRetained"}
+    allowed = {"finished"} | (refused if fault == "damaged file" else set())
+    assert {ending for report in reports for ending in report.endings.values()} <= allowed
+
+
+def test_snapshots_that_are_asked_for_come_while_workers_leave() -> None:
+    faults = frozenset({"snapshot", "slow snapshot"})
+    reports = [simulate(seed, Scenario(faults, 0.6, True, 4, (), ("drain", "rescale"))) for seed in range(12)]
+    assert sum(report.changes["snapshot: done"] for report in reports) > 0
+
+
+# --- broken on purpose ---
+
+
+def writer_of_a_snapshot_that_leaves_is_waited_for(patch: Patch) -> None:
+    patch.setattr(Compaction, "go_on", lambda self: self._start() if self._asked else [])
+
+
+def types_are_not_checked_at_the_seal(patch: Patch) -> None:
+    original = RowStore.seal
+    patch.setattr(RowStore, "seal", lambda self, verify=True: original(self, verify=False))
+
+
+def user_code_that_exits_ends_the_worker(patch: Patch) -> None:
+    original = OperatorRuntime._failed
+
+    def failed(self: Any, method: str, error: BaseException, **where: Any) -> Any:
+        if isinstance(error, SystemExit):
+            raise error
+        return original(self, method, error, **where)
+
+    patch.setattr(OperatorRuntime, "_failed", failed)
+
+
+def worker_that_wakes_up_acknowledges_what_was_given_up(patch: Patch) -> None:
+    patch.setattr(Filing, "abandon", lambda self, operator, turn: None)
+
+
+def segments_that_are_damaged_are_taken_for_empty(patch: Patch) -> None:
+    original = restore.load_delta
+
+    def load_delta(storage: Any, operator: Any, form: Any, *record: Any) -> Any:
+        try:
+            return original(storage, operator, form, *record)
+        except CheckpointDamaged:
+            return form.empty_delta(), 0
+
+    patch.setattr(restore, "load_delta", load_delta)
+
+
+def reads_that_wait_are_never_answered(patch: Patch) -> None:
+    patch.setattr(WorkerMachine, "_answer_reads", lambda self, hosted: [])
+
+
+def reads_see_the_epoch_under_way(patch: Patch) -> None:
+    # It is taken for the one before, as a reader that looks past the before-images would.
+    original = WorkerMachine._commit
+
+    def commit(self: Any, message: Any) -> Any:
+        hosted = self._hosted[message.operator]
+        before = hosted.committed, hosted.committed_query
+        out = original(self, message)
+        hosted.committed, hosted.committed_query = before
+        return out
+
+    patch.setattr(WorkerMachine, "_commit", commit)
+
+
+MUTANTS: list[tuple[Callable[[Patch], None], Scenario]] = [
+    (
+        writer_of_a_snapshot_that_leaves_is_waited_for,
+        Scenario(frozenset({"snapshot", "slow snapshot"}), 0.6, True, 4, (), ("drain", "rescale")),
+    ),
+    (types_are_not_checked_at_the_seal, scenario("misfit", durable=False)),
+    (user_code_that_exits_ends_the_worker, scenario("exit", durable=False)),
+    (worker_that_wakes_up_acknowledges_what_was_given_up, scenario("hung worker", durable=True)),
+    (reads_that_wait_are_never_answered, scenario("read", durable=True, moves=3)),
+    (reads_see_the_epoch_under_way, scenario("read", durable=False)),
+    (segments_that_are_damaged_are_taken_for_empty, scenario("damaged file", durable=True)),
+]
+
+
+@pytest.mark.parametrize(("mutant", "where"), MUTANTS, ids=[mutant.__name__ for mutant, _ in MUTANTS])
+def test_what_is_broken_is_caught(
+    mutant: Callable[[Patch], None], where: Scenario, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mutant(monkeypatch)
+    assert first_failure(where) is not None

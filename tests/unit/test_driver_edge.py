@@ -1,0 +1,120 @@
+"""What goes wrong at the driver's edge reaches everybody who waits: never a log alone."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.real_cluster import RealCluster
+
+import bedload as bl
+from bedload.core.errors import BedloadError, ClusterStopped, ProtocolError
+from bedload.core.ids import WorkerId
+from bedload.protocol import messages as m
+from bedload.spark.driver import Driver
+from bedload.transport import Channel
+
+ROWS = [(key, 1) for key in range(20)]
+
+
+class Count(bl.Operator):
+    n: int = bl.value(0)
+
+    def process(self, key: Any, rows: bl.Rows, ctx: bl.Context) -> Any:
+        self.n += len(rows)
+        return key, self.n
+
+
+def broken(*_: object, **__: object) -> Any:
+    raise ZeroDivisionError("a bug")
+
+
+@pytest.mark.parametrize("where", ["a handler", "a pool", "a report"])
+def test_a_bug_ends_the_cluster_and_every_wait_with_its_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    with RealCluster(Count, checkpoint=str(tmp_path)) as cluster:
+        cluster.epoch(ROWS)
+        drain = cluster.change("rescale", "all_at_once", workers=3)
+        drain.result(120)
+        coordinator = cluster.driver.coordinator
+        target, name = {
+            "a handler": (coordinator, "open"),
+            "a pool": (cluster.driver._inspector, "stage"),
+            "a report": (coordinator, "stage_inspected"),
+        }[where]
+        monkeypatch.setattr(target, name, broken)
+        with pytest.raises(BedloadError):
+            cluster.epoch(ROWS)
+        down = cluster.driver.call(lambda c: c.error)
+        assert isinstance(down, ProtocolError)
+        assert "ZeroDivisionError: a bug" in down.message
+        with pytest.raises(ProtocolError, match="a bug"):
+            cluster.driver.checkpoint([cluster.name])
+
+
+def test_a_coordinator_that_gives_no_answer_is_an_error_with_its_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+
+    monkeypatch.setattr("bedload.spark.driver._ANSWER_SECONDS", 0.2)
+    free = threading.Event()
+    with RealCluster(Count) as cluster:
+
+        def stands_still() -> None:
+            free.wait(120)
+
+        cluster.driver._endpoint.call_soon(stands_still)
+        with pytest.raises(ProtocolError, match="in stands_still"):
+            cluster.driver.call(lambda c: None)
+        free.set()
+
+
+def test_a_second_worker_of_a_number_takes_over_when_the_first_is_lost(tmp_path: Path) -> None:
+    """Its host is gone without a word, and Spark has started its task elsewhere before anybody noticed."""
+    with RealCluster(Count, checkpoint=str(tmp_path)) as cluster:
+        driver = cluster.driver
+        cluster.epoch(ROWS)
+
+        def register() -> Channel:
+            channel = Channel.connect(driver.address, cluster.credentials)
+            channel.send(m.encode(m.Register(WorkerId(1), "127.0.0.1:1", 4711)))
+            return channel
+
+        with register() as spare:
+            while driver.call(lambda c: WorkerId(1) not in driver._spares):
+                pass
+            assert driver.call(lambda c: c.error) is None
+            driver.call(lambda c: driver._peers[WorkerId(1)].abort())
+            first = m.decode(spare.recv(120).header)
+            assert isinstance(first, m.Watch)
+            second = m.decode(spare.recv(120).header)  # it is given the code: it is the worker now
+            assert isinstance(second, m.Deploy)
+            assert driver.pids[WorkerId(1)] == 4711
+
+
+def test_a_spare_that_went_away_takes_nothing_over(tmp_path: Path) -> None:
+    with RealCluster(Count, checkpoint=str(tmp_path)) as cluster:
+        driver = cluster.driver
+        cluster.epoch(ROWS)
+        spare = Channel.connect(driver.address, cluster.credentials)
+        spare.send(m.encode(m.Register(WorkerId(1), "127.0.0.1:1", 4711)))
+        while driver.call(lambda c: WorkerId(1) not in driver._spares):
+            pass
+        spare.close()
+        while driver.call(lambda c: WorkerId(1) in driver._spares):
+            pass
+        driver.call(lambda c: driver._peers[WorkerId(1)].abort())
+        cluster.restart()
+        cluster.epoch(ROWS)
+        assert cluster.state.get(3)["n"] == 2  # type: ignore[index]
+
+
+def test_a_driver_that_was_stopped_says_so(tmp_path: Path) -> None:
+    with RealCluster(Count) as cluster:
+        cluster.driver.stop()
+        with pytest.raises(ClusterStopped):
+            cluster.driver.call(lambda c: None)
+    assert isinstance(cluster.driver, Driver)
