@@ -214,11 +214,16 @@ class SimulatedWorker:
 
     def _closed(self, connection: Connection) -> None:
         self._connections.pop(connection, None)
+        self._do(self._end if connection is self._driver else lambda: self._hears_of(connection))
+
+    def _hears_of(self, connection: Connection) -> list[Out]:
+        """A connection is gone. In one step: no other is made before the machine knows what was lost with this one."""
         neighbour = self._called.pop(connection, None)
-        if neighbour is not None and self._calls.get(neighbour) is connection:
+        if neighbour is None:
+            return self.machine.gone(connection)
+        if self._calls.get(neighbour) is connection:
             del self._calls[neighbour]
-        peer = connection if neighbour is None else neighbour
-        self._do(self._end if connection is self._driver else lambda: self.machine.gone(peer))
+        return self.machine.gone(neighbour)
 
     def _end(self) -> list[Out]:
         self.kill()
