@@ -8,9 +8,9 @@ BENCH ?=
 SECONDS ?= 600
 SEEDS ?= 1000
 
-# A process that has nothing left to do takes tests from the other one: most of the time goes into few
-# long tests, which lie side by side.
-FAST := -n 2 --dist worksteal -m "not spark" --ignore tests/spark
+# A process that has nothing left to do takes tests from the others: most of the time goes into few long tests, which
+# lie side by side. One more than cores are common, as some wait for processes that hang.
+FAST := -n 3 --dist worksteal -m "not spark" --ignore tests/spark
 # Much of a test on Spark is waiting: for a JVM, a trigger, a killed process. A file stays with one process
 # and its Spark session; the long ones come first.
 ON_SPARK := -n 2 --dist loadfile --no-loadscope-reorder -m spark tests/spark
