@@ -14,7 +14,7 @@ from tests.real_cluster import RealCluster
 
 import bedload as bl
 from bedload.core.errors import BedloadError, ClusterStopped, ProtocolError
-from bedload.core.ids import WorkerId
+from bedload.core.ids import Epoch, QueryId, WorkerId
 from bedload.protocol import messages as m
 from bedload.spark.driver import Driver
 from bedload.transport import Channel
@@ -79,6 +79,24 @@ def test_a_driver_out_of_descriptors_serves_on(monkeypatch: pytest.MonkeyPatch) 
         assert crowded.get(timeout=PATIENCE).errno == errno.EMFILE
         cluster.epoch(ROWS)
         assert driver.call(lambda c: c.error) is None
+
+
+def test_a_plan_that_cannot_be_read_any_more_after_an_epoch_without_rows_ends_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with RealCluster(Count) as cluster:
+        asked = threading.Event()
+
+        def gone(query: QueryId, epoch: Epoch) -> bool:
+            asked.set()
+            raise ConnectionRefusedError("Spark is being stopped")
+
+        monkeypatch.setattr(cluster.driver._plans, "fed_nothing", gone, raising=False)
+        cluster.driver.nothing_read(QueryId("query"), Epoch(0))
+        assert asked.wait(120)
+        cluster.driver._pool.submit(lambda: None).result(120)
+        assert cluster.driver.call(lambda c: c.error) is None
+        cluster.epoch(ROWS)
 
 
 def test_a_coordinator_that_gives_no_answer_is_an_error_with_its_place(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -34,8 +35,10 @@ class Inspector:
         SUBTLE: now, as Spark forgets plans, and ``cleanSource`` removes files. A batch that no action used has no rows
         read either, but it has partitions.
         """
-        if self._plans.fed_nothing(query, epoch):
-            self.quiet(query, epoch)
+        # Whatever stands in the way, that Spark is being stopped, say, only leaves it unknown: nobody waits for this.
+        with contextlib.suppress(Exception):
+            if self._plans.fed_nothing(query, epoch):
+                self.quiet(query, epoch)
 
     def stage(self, step: InspectStage) -> None:
         """How many feeders there will be."""
