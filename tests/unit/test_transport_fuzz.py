@@ -7,12 +7,11 @@ import random  # noqa: TID251 - seeded by each test
 import socket
 import struct
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.patience import PATIENCE
-from tests.unit.transport_kit import SECRET, credentials_of
+from tests.unit.transport_kit import SECRET, credentials_of, serving
 
 from bedload.core.errors import BedloadError, ProtocolError, SecretRefused
 from bedload.transport import (
@@ -54,20 +53,6 @@ class Echo(Handler):
         self.ended.put(peer)
 
     def on_error(self, peer: Peer | None, error: BaseException) -> None: ...
-
-
-@contextlib.contextmanager
-def serving(credentials: Credentials) -> Iterator[tuple[Endpoint, Echo]]:
-    handler = Echo()
-    endpoint = Endpoint("127.0.0.1", credentials=credentials, handler=handler)
-    thread = threading.Thread(target=endpoint.run)
-    thread.start()
-    try:
-        yield endpoint, handler
-    finally:
-        endpoint.stop()
-        thread.join(PATIENCE)
-        assert not thread.is_alive()
 
 
 def raw(endpoint: Endpoint, credentials: Credentials) -> socket.socket:
@@ -118,7 +103,7 @@ def damaged(chance: random.Random, words: bytes) -> bytes:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_damaged_handshakes_open_nothing_and_leave_nothing_behind(seed, credentials):
     chance = random.Random(seed)
-    with serving(credentials) as (endpoint, handler):
+    with serving(credentials, Echo()) as (endpoint, handler):
         assert_serves(endpoint, credentials)
         handler.ended.get(timeout=PATIENCE)
         before = descriptors()
@@ -150,7 +135,10 @@ def test_damaged_handshakes_open_nothing_and_leave_nothing_behind(seed, credenti
 @pytest.mark.parametrize("seed", SEEDS)
 def test_damaged_frames_of_a_friend_end_its_connection_alone(seed, credentials):
     chance = random.Random(seed)
-    with serving(credentials) as (endpoint, handler), Channel.connect(endpoint.address, credentials, PATIENCE) as other:
+    with (
+        serving(credentials, Echo()) as (endpoint, handler),
+        Channel.connect(endpoint.address, credentials, PATIENCE) as other,
+    ):
         for _ in range(5):
             channel = Channel.connect(endpoint.address, credentials, PATIENCE)
             words = b"".join(
@@ -221,7 +209,7 @@ def test_a_slow_stranger_holds_up_nobody_and_is_cut(credentials):
 def test_a_recorded_conversation_replayed_opens_nothing():
     plain = credentials_of("plain")
     said = bytearray()
-    with serving(plain) as (endpoint, handler):
+    with serving(plain, Echo()) as (endpoint, handler):
         client = ClientHandshake(SECRET)
         with raw(endpoint, plain) as sock:
             said += client.start()
@@ -243,7 +231,7 @@ def test_a_recorded_conversation_replayed_opens_nothing():
 
 def test_a_proof_reflected_between_two_endpoints_opens_neither():
     plain = credentials_of("plain")
-    with serving(plain) as (one, at_one), serving(plain) as (two, at_two):
+    with serving(plain, Echo()) as (one, at_one), serving(plain, Echo()) as (two, at_two):
         # Somebody without the secret has two endpoints of the cluster prove themselves to each other: both are servers,
         # and what a server says proves nothing that a client has to.
         with raw(one, plain) as first, raw(two, plain) as second:
@@ -269,7 +257,7 @@ def test_a_servers_own_words_prove_nothing_to_a_client():
 
 def test_a_connection_of_one_attachment_is_none_of_another(credentials):
     other = Credentials.fresh(encrypted=credentials.encrypted)
-    with serving(credentials) as (endpoint, handler):
+    with serving(credentials, Echo()) as (endpoint, handler):
         with pytest.raises(BedloadError):
             Channel.connect(endpoint.address, other, PATIENCE)
         assert handler.opened == 0
@@ -280,7 +268,9 @@ def test_a_call_that_fails_leaves_no_descriptor(failing, credentials):
     with contextlib.ExitStack() as stack:
         wanted = credentials
         if failing == "another attachment":
-            address = stack.enter_context(serving(Credentials.fresh(encrypted=credentials.encrypted)))[0].address
+            address = stack.enter_context(serving(Credentials.fresh(encrypted=credentials.encrypted), Echo()))[
+                0
+            ].address
         else:
             server = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
             address = f"127.0.0.1:{server.getsockname()[1]}"

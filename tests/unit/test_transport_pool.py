@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 from tests.patience import PATIENCE
-from tests.unit.transport_kit import credentials_of
+from tests.unit.transport_kit import credentials_of, serving
 
 from bedload.core.errors import WorkerUnreachable
 from bedload.transport import Channel, ChannelPool, Credentials, Endpoint, Handler, Peer
@@ -40,16 +40,8 @@ class Parrot(Handler):
 
 @pytest.fixture
 def parrot(credentials: Credentials) -> Iterator[tuple[Endpoint, Parrot]]:
-    handler = Parrot()
-    endpoint = Endpoint("127.0.0.1", credentials=credentials, handler=handler)
-    thread = threading.Thread(target=endpoint.run)
-    thread.start()
-    try:
-        yield endpoint, handler
-    finally:
-        endpoint.stop()
-        thread.join(PATIENCE)
-        assert not thread.is_alive()
+    with serving(credentials, Parrot()) as served:
+        yield served
 
 
 def ask(pool: ChannelPool, address: str, word: bytes, timeout: float = PATIENCE) -> bytes:

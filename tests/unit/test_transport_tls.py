@@ -14,7 +14,7 @@ import msgspec
 import pytest
 from rich.console import Console
 from tests.patience import PATIENCE
-from tests.unit.transport_kit import SECRET, credentials_of
+from tests.unit.transport_kit import SECRET, credentials_of, serving
 
 from bedload.core.errors import BedloadError, ProtocolError, SecretRefused, WorkerUnreachable
 from bedload.transport import (
@@ -57,27 +57,13 @@ class Echo(Handler):
         self.errors.put(error)
 
 
-@contextlib.contextmanager
-def serving(credentials: Credentials, handler: Echo | None = None) -> Iterator[tuple[Endpoint, Echo]]:
-    handler = handler or Echo()
-    endpoint = Endpoint("127.0.0.1", credentials=credentials, handler=handler)
-    thread = threading.Thread(target=endpoint.run)
-    thread.start()
-    try:
-        yield endpoint, handler
-    finally:
-        endpoint.stop()
-        thread.join(PATIENCE)
-        assert not thread.is_alive()
-
-
 def why_not(endpoint: Endpoint, credentials: Credentials, kind: str) -> BaseException:
     """The error of a caller, by a channel or from another loop."""
     if kind == "channel":
         with pytest.raises(BedloadError) as caught:
             Channel.connect(endpoint.address, credentials, PATIENCE)
         return caught.value
-    with serving(credentials) as (caller, handler):
+    with serving(credentials, Echo()) as (caller, handler):
         caller.call_soon(lambda: caller.connect_soon(endpoint.address, PATIENCE) and None)
         reason = handler.ended.get(timeout=PATIENCE).reason
         assert reason is not None
@@ -101,7 +87,7 @@ def why_not(endpoint: Endpoint, credentials: Credentials, kind: str) -> BaseExce
     ids=["another certificate", "plain caller", "plain server", "another secret"],
 )
 def test_both_ends_say_why_they_do_not_go_together(server, client, at_client, at_server, kind):
-    with serving(server) as (endpoint, handler):
+    with serving(server, Echo()) as (endpoint, handler):
         error = why_not(endpoint, client, kind)
         assert isinstance(error, at_client[0])
         assert at_client[1] in str(error)
@@ -127,7 +113,7 @@ def raw_tls(endpoint: Endpoint, prepare: Callable[[ssl.SSLContext], None]) -> by
 
 
 def test_a_caller_without_a_certificate_is_refused():
-    with serving(TLS) as (endpoint, handler):
+    with serving(TLS, Echo()) as (endpoint, handler):
         with pytest.raises(ssl.SSLError, match=r"(?i)certificate required"):
             raw_tls(endpoint, lambda context: None)
         assert "showed no certificate" in str(handler.errors.get(timeout=PATIENCE))
@@ -135,7 +121,7 @@ def test_a_caller_without_a_certificate_is_refused():
 
 
 def test_a_caller_with_a_certificate_of_its_own_is_refused():
-    with serving(TLS) as (endpoint, handler):
+    with serving(TLS, Echo()) as (endpoint, handler):
         stranger = other_certificate()
 
         def show(context: ssl.SSLContext) -> None:
@@ -151,14 +137,14 @@ def test_an_older_tls_is_refused():
     def old(context: ssl.SSLContext) -> None:
         context.maximum_version = ssl.TLSVersion.TLSv1_2
 
-    with serving(TLS) as (endpoint, handler):
+    with serving(TLS, Echo()) as (endpoint, handler):
         with pytest.raises((ssl.SSLError, ConnectionError)):
             raw_tls(endpoint, old)
         assert isinstance(handler.errors.get(timeout=PATIENCE), ProtocolError)
 
 
 def test_many_frames_in_one_record_are_all_seen():
-    with serving(TLS) as (endpoint, _), Channel.connect(endpoint.address, TLS, PATIENCE) as channel:
+    with serving(TLS, Echo()) as (endpoint, _), Channel.connect(endpoint.address, TLS, PATIENCE) as channel:
         channel.send(b"300")  # it is answered 300 times at once: many frames to a record
         got = 0
         while got < 300:
@@ -169,7 +155,7 @@ def test_many_frames_in_one_record_are_all_seen():
 
 
 def test_an_endpoint_sees_the_frames_that_its_tls_holds():
-    with serving(TLS) as (endpoint, handler), Channel.connect(endpoint.address, TLS, PATIENCE) as channel:
+    with serving(TLS, Echo()) as (endpoint, handler), Channel.connect(endpoint.address, TLS, PATIENCE) as channel:
         # One record with 50 frames: after the first read nothing of them is left for a selector to see.
         channel._sock.sendall(b"".join(view for i in range(50) for view in encode_frame(b"x%d" % i)))
         assert [channel.recv(PATIENCE).header for _ in range(50)] == [b"x%d" % i for i in range(50)]
@@ -241,7 +227,7 @@ def between(target: str, alter: Callable[[int, bytes], bytes], size: int = 65536
 
 def test_frames_pass_one_who_only_carries_them_in_small_pieces():
     with (
-        serving(TLS) as (endpoint, _),
+        serving(TLS, Echo()) as (endpoint, _),
         between(endpoint.address, lambda _, data: data, 7) as proxy,
         Channel.connect(proxy, TLS, PATIENCE) as channel,
     ):
@@ -276,7 +262,7 @@ def test_nothing_of_a_frame_can_be_read_on_the_way():
         return data
 
     with (
-        serving(TLS) as (endpoint, _),
+        serving(TLS, Echo()) as (endpoint, _),
         between(endpoint.address, listen) as proxy,
         Channel.connect(proxy, TLS, PATIENCE) as channel,
     ):

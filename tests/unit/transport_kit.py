@@ -1,9 +1,16 @@
-"""What the suites of the transport share: credentials of both kinds, and a clock that a test moves."""
+"""What the suites of the transport share: credentials of both kinds, an endpoint that serves, a clock by hand."""
 
+import contextlib
 import functools
+import threading
+from collections.abc import Iterator
+from typing import TypeVar
 
-from bedload.transport import Credentials
+from tests.patience import PATIENCE
 
+from bedload.transport import Credentials, Endpoint, Handler
+
+H = TypeVar("H", bound=Handler)
 SECRET = b"correct horse battery staple"
 
 
@@ -14,6 +21,20 @@ def credentials_of(kind: str) -> Credentials:
         return Credentials(SECRET)
     fresh = Credentials.fresh(encrypted=True)
     return Credentials(SECRET, fresh.certificate, fresh.key)
+
+
+@contextlib.contextmanager
+def serving(credentials: Credentials, handler: H) -> Iterator[tuple[Endpoint, H]]:
+    """An endpoint on a thread of its own."""
+    endpoint = Endpoint("127.0.0.1", credentials=credentials, handler=handler)
+    thread = threading.Thread(target=endpoint.run)
+    thread.start()
+    try:
+        yield endpoint, handler
+    finally:
+        endpoint.stop()
+        thread.join(PATIENCE)
+        assert not thread.is_alive()
 
 
 class HandClock:
