@@ -13,10 +13,10 @@ from bedload.checkpoint.records import Manifest, OperatorSchema, decode, encode
 from bedload.checkpoint.restore import Restore
 from bedload.checkpoint.storage import Storage
 from bedload.core.ids import Epoch, KeyGroup, Turn, WorkerId
-from bedload.spark.state_schema import state_schema
 from bedload.state import codec
 from bedload.worker.operator import state_of
 from bedload.worker.runtime import Deployment, OperatorRuntime
+from bedload.worker.state_schema import state_schema
 from tests.checkpoint_states import OPERATOR, Writer, groups_of_keys
 
 GROUPS = 8

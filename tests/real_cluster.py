@@ -28,11 +28,11 @@ from bedload.spark import feeder
 from bedload.spark.driver import Driver
 from bedload.spark.hosts import ProcessHost
 from bedload.spark.keeper import Keeper
-from bedload.spark.state_schema import state_schema
 from bedload.spark.state_view import OperatorState, RowDecoder, Whereabouts
 from bedload.transport import Credentials
 from bedload.worker.operator import state_of
 from bedload.worker.runtime import Deployment
+from bedload.worker.state_schema import state_schema
 
 _GROUPS = 16
 _START_SECONDS = 60.0

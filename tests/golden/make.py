@@ -28,9 +28,9 @@ from bedload.checkpoint.segments import SegmentMeta, write_segment
 from bedload.checkpoint.storage import Storage, open_storage
 from bedload.core.ids import Epoch, Generation, KeyGroup, QueryId, Turn, WorkerId, make_turn
 from bedload.keys import hash_columns, key_groups
-from bedload.spark.state_schema import state_schema
 from bedload.worker.operator import state_of
 from bedload.worker.runtime import Runtime
+from bedload.worker.state_schema import state_schema
 from tests.golden import operators as golden
 
 QUERY = QueryId("11111111-2222-3333-4444-555555555555")

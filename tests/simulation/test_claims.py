@@ -19,7 +19,7 @@ import pytest
 from fsspec import AbstractFileSystem, register_implementation
 from tests.checkpoint_states import COUNTS, OPERATOR, QUERY, Writer, delta, rows_of
 
-from bedload.checkpoint import fsspec_storage, paths
+from bedload.checkpoint import fsspec_storage, marks, paths
 from bedload.checkpoint.checkpoint import Checkpoint
 from bedload.checkpoint.compaction import compact, manifest_of
 from bedload.checkpoint.deadlines import Deadline, DeadlineStorage
@@ -235,7 +235,7 @@ def test_of_attachments_that_race_each_gets_a_generation_and_misses_nothing(race
 
 def test_without_marks_the_race_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     """The race can show what it is for."""
-    monkeypatch.setattr(FsspecStorage, "_is_contested", lambda *_: False)
+    monkeypatch.setattr(marks, "_is_contested", lambda *_: False)
     assert _caught(), "two attachments with one generation went unseen"
 
 

@@ -19,7 +19,7 @@ import bedload as bl
 from bedload.checkpoint import paths
 from bedload.checkpoint.checkpoint import Checkpoint
 from bedload.checkpoint.compaction import compact, manifest_of, restore_at
-from bedload.checkpoint.evolution import Evolution, check_change, differences, evolve, path_between
+from bedload.checkpoint.evolution import Evolution, check_change, check_stored, differences, evolve, path_between
 from bedload.checkpoint.history import History
 from bedload.checkpoint.orders import decode_order
 from bedload.checkpoint.records import (
@@ -51,11 +51,11 @@ from bedload.keys import RoutingTable
 from bedload.operators.aggregates import Aggregates
 from bedload.protocol import messages as m
 from bedload.spark.keeper import Keeper
-from bedload.spark.state_schema import check_stored, state_schema
 from bedload.state import codec
 from bedload.store.columns import ColumnSpec
 from bedload.worker.column_runtime import ColumnDeployment
 from bedload.worker.operator import state_of
+from bedload.worker.state_schema import state_schema
 from bedload.worker.vector import VectorLogic
 
 

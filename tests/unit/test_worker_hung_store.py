@@ -22,11 +22,11 @@ from bedload.core.ids import Epoch, OperatorName, QueryId
 from bedload.spark.driver import Driver
 from bedload.spark.hosts import ProcessHost
 from bedload.spark.keeper import Keeper
-from bedload.spark.state_schema import state_schema
 from bedload.spark.state_view import OperatorState, RowDecoder, Whereabouts
 from bedload.transport import Credentials
 from bedload.worker.operator import state_of
 from bedload.worker.runtime import Deployment
+from bedload.worker.state_schema import state_schema
 
 NAME = OperatorName("Trip")
 CREDENTIALS = Credentials.fresh(encrypted=False)

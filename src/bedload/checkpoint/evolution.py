@@ -31,7 +31,7 @@ from bedload.checkpoint.conversions import Convert, Inexact, Refused, conversion
 from bedload.checkpoint.forms import StateForm
 from bedload.checkpoint.records import OperatorSchema
 from bedload.checkpoint.shapes import unpack_value
-from bedload.core.errors import CheckpointDamaged, SchemaChanged
+from bedload.core.errors import CheckpointDamaged, KeyGroupsChanged, SchemaChanged
 from bedload.core.ids import OperatorName
 from bedload.keys import kept_type
 from bedload.store.deltas import GROUP
@@ -54,6 +54,24 @@ def same_state(a: OperatorSchema, b: OperatorSchema) -> bool:
 def check_change(operator: OperatorName, stored: OperatorSchema, wanted: OperatorSchema) -> None:
     """Raise :class:`SchemaChanged` with all differences unless stored state can become the wanted one."""
     refuse(operator, differences(stored, wanted))
+
+
+def check_stored(name: OperatorName, stored: OperatorSchema, wanted: OperatorSchema) -> None:
+    """Refuse an operator that the stored state cannot become."""
+    same = same_key(stored.keys, wanted.keys)
+    if stored.key_groups != wanted.key_groups and same:
+        raise KeyGroupsChanged(
+            f"operator {name} has state in {stored.key_groups} key groups, but {wanted.key_groups} were asked for. The "
+            f"number is fixed when the state is created: use key_groups={stored.key_groups}, or give the state up with "
+            f"fresh=True",
+            operator=name,
+        )
+    found = differences(stored, wanted)
+    # State of a renamed column is read, as older checkpoints have some; but that a column has another name, or that
+    # two have changed places, looks just like another key.
+    if not same and (renamed := other_key(stored.keys, wanted.keys)) not in found:
+        found.insert(0, f"{renamed}; if the column was only renamed, give it its old name before (withColumnRenamed)")
+    refuse(name, found)
 
 
 def refuse(operator: OperatorName, found: Sequence[str]) -> None:

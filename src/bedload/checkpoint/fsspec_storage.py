@@ -36,14 +36,14 @@ import itertools
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import fsspec
-import xxhash
 from fsspec.asyn import AsyncFileSystem, sync
 
+from bedload.checkpoint.marks import create_by_marks
 from bedload.checkpoint.storage import Buffers, failed, inside, joined, without_secrets
 from bedload.core.errors import CheckpointError, DefinitionError
 
@@ -194,13 +194,7 @@ class FsspecStorage:
         if self._try("create", path, self._honours_create, absent=False):
             created = self._try("create", path, lambda: self._put_new(path, value), absent=False)
             return created or self.read(path) == value
-        if self.exists(path):
-            # SUBTLE: its own content may have come over another's, when a try failed whose answer was lost.
-            return self.read(path) == value and not self._is_contested(path, value)
-        if self._is_contested(path, value):
-            return False
-        self.write(path, value)
-        return self.read(path) == value
+        return create_by_marks(self, path, value, self._names)
 
     def _put_new(self, path: str, value: bytes) -> bool:
         """Write a file on the condition that there is none; whether there was none."""
@@ -227,15 +221,10 @@ class FsspecStorage:
             with contextlib.suppress(Exception):  # it does no harm
                 self._remove([self._full(path)])
 
-    def _is_contested(self, path: str, value: bytes) -> bool:
-        """Leave a mark, and see whether somebody else has left one."""
-        folder, _, name = path.rpartition("/")
-        # By its content, which is unique where it matters: so a try that is made again has the same mark.
-        mine = f".{name}.{xxhash.xxh3_128_hexdigest(value)}.mark"
-        self.write(f"{folder}/{mine}" if folder else mine, b"")
+    def _names(self, folder: str) -> Iterator[str]:
+        """All names in a folder, marks too."""
         listed = self._try("list", folder, lambda: self._listed(folder))
-        there = (str(info["name"]).rstrip("/").rpartition("/")[2] for info in listed)
-        return any(n != mine and n.startswith(f".{name}.") and n.endswith(".mark") for n in there)
+        return (str(info["name"]).rstrip("/").rpartition("/")[2] for info in listed)
 
     def _create_after_a_look(self, path: str, value: bytes) -> bool:
         if not self._exists(path):

@@ -20,12 +20,12 @@ from bedload.spark.bootstrap import InitialState
 from bedload.spark.feeder import Combiner, FeederSpec, feed
 from bedload.spark.plan import mark
 from bedload.spark.schemas import key_columns, key_types
-from bedload.spark.state_schema import state_schema
 from bedload.spark.state_view import ColumnDecoder, Decoder
 from bedload.state import StateSpec
 from bedload.transport import Credentials
 from bedload.worker.column_runtime import ColumnDeployment
 from bedload.worker.runtime import Startable
+from bedload.worker.state_schema import state_schema
 
 _CONNECT_SECONDS = 600.0
 """A worker answers no new feeder while operator code keeps its one thread busy; a dead one is known at once."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pyspark.sql import DataFrame
 
-from bedload.checkpoint.evolution import other_key, same_key
+from bedload.checkpoint.evolution import check_stored, other_key, same_key
 from bedload.checkpoint.records import OperatorSchema
 from bedload.control.coordinator import Coordinator
 from bedload.control.refusals import groups_changed
@@ -18,7 +18,6 @@ from bedload.spark.application import Application, Shape
 from bedload.spark.attachment import Attachment
 from bedload.spark.bootstrap import deploy_with_initial_state
 from bedload.spark.driver import Driver
-from bedload.spark.state_schema import check_stored
 from bedload.spark.state_view import OperatorState, Whereabouts
 from bedload.transport import Credentials
 

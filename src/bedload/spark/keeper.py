@@ -15,14 +15,13 @@ import msgspec
 
 from bedload.checkpoint import paths
 from bedload.checkpoint.checkpoint import Checkpoint
-from bedload.checkpoint.evolution import same_state
 from bedload.checkpoint.filing import Filing
+from bedload.checkpoint.heritage import inherit
 from bedload.checkpoint.records import OperatorSchema
 from bedload.checkpoint.storage import open_storage
 from bedload.control.lineage import Lineage
 from bedload.core.ids import Generation, OperatorName
 from bedload.migration.record import MoveRecord
-from bedload.spark.state_schema import check_stored
 from bedload.worker.durable import Place
 
 _log = logging.getLogger("bedload")
@@ -45,35 +44,8 @@ class Keeper(Filing):
         self.place = Place(url, self.generation, dict(options or {}))
 
     def lineage(self, operator: OperatorName, wanted: OperatorSchema, *, fresh: bool = False) -> Lineage:
-        """What the checkpoint has of an operator, with the schema that it is wanted in now as the current one.
-
-        Raises :class:`SchemaChanged` if the state there cannot become that, unless it is given up (``fresh``).
-        """
-        history = self.history(operator)
-        known = {schema.number: schema for schema in self.checkpoint.schemas(operator)}
-        for number in history.schemas - known.keys():
-            self.checkpoint.schema(operator, number)  # raises: it is missing
-        held = (
-            None if history.head is None or fresh else (history.record(history.head) or history.manifest(history.head))
-        )
-        stored = None if held is None else self.checkpoint.schema(operator, held.schema)
-        if stored is not None and same_state(stored, wanted):
-            return Lineage(self.generation, history, known, stored.number)
-        if stored is not None:
-            check_stored(operator, stored, wanted)
-            taken = {variable.name for variable in wanted.variables}
-            taken |= {variable.renamed_from for variable in wanted.variables if variable.renamed_from}
-            if dropped := [variable.name for variable in stored.variables if variable.name not in taken]:
-                _log.warning(
-                    "operator %s does not declare %s any more: the next snapshot drops what is stored of it. If it has "
-                    "another name now, declare that (renamed_from=...)",
-                    operator,
-                    ", ".join(dropped),
-                )
-        # SUBTLE: the schema of the head, not the last one: that may be of a change that never ran.
-        base = None if stored is None else stored.number
-        added = self.checkpoint.add_schema(operator, msgspec.structs.replace(wanted, base=base))
-        return Lineage(self.generation, history, {**known, added.number: added}, added.number)
+        """What the checkpoint has of an operator; see :func:`inherit`."""
+        return Lineage(self.generation, *inherit(self, operator, wanted, fresh=fresh))
 
     def write_move(self, record: MoveRecord) -> None:
         """Remember a move."""
