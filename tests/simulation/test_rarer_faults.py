@@ -5,22 +5,31 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 from tests.simulation.mutants import Patch, first_failure
 
-from bedload.checkpoint import restore
+from bedload.checkpoint import export, heritage, marks, restore
 from bedload.checkpoint.filing import Filing
 from bedload.control.compaction import Compaction
 from bedload.core.errors import CheckpointDamaged
 from bedload.store.rows import RowStore
-from bedload.testing import Scenario
+from bedload.testing import Scenario, simulated_desk
 from bedload.testing.faults import ALWAYS, DURABLE_EXTRA, EXTRA
 from bedload.testing.simulator import simulate
 from bedload.worker.machine import WorkerMachine
 from bedload.worker.runtime import OperatorRuntime
 
 ONLY_WITH_MOVES = {"aborted after copying"}
-NEEDS = {"damaged file": {"lost driver"}, "close fails": {"redeploy"}}
+NEEDS = {
+    "damaged file": {"lost driver"},
+    "close fails": {"redeploy"},
+    "fresh": {"redeploy"},
+    "changed state": {"lost driver"},
+    "another key": {"lost driver"},
+    "careless store": {"lost driver"},
+    "paused in the claim": {"lost driver", "careless store"},
+}
 """What must happen for a fault to have an occasion."""
 
 
@@ -110,6 +119,43 @@ def reads_see_the_epoch_under_way(patch: Patch) -> None:
     patch.setattr(WorkerMachine, "_commit", commit)
 
 
+def state_that_was_given_up_stays_at_the_workers(patch: Patch) -> None:
+    patch.setattr(WorkerMachine, "_reset", lambda self, message: [])
+
+
+def changed_operator_is_not_noticed(patch: Patch) -> None:
+    patch.setattr(heritage, "same_state", lambda stored, wanted: True)
+
+
+def renamed_variables_are_taken_for_new(patch: Patch) -> None:
+    original = heritage.inherit
+
+    def inherit(files: Any, operator: Any, wanted: Any, **options: Any) -> Any:
+        variables = tuple(msgspec.structs.replace(it, renamed_from=None) for it in wanted.variables)
+        return original(files, operator, msgspec.structs.replace(wanted, variables=variables), **options)
+
+    patch.setattr(simulated_desk, "inherit", inherit)
+
+
+def another_key_is_not_noticed(patch: Patch) -> None:
+    patch.setattr(heritage, "check_stored", lambda *_: None)
+
+
+def whoever_creates_looks_for_no_marks(patch: Patch) -> None:
+    patch.setattr(marks, "_is_contested", lambda *_: False)
+
+
+def copies_leave_out_what_came_after_the_snapshot(patch: Patch) -> None:
+    original = export.needed_files
+
+    def needed_files(*state: Any) -> Any:
+        needed = original(*state)
+        needed.files = [path for path in needed.files if "/deltas/" not in path]
+        return needed
+
+    patch.setattr(export, "needed_files", needed_files)
+
+
 MUTANTS: list[tuple[Callable[[Patch], None], Scenario]] = [
     (
         writer_of_a_snapshot_that_leaves_is_waited_for,
@@ -121,6 +167,12 @@ MUTANTS: list[tuple[Callable[[Patch], None], Scenario]] = [
     (reads_that_wait_are_never_answered, scenario("read", durable=True, moves=3)),
     (reads_see_the_epoch_under_way, scenario("read", durable=False)),
     (segments_that_are_damaged_are_taken_for_empty, scenario("damaged file", durable=True)),
+    (state_that_was_given_up_stays_at_the_workers, scenario("fresh", durable=False)),
+    (changed_operator_is_not_noticed, scenario("changed state", durable=True)),
+    (renamed_variables_are_taken_for_new, scenario("changed state", durable=True)),
+    (another_key_is_not_noticed, scenario("another key", durable=True)),
+    (whoever_creates_looks_for_no_marks, scenario("paused in the claim", durable=True)),
+    (copies_leave_out_what_came_after_the_snapshot, scenario("export", durable=True)),
 ]
 
 

@@ -85,6 +85,7 @@ EXTRA = {
     "setup fails": 1,
     "close fails": 1,
     "aborted after copying": 3,
+    "fresh": 2,
 }
 """Budgets of what only some simulations have."""
 
@@ -95,6 +96,11 @@ DURABLE_EXTRA = {
     "slow store": 3,
     "snapshot": 4,
     "damaged file": 1,
+    "export": 2,
+    "changed state": 4,
+    "another key": 1,
+    "careless store": 1,
+    "paused in the claim": 2,
 }
 """The same with a checkpoint alone, or more of it. A snapshot that is asked for is no fault, and comes beside some."""
 
@@ -109,7 +115,7 @@ ALWAYS = frozenset(
 )
 """Faults that every simulation may have; the others are switched on for some seeds."""
 
-LOSSES = (frozenset(DURABLE) - {"set back", "store failure"}) | DURABLE_MOVES.keys()
+LOSSES = (frozenset(DURABLE) - {"set back", "store failure"}) | DURABLE_MOVES.keys() | {"paused in the claim"}
 """Something of the cluster was lost, or seemed to be."""
 
 EXPLAINS: dict[str, tuple[str, ...]] = {
@@ -117,8 +123,8 @@ EXPLAINS: dict[str, tuple[str, ...]] = {
     "OperatorFailed": ("poison", "exit", "forget and raise", "misfit", "setup fails", "failed setup"),
     "MoveFailed": ("failing move", "failed setup", "setup fails", "misfit"),
     "NotDeterministic": ("noise", "other shape"),
-    "EpochIncomplete": ("stop early", "no action"),
-    "EpochMismatch": ("stop early", "no action"),
+    "EpochIncomplete": ("stop early", "no action", "fresh"),
+    "EpochMismatch": ("stop early", "no action", "fresh"),
     "WorkerLost": ("lost worker", "lost newcomer", "dead newcomer", "hung worker", "vanished worker"),
     "StateTypeError": ("misfit",),
     "OperatorBusy": ("second query",),
@@ -139,9 +145,10 @@ EXPLAINS_DURABLE: dict[str, tuple[str, ...]] = EXPLAINS | {
     "StoreError": ("store failure",),
     "WorkerStartFailed": ("no newcomer", "dead newcomer", *_SETUPS),
     "CheckpointDamaged": ("damaged file",),
+    "Fenced": ("claimed late",),
 }
 for _kind in ("EpochIncomplete", "EpochMismatch", "EpochNotRetained"):
-    EXPLAINS_DURABLE[_kind] += ("damaged file",)
+    EXPLAINS_DURABLE[_kind] += ("damaged file", "fresh")
 
 FINAL = frozenset({"EpochIncomplete", "EpochMismatch", "EpochNotRetained", "QueryStopped", "CheckpointDamaged"})
 """Errors after which no restart helps, or comes; in memory only, the loss of a worker is one of them."""

@@ -36,8 +36,11 @@ class KeyState:
         if {source: list(seqs) for source, seqs in actual["seen"].items()} != self.seen:
             return f"seen is {actual['seen']}, not {self.seen}"
         tally = {source: len(seqs) for source, seqs in self.seen.items()}
-        if dict(actual["tally"]) != tally:
-            return f"tally is {actual['tally']}, not {tally}"
+        found = actual["tally"] if "tally" in actual else actual["totals"]
+        if dict(found) != tally:
+            return f"tally is {found}, not {tally}"
+        if not 0 <= actual.get("touched", 0) <= self.count:
+            return f"touched {actual['touched']} times, with {self.count} rows"
         recent: dict[int, list[int]] = defaultdict(list)
         for item in actual["recent"]:
             recent[item // 1000].append(item % 1000)

@@ -6,24 +6,24 @@ It then goes on where it was and believes to be the one; what it can still do is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Mapping
+from dataclasses import dataclass, field
 
 from bedload.checkpoint.storage import Storage
 from bedload.control.compaction import Retention
 from bedload.control.coordinator import QueryFacts
-from bedload.control.instructions import InspectQuery, InspectStage
+from bedload.control.instructions import DeployResult, InspectQuery, InspectStage
 from bedload.control.lineage import Lineage
 from bedload.control.transfer import Stage
-from bedload.core.errors import BedloadError, CheckpointDamaged, ProtocolError
-from bedload.core.ids import DeploymentId, Epoch, OperatorName, QueryId, WorkerId
+from bedload.core.errors import BedloadError, CheckpointDamaged, ProtocolError, SchemaChanged
+from bedload.core.ids import DeploymentId, Epoch, Generation, OperatorName, QueryId, WorkerId
 from bedload.testing.faults import Faults
 from bedload.testing.network import Network
 from bedload.testing.simulated_cluster import SimulatedDriver
 from bedload.testing.simulated_desk import Desk, location_of
 from bedload.testing.simulated_query import SimulatedQuery
 from bedload.testing.simulated_spark import SparkContext
-from bedload.testing.simulated_worker import SimulatedWorker
+from bedload.testing.simulated_worker import ProcessKilled, SimulatedWorker
 from bedload.testing.watcher import Watcher
 from bedload.testing.workload import KEY_GROUPS
 from bedload.worker.runtime import Startable
@@ -37,10 +37,17 @@ class World:
     faults: Faults
     watchers: dict[OperatorName, Watcher]
     queries: dict[QueryId, SimulatedQuery]
-    deployments: dict[OperatorName, Startable]
+    as_it_was: dict[OperatorName, Startable]
+    """The operators."""
+    changed: dict[OperatorName, Startable]
+    """The same, as their user has changed them."""
+    versions: dict[OperatorName, tuple[Startable, ...]]
+    """All that an operator ever was, without harm, to read state with."""
     workers: int
     slots: int
     storage: Storage | None
+    slow: Callable[[Callable[[str, str], None]], Storage]
+    """The storage as one process sees it, which is given what happens before and after each call."""
     retention: Retention
     explain: Callable[[Exception, QueryId, Epoch], None]
     on_stage: Callable[[SimulatedDriver, OperatorName, Stage], None]
@@ -49,12 +56,15 @@ class World:
     """A worker that copies state ahead has sealed an epoch."""
     damage: Callable[[], None]
     """Something may happen to a file."""
+    claimed: set[Generation] = field(default_factory=set)
+    """Nobody else gets these."""
 
 
 class Application:
     """Attaches, runs the queries, ends."""
 
-    def __init__(self, world: World, number: int, ended: Callable[[Application], None]) -> None:
+    def __init__(self, world: World, number: int, ended: Callable[[Application], None], *, changed: bool) -> None:
+        self.deployments = world.changed if changed else world.as_it_was
         self.driver: SimulatedDriver | None = None
         self.live = True
         """It is the one that the user believes in."""
@@ -63,6 +73,8 @@ class Application:
         self._ended = ended
         self._network = world.network.another()
         self._spark: SparkContext | None = None
+        self._desk: Desk | None = None
+        self._dead = False
         self._processes = 0
         self._shipped = 0
 
@@ -77,27 +89,58 @@ class Application:
             return
         storage, world = self._world.storage, self._world
         assert storage is not None
+        claiming = None
+        if world.faults.on("careless store"):
+            world.faults.happened["careless store"] += 1
+            claiming = world.slow(self._pause_in_the_claim)
         try:
-            desk = Desk(self._network, storage, world.watchers, self._number)
+            desk = Desk(self._network, storage, world.watchers, self._number, claiming)
+        except ProcessKilled:
+            return
         except BedloadError as error:
             self._over(error)
             return
         self._network.note(f"generation {desk.generation} is claimed")
+        assert desk.generation not in world.claimed, f"generation {desk.generation} was claimed twice"
+        world.claimed.add(desk.generation)
+        world.faults.happened["claimed late"] += not self.live
         self._network.after(self._network.delay(), lambda: self._look(desk))
 
     def _look(self, desk: Desk) -> None:
         if not self.live:
             return
+        faults = self._world.faults
         if self._number > 1:
             self._world.damage()
+        another = self._number > 1 and faults.strikes("another key", 4)
+        fresh = {name for name in self.deployments if self._number > 1 and faults.strikes("fresh", 2)}
         try:
-            lineages = {name: desk.lineage(deployment) for name, deployment in self._world.deployments.items()}
+            if another:
+                for deployment in self.deployments.values():
+                    desk.refuses_another_key(deployment)
+                self._over(SchemaChanged("the keys are of another type"))
+                return
+            lineages = {name: desk.lineage(it, fresh=name in fresh) for name, it in self.deployments.items()}
         except BedloadError as error:
             self._over(error)
             return
-        self._attach(desk, lineages)
+        self._desk = desk
+        self._attach(desk, lineages, fresh)
 
-    def _attach(self, desk: Desk | None = None, lineages: Mapping[OperatorName, Lineage] | None = None) -> None:
+    def _pause_in_the_claim(self, *_: str) -> None:
+        """Another program may claim meanwhile."""
+        if self.live and self._world.faults.strikes("paused in the claim", 0.5):
+            self.pause()
+        self._network.sleep(self._network.delay() / 2)
+        if self._dead:
+            raise ProcessKilled("the driver")
+
+    def _attach(
+        self,
+        desk: Desk | None = None,
+        lineages: Mapping[OperatorName, Lineage] | None = None,
+        fresh: Container[OperatorName] = (),
+    ) -> None:
         world = self._world
         ids = [WorkerId(number) for number in range(world.workers)]
         driver = self.driver = SimulatedDriver(
@@ -115,15 +158,15 @@ class Application:
         )
         driver.on_over = self._over
         driver.on_stage = lambda name, stage: world.on_stage(driver, name, stage) if self.live else None
-        self._deploy(
-            [(query, name) for query in world.queries.values() for name in query.plan.operators], lineages or {}, {}
-        )
+        shipped = [(query, name) for query in world.queries.values() for name in query.plan.operators]
+        self._deploy(shipped, lineages or {}, {}, fresh)
 
     def _deploy(
         self,
         left: list[tuple[SimulatedQuery, OperatorName]],
         lineages: Mapping[OperatorName, Lineage],
         known: dict[OperatorName, DeploymentId],
+        fresh: Container[OperatorName],
     ) -> None:
         """Apply the operators of one query after the other."""
         (query, name), left = left[0], left[1:]
@@ -136,12 +179,18 @@ class Application:
             if name == query.plan.operators[-1]:
                 query.attach(self._spark, dict(known))
             if left:
-                self._deploy(left, lineages, known)
+                self._deploy(left, lineages, known, fresh)
 
-        self._ship(name, lineages.get(name), deployed)
+        self._ship(name, lineages.get(name), deployed, fresh=name in fresh and name not in known)
 
     def _ship(
-        self, name: OperatorName, lineage: Lineage | None, then: Callable[[DeploymentId, BedloadError | None], None]
+        self,
+        name: OperatorName,
+        lineage: Lineage | None,
+        then: Callable[[DeploymentId, BedloadError | None], None],
+        *,
+        fresh: bool = False,
+        running: frozenset[QueryId] = frozenset(),
     ) -> None:
         """Ship an operator, and go on when every worker has it, or one cannot take it."""
         driver = self.driver
@@ -150,23 +199,39 @@ class Application:
         token = f"deployment {self._shipped}"
         deployment: DeploymentId
         driver.on_deployed[token] = lambda error: then(deployment, error)
-        deployment, steps = driver.coordinator.deploy(token, name, KEY_GROUPS, name.encode(), lineage=lineage)
+        deployment, steps = driver.coordinator.deploy(
+            token, name, KEY_GROUPS, name.encode(), lineage=lineage, fresh=fresh, running=running
+        )
+        if fresh and not any(isinstance(step, DeployResult) and step.error is not None for step in steps):
+            self._network.note(f"the state of {name} is given up")
+            self._world.watchers[name].fresh()
         driver.carry_out(steps)
 
     def _redeploy(self, query: SimulatedQuery, then: Callable[[dict[OperatorName, DeploymentId]], None]) -> None:
         """Apply the operators of a query again before it starts; one that cannot be shipped stays as it was."""
         left, made = list(query.plan.operators), dict[OperatorName, DeploymentId]()
+        others = frozenset(it.query for it in self._world.queries.values() if it.active and it is not query)
 
         def shipped(deployment: DeploymentId, error: BedloadError | None) -> None:
             name = left.pop(0)
             if error is None:
                 made[name] = deployment
             if left:
-                self._ship(left[0], None, shipped)
+                ship()
             else:
                 then(made)
 
-        self._ship(left[0], None, shipped)
+        def ship() -> None:
+            name, lineage = left[0], None
+            fresh = self._world.faults.strikes("fresh", 4)
+            try:
+                if fresh and self._desk is not None:
+                    lineage = self._desk.lineage(self.deployments[name], fresh=True)
+            except BedloadError:  # somebody else has the checkpoint, or the store fails
+                fresh = False
+            self._ship(name, lineage, shipped, fresh=fresh, running=others if fresh else frozenset())
+
+        ship()
 
     def _make_worker(self, worker: WorkerId, desk: Desk | None) -> SimulatedWorker:
         world = self._world
@@ -175,8 +240,26 @@ class Application:
         first = self._number == 1 and self._processes <= world.workers
         name = f"worker {worker}" if first else f"worker {worker} ({self._number}.{self._processes})"
         return SimulatedWorker(
-            self._network, worker, name, world.deployments, world.watchers, world.faults, world.on_copied, place
+            self._network, worker, name, self.deployments, world.watchers, world.faults, world.on_copied, place
         )
+
+    def export(self) -> None:
+        """The user copies the state away while the program runs."""
+        if self._desk is None or self.driver is None or not self.driver.alive:
+            return
+        faults = self._world.faults
+        try:
+            self._desk.export(self._world.slow(self._pause_in_the_export), self._world.versions)
+        except ProcessKilled:
+            return
+        except BedloadError:
+            if not faults.happened["store failure"] and not faults.happened["damaged file"]:
+                raise
+
+    def _pause_in_the_export(self, *_: str) -> None:
+        self._network.sleep(self._network.delay() / 4)
+        if self.driver is None or not self.driver.alive:
+            raise ProcessKilled("the driver")
 
     def _over(self, error: BedloadError) -> None:
         """The cluster takes no more work. With a checkpoint the program ends, and whoever looks after it starts it."""
@@ -189,6 +272,7 @@ class Application:
 
     def die(self) -> None:
         """The program ends, and all that it started: sooner or later."""
+        self._dead = True
         if self.driver is not None and self.driver.alive:
             self.driver.kill()
         self._leave(lost=True)

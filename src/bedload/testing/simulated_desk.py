@@ -6,49 +6,85 @@ What is done is what :mod:`bedload.spark.desk` does (:mod:`bedload.control.paper
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
+import msgspec
 import pyarrow as pa
 
 from bedload.checkpoint import paths
 from bedload.checkpoint.checkpoint import Checkpoint
+from bedload.checkpoint.compaction import restore_at
 from bedload.checkpoint.filing import Filing
-from bedload.checkpoint.records import OperatorSchema, TurnRecord, Variable, pack_schema
+from bedload.checkpoint.heritage import inherit
+from bedload.checkpoint.records import OperatorSchema, TurnRecord, pack_schema
 from bedload.checkpoint.storage import Storage
 from bedload.control.coordinator import Coordinator
 from bedload.control.instructions import Instruction, WriteTurn
 from bedload.control.lineage import Lineage
 from bedload.control.paperwork import Event, FileStep, Paperwork, paperwork
-from bedload.core.errors import BedloadError
-from bedload.core.ids import OperatorName, WorkerId
+from bedload.core.errors import BedloadError, SchemaChanged
+from bedload.core.ids import KeyGroup, OperatorName, Turn, WorkerId, generation_of
 from bedload.testing.network import Network
-from bedload.testing.watcher import Watcher
+from bedload.testing.simulated_storage import MemoryStorage
+from bedload.testing.watcher import Plain, Watcher
 from bedload.testing.workload import KEY_GROUPS
-from bedload.worker.runtime import Startable
+from bedload.worker.operator import state_of
+from bedload.worker.runtime import Deployment, Startable
+from bedload.worker.state_schema import state_schema
 
 
 class Desk:
     """One attachment to the checkpoint, from its claim on."""
 
     def __init__(
-        self, network: Network, storage: Storage, watchers: Mapping[OperatorName, Watcher], number: int
+        self,
+        network: Network,
+        storage: Storage,
+        watchers: Mapping[OperatorName, Watcher],
+        number: int,
+        claiming: Storage | None = None,
     ) -> None:
+        """``claiming`` is the storage as it is seen until the claim is made: time may go by at every step."""
         self._network = network
         self._storage = storage
         self._watchers = watchers
-        self._checkpoint = Checkpoint.open(storage, clock=network.time, new_id=lambda: f"attachment {number}")
+        self._checkpoint = Checkpoint.open(
+            claiming or storage,
+            clock=network.time,
+            new_id=lambda: f"attachment {number} at {network.time.now}",
+        )
         self.generation = self._checkpoint.claim()
+        self._checkpoint.storage = storage
         self._files = _Watched(self._checkpoint, network, watchers)
         self.report: Callable[[Event], None] = lambda _: None
         """Tells the coordinator."""
 
-    def lineage(self, deployment: Startable) -> Lineage:
+    def lineage(self, deployment: Startable, *, fresh: bool = False) -> Lineage:
         """What there is: look only after the claim."""
         name = deployment.name
-        schema = self._checkpoint.add_schema(name, schema_of(deployment))
-        history = self._files.history(name)
+        found = inherit(self._files, name, schema_of(deployment), fresh=fresh)
         self._watchers[name].attached(self.generation, self._storage.list(paths.deltas(name)))
-        return Lineage(self.generation, history, {schema.number: schema})
+        return Lineage(self.generation, *found)
+
+    def refuses_another_key(self, deployment: Startable) -> None:
+        """The user comes with keys of another type, which state that is there cannot become."""
+        wanted = msgspec.structs.replace(schema_of(deployment), key_types=pack_schema(pa.schema([("key", pa.int64())])))
+        try:
+            found = inherit(self._files, deployment.name, wanted)
+        except SchemaChanged:
+            return
+        assert found.history.head is None, f"state of {deployment.name} was taken over by another key"
+
+    def export(self, slow: Storage, versions: Mapping[OperatorName, Sequence[Startable]]) -> None:
+        """Copy all state while others go on; the copy is that of one turn, whole."""
+        source = Checkpoint.open(slow, create=False)
+        target = MemoryStorage("memory://export")
+        copied = source.export(target)
+        copy = Checkpoint.open(target, create=False)
+        for name, turn in copied.items():
+            assert copy.load_history(name).head == turn, f"the copy of {name} is of another turn than {turn}"
+            self._watchers[name].check_restored(turn, read_back(copy, versions[name], turn))
+        assert not copied or copy.claim() > max(map(generation_of, copied.values()))
 
     def do(self, step: FileStep, record: TurnRecord | None) -> None:
         """Carry a step out, deed by deed, some time later each; the coordinator hears of it later still."""
@@ -96,17 +132,19 @@ class _Watched(Filing):
 
 def schema_of(deployment: Startable) -> OperatorSchema:
     """The shape of an operator's state."""
-    return OperatorSchema(
-        number=1,
-        layout=deployment.layout,
-        key_names=("key",),
-        key_types=pack_schema(pa.schema([("key", pa.string())])),
-        key_groups=KEY_GROUPS,
-        variables=tuple(
-            Variable(name=v.name, type=v.type, arrow=pack_schema(pa.schema([v.field])), kind=v.kind)
-            for v in deployment.variables
-        ),
-    )
+    specs = state_of(deployment.operator) if isinstance(deployment, Deployment) else ()
+    return state_schema(deployment, ["key"], deployment.key_types, KEY_GROUPS, specs)
+
+
+def read_back(checkpoint: Checkpoint, versions: Sequence[Startable], turn: Turn) -> Plain:
+    """The state at a turn, from the storage alone, by the version of the operator that it is of."""
+    found, schema = restore_at(checkpoint, versions[0].name, turn, threads=1)
+    names = {variable.name for variable in schema.variables}
+    (version,) = (it for it in versions if {variable.name for variable in it.variables} == names)
+    runtime = version.start(WorkerId(99))
+    for groups, state in found.chunks():
+        runtime.install([KeyGroup(group) for group in groups], state)
+    return dict(runtime.snapshot())
 
 
 def location_of(query: str) -> str:

@@ -11,17 +11,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from bedload.checkpoint.checkpoint import Checkpoint
-from bedload.checkpoint.compaction import restore_at
 from bedload.control.standing import Phase as ControlPhase
 from bedload.core.errors import CheckpointError
-from bedload.core.ids import Epoch, KeyGroup, OperatorName, Turn, WorkerId
+from bedload.core.ids import Epoch, OperatorName, Turn
 from bedload.testing.oracle import History, Oracle
 from bedload.testing.simulated_application import World
 from bedload.testing.simulated_cluster import SimulatedDriver
+from bedload.testing.simulated_desk import read_back
 from bedload.testing.simulated_holdings import on_its_way
 from bedload.testing.simulated_query import SimulatedQuery
 from bedload.testing.simulated_storage import MemoryStorage
-from bedload.testing.watcher import Plain
 from bedload.testing.workload import GROUP_OF, HASH_OF
 from bedload.worker.machine import Phase
 
@@ -88,16 +87,9 @@ class Ending:
         # The latest, the oldest and one between: reading all back would take as long as the rest.
         looked_at = {*retained[:1], *retained[-1:], *retained[len(retained) // 2 :][:1]} if whole else {*retained[:1]}
         for turn in sorted(looked_at):
-            watcher.check_restored(turn, self._read_back(checkpoint, name, turn))
+            watcher.check_restored(turn, read_back(checkpoint, self._world.versions[name], turn))
         for query in self._queries(name):
             self._check_query(query, name, watcher.history_at(history.head))
-
-    def _read_back(self, checkpoint: Checkpoint, name: OperatorName, turn: Turn) -> Plain:
-        found, _ = restore_at(checkpoint, name, turn, threads=1)
-        runtime = self._world.deployments[name].start(WorkerId(99))
-        for groups, state in found.chunks():
-            runtime.install([KeyGroup(group) for group in groups], state)
-        return dict(runtime.snapshot())
 
     def _settle(self, driver: SimulatedDriver) -> None:
         """The last epoch's progress event may have been dropped: tell it now, so that all is committed."""

@@ -76,6 +76,8 @@ class Holdings:
                 self._restore(message)
             case m.Flip():
                 self._flip(message)
+            case m.Reset():
+                self.history, self.keys, self.backup, self._here = (), set(), {}, set()
             case m.Release(move=move, called_off=called_off):
                 came, left, then = self._flips.pop(move, (set(), set(), ()))
                 if called_off:

@@ -7,7 +7,7 @@ A loss within a move comes at a stage of the move, so that every stage has its s
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from bedload.control.transfer import Stage
 from bedload.core.ids import OperatorName
@@ -20,7 +20,6 @@ from bedload.testing.simulated_query import SimulatedQuery
 from bedload.testing.simulated_storage import Outages
 from bedload.testing.simulated_wishes import make_wish
 from bedload.testing.simulated_worker import SimulatedWorker
-from bedload.worker.runtime import Startable
 
 
 class Mishaps:
@@ -34,7 +33,6 @@ class Mishaps:
         queries: list[SimulatedQuery],
         outages: Outages,
         application: Callable[[], Application],
-        deployments: Mapping[OperatorName, Startable],
     ) -> None:
         self.stages: Counter[str] = Counter()
         """Stages that moves came to."""
@@ -45,7 +43,6 @@ class Mishaps:
         self._queries = queries
         self._outages = outages
         self._application = application
-        self._deployments = deployments
         self._wishes = 0
         """What is asked for as soon as there is progress."""
         self._losses: list[Callable[[], None]] = []
@@ -94,6 +91,7 @@ class Mishaps:
                 ("vanished worker", self._vanish_worker),
                 ("snapshot", self._ask_for_snapshots),
                 ("read", self._read),
+                ("export", lambda: self._application().export()),
             )
         )
 
@@ -153,7 +151,7 @@ class Mishaps:
     def _read(self) -> None:
         driver = self._application().driver
         if driver is not None and driver.alive:
-            driver.read(self._deployments)
+            driver.read(self._application().deployments)
 
     def _ask_for_snapshots(self) -> None:
         driver = self._application().driver

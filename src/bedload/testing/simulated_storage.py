@@ -16,6 +16,7 @@ from typing import TypeVar
 import xxhash
 
 from bedload.checkpoint import paths
+from bedload.checkpoint.marks import create_by_marks
 from bedload.checkpoint.storage import Buffers, Storage, failed, joined
 from bedload.testing.chance import Chance
 
@@ -172,8 +173,27 @@ class TroubledStorage(_Wrapped):
         return deed()
 
 
+class CarelessStorage(_Wrapped):
+    """A storage without an exclusive create: marks decide who gets a file (:mod:`bedload.checkpoint.marks`)."""
+
+    def _call(self, operation: str, path: str, deed: Callable[[], _T]) -> _T:
+        return deed()
+
+    def create(self, path: str, data: Buffers) -> bool:
+        """Write a file if there is none of that path."""
+        return create_by_marks(self._inner, path, joined(data), self._inner.list)
+
+    def list(self, folder: str) -> list[str]:
+        """The names directly in a folder, without marks."""
+        return [name for name in self._inner.list(folder) if not name.startswith(".")]
+
+    def sizes(self, folder: str) -> dict[str, int]:
+        """The files directly in a folder, without marks."""
+        return {name: size for name, size in self._inner.sizes(folder).items() if not name.startswith(".")}
+
+
 class SlowStorage(_Wrapped):
-    """A storage as a worker at its seal sees it: ``pause`` lets time go by before and after each call, or ends all."""
+    """A storage as one process sees it: ``pause`` lets time go by before and after each call, or ends all."""
 
     def __init__(self, inner: Storage, pause: Callable[[str, str], None]) -> None:
         super().__init__(inner)

@@ -259,7 +259,7 @@ class SimulatedWorker:
         if isinstance(message, m.Stop):
             return self._end()
         self._unseen += 1 if isinstance(message, _HARMLESS) else _LOOK_EVERY
-        if isinstance(message, m.Begin | m.Restore | m.Flip | m.Release):
+        if isinstance(message, m.Begin | m.Restore | m.Flip | m.Release | m.Reset):
             self.holdings[message.operator].told(message)
         if not isinstance(message, m.Commit):
             return self.machine.handle(peer, message, body)

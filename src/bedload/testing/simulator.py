@@ -14,8 +14,9 @@ and whoever has a part in that is lost at every stage of it.
 
 There are one or two operators, in one query or in two at once (:class:`~bedload.testing.workload.Layout`). Some
 simulations have rarer faults besides (:data:`~bedload.testing.faults.EXTRA`): workers that hang, are slow or vanish,
-slow snapshots and stores, damaged files, and user code that does harm. Users read keys and ask for snapshots
-meanwhile, and apply operators again between runs.
+slow snapshots and stores, stores without an exclusive create, damaged files, and user code that does harm. Users read
+keys, ask for snapshots and copy state away meanwhile; between runs they apply operators again, or give their state up;
+and when they attach again, an operator has other state variables, or other keys, which is refused.
 
 Checked, at every step: what :mod:`bedload.testing.watcher` says; phases of coordinator and workers fit; a live query
 fails only over a fault that was injected. At the end: every query finished or was refused for good with an error that
@@ -24,7 +25,7 @@ loudly; every state that the checkpoint retains, read from the storage alone, is
 has come to an end, and left nothing behind. A simulation that runs
 out of events with work left is a deadlock, one that does not run out is a livelock; both fail.
 
-Its limits: at most two operators of one schema each, messages lost only with their connection.
+Its limits: at most two operators, messages lost only with their connection.
 """
 
 from __future__ import annotations
@@ -39,9 +40,10 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from bedload.checkpoint.history import CompactionSettings
+from bedload.checkpoint.storage import Storage
 from bedload.control import changes
 from bedload.control.compaction import Retention
-from bedload.core.ids import Epoch, QueryId
+from bedload.core.ids import Epoch, OperatorName, QueryId
 from bedload.migration import sender
 from bedload.testing.chance import Chance
 from bedload.testing.faults import Faults, Scenario
@@ -52,7 +54,14 @@ from bedload.testing.simulated_cluster import SimulatedDriver
 from bedload.testing.simulated_ending import Ending
 from bedload.testing.simulated_mishaps import Mishaps
 from bedload.testing.simulated_query import SimulatedQuery
-from bedload.testing.simulated_storage import MemoryStorage, Outages, TroubledStorage, damage
+from bedload.testing.simulated_storage import (
+    CarelessStorage,
+    MemoryStorage,
+    Outages,
+    SlowStorage,
+    TroubledStorage,
+    damage,
+)
 from bedload.testing.time_limit import TookTooLong, time_limit
 from bedload.testing.watcher import CommitLog, Watcher
 from bedload.testing.workload import (
@@ -68,6 +77,7 @@ from bedload.testing.workload import (
     make_deployment,
     plan_query,
 )
+from bedload.worker.runtime import Startable
 
 _HOLD_SECONDS = 2000.0
 """A restart waits so long for epochs to end: messages are under way for up to a minute here."""
@@ -163,6 +173,7 @@ class Simulation:
         }
         self._storage = MemoryStorage() if scenario.durable else None
         outages = Outages(seed, lambda: self.network.time.now)
+        troubled = TroubledStorage(self._storage or MemoryStorage(), outages)
         self._kinds = {NAME: self.kind}
         if self._layout is not Layout.ONE:
             self._kinds[OTHER] = self._more.pick(list(Kind))
@@ -180,10 +191,16 @@ class Simulation:
             faults=self.faults,
             watchers={name: Watcher(name, oracle, logs[name], self._storage) for name, oracle in self._oracles.items()},
             queries=self.queries,
-            deployments={name: make_deployment(kind, self._poisons[name], name) for name, kind in self._kinds.items()},
+            as_it_was=self._make_deployments(changed=False),
+            changed=self._make_deployments(changed=True),
+            versions={
+                name: tuple(make_deployment(kind, Poison(), name, changed=changed) for changed in (False, True))
+                for name, kind in self._kinds.items()
+            },
             workers=chance.number(1, 3),
             slots=chance.number(1, 5),
-            storage=None if self._storage is None else TroubledStorage(self._storage, outages),
+            storage=None if self._storage is None else self._seen(troubled),
+            slow=lambda pause: self._seen(SlowStorage(troubled, pause)),
             retention=Retention(chance.number(1, 4), CompactionSettings(max_turns=chance.number(*turns))),
             explain=self._explain,
             on_stage=lambda *what: self._mishaps.on_stage(*what),
@@ -192,6 +209,7 @@ class Simulation:
         )
         self._most_keys = chance.pick([1, 2, 5]) if scenario.moves else sender._MOST_KEYS
         self._applications: list[Application] = []
+        self._changed = False
         self._mishaps = Mishaps(
             self.network,
             self.faults,
@@ -199,7 +217,6 @@ class Simulation:
             list(self.queries.values()),
             outages,
             lambda: self._applications[-1],
-            self._world.deployments,
         )
         self._attach()
 
@@ -268,7 +285,9 @@ class Simulation:
 
     def _attach(self, _: Application | None = None) -> None:
         """The program starts, or starts again."""
-        application = Application(self._world, len(self._applications) + 1, self._ended)
+        if self._applications and self.faults.strikes("changed state", 6):
+            self._changed = not self._changed
+        application = Application(self._world, len(self._applications) + 1, self._ended, changed=self._changed)
         self._applications.append(application)
         application.start()
 
@@ -285,6 +304,14 @@ class Simulation:
         self.network.after(self.chance.delay(6), lambda: self._attach(application))
 
     # --- making it ---
+
+    def _make_deployments(self, *, changed: bool) -> dict[OperatorName, Startable]:
+        kinds = self._kinds.items()
+        return {name: make_deployment(kind, self._poisons[name], name, changed=changed) for name, kind in kinds}
+
+    def _seen(self, storage: Storage) -> Storage:
+        """A storage as whoever uses it sees it."""
+        return CarelessStorage(storage) if self.faults.on("careless store") else storage
 
     def _poison(self) -> None:
         self._poison_more()
@@ -354,9 +381,9 @@ class _Inline(Executor):
 @contextmanager
 def _in_small_steps(keys: int) -> Iterator[None]:
     """Let state move few keys at a time, so that a little of it takes many messages; and have one thread."""
-    from bedload.checkpoint import checkpoint, restore  # compiled code: only who needs it waits
+    from bedload.checkpoint import checkpoint, export, restore  # compiled code: only who needs it waits
 
-    most, readers = sender._MOST_KEYS, [vars(module) for module in (checkpoint, restore)]
+    most, readers = sender._MOST_KEYS, [vars(module) for module in (checkpoint, export, restore)]
     threads = [names["ThreadPoolExecutor"] for names in readers]
     sender._MOST_KEYS = keys
     hold, changes.HOLD_SECONDS = changes.HOLD_SECONDS, _HOLD_SECONDS

@@ -118,11 +118,15 @@ class Poison:
 
 class _Simulated(Operator):
     poison: ClassVar[Poison] = Poison()
+    changed: ClassVar[bool] = False
 
     count: int = bl.value(0)
     seen: dict[int, list[int]] = bl.map()
-    tally: Counter[int] = bl.counter()
     recent: collections.deque[int] = bl.deque(maxlen=RECENT)
+
+    def tallied(self) -> Counter[int]:
+        """The rows of each source. The state variable has one name or another (see :func:`make_deployment`)."""
+        raise NotImplementedError
 
     def setup(self, ctx: Context) -> None:
         self.poison.setup()
@@ -133,7 +137,9 @@ class _Simulated(Operator):
     def take(self, row: Any, ctx: Context) -> None:
         self.count += 1
         self.seen.setdefault(row.source, []).append(row.seq)
-        self.tally[row.source] += 1
+        self.tallied()[row.source] += 1
+        if self.changed:
+            self.touched += 1  # type: ignore[attr-defined]
         self.recent.append(row.source * 1000 + row.seq)
         # After the changes, so that a failure leaves some behind to be rolled back.
         match self.poison.touch(row.source, row.seq):
@@ -144,6 +150,20 @@ class _Simulated(Operator):
                 self.recent[-1] = "not a number"  # type: ignore[assignment]
             case _:
                 pass
+
+
+_AS_IT_WAS = {
+    "__annotations__": {"tally": Counter[int]},
+    "tally": bl.counter(renamed_from="totals"),
+    "tallied": lambda self: self.tally,
+}
+_CHANGED = {
+    "__annotations__": {"totals": Counter[int], "touched": int},
+    "totals": bl.counter(renamed_from="tally"),
+    "touched": bl.value(0),
+    "tallied": lambda self: self.totals,
+    "changed": True,
+}
 
 
 class _Process(_Simulated):
@@ -161,7 +181,7 @@ class _Result(_Simulated):
     def result(self, key: Any, ctx: Context) -> Iterable[Any]:
         if self.count >= FORGET_AT:
             ctx.forget()
-        return key, len(self.seen), self.tally.total(), self.count
+        return key, len(self.seen), self.tallied().total(), self.count
 
 
 class _Grouped(_Simulated):
@@ -172,7 +192,7 @@ class _Grouped(_Simulated):
         self.seen = {source: list(seqs) for source, seqs in self.seen.items()}
         for row in rows:
             self.take(row, ctx)
-        yield key, len(rows), self.tally.total(), self.count
+        yield key, len(rows), self.tallied().total(), self.count
         if self.count >= FORGET_AT:
             ctx.forget()
 
@@ -193,14 +213,18 @@ class Layout(enum.Enum):
     APART = "a query for each of two operators, both at once"
 
 
-def make_deployment(kind: Kind, poison: Poison, name: OperatorName = NAME) -> Startable:
-    """An operator of a simulation, with its own poison."""
+def make_deployment(kind: Kind, poison: Poison, name: OperatorName = NAME, *, changed: bool = False) -> Startable:
+    """An operator of a simulation, with its own poison.
+
+    As it is ``changed`` by its user it has a variable more, and another one has another name; and back again.
+    """
     if kind is Kind.COLUMNS:
         from bedload.testing.workload_columns import column_deployment  # compiled code: only who needs it waits
 
-        return column_deployment(poison, name)
+        return column_deployment(poison, name, changed=changed)
     base = _OPERATORS[kind]
-    operator = types.new_class(base.__name__, (base,), exec_body=lambda body: body.update(poison=poison))
+    members: dict[str, Any] = {"poison": poison, **(_CHANGED if changed else _AS_IT_WAS)}
+    operator = types.new_class(base.__name__, (base,), exec_body=lambda body: body.update(members))
     assert issubclass(operator, Operator)
     return Deployment(name, operator, (0,), tuple(INPUT.names), OUTPUT, (pa.string(),))
 

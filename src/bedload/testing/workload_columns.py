@@ -18,10 +18,12 @@ from bedload.worker.operator import Context
 class ColumnLogic:
     """Counts rows and writes down source and number of each; forgets a key with many rows at the end of the epoch."""
 
-    columns = (ColumnSpec("count", pa.int64(), 0), ColumnSpec("log", pa.string(), ""))
-
-    def __init__(self, poison: Poison) -> None:
+    def __init__(self, poison: Poison, *, changed: bool) -> None:
         self._poison = poison
+        self.columns: tuple[ColumnSpec, ...] = (ColumnSpec("count", pa.int64(), 0), ColumnSpec("log", pa.string(), ""))
+        """The state columns."""
+        if changed:
+            self.columns += (ColumnSpec("touched", pa.int64(), 0),)
 
     def setup(self, ctx: Context) -> None:
         """Nothing is shared."""
@@ -34,8 +36,11 @@ class ColumnLogic:
     def update(self, table: ColumnTable, slots: Slots, batch: pa.RecordBatch, ctx: Context) -> pa.RecordBatch | None:
         """Take rows in order; a poisoned one fails after its change, so that there is something to roll back."""
         counts, logs = table.values("count"), table.values("log")
+        touched = table.values("touched") if len(self.columns) > 2 else None
         for slot, row in zip(slots.tolist(), batch.to_pylist(), strict=True):
             counts[slot] += 1
+            if touched is not None:
+                touched[slot] += 1
             logs[slot] = f"{logs[slot]}{row['source']}:{row['seq']} "
             if self._poison.touch(row["source"], row["seq"]) is not None:
                 raise SimulatedFailure("nothing else is wrong with columns")
@@ -50,9 +55,9 @@ class ColumnLogic:
         return pa.RecordBatch.from_arrays(made, schema=OUTPUT)
 
 
-def column_deployment(poison: Poison, name: OperatorName) -> ColumnDeployment:
-    """An operator of a simulation."""
-    return ColumnDeployment(name, ColumnLogic(poison), (0,), (pa.string(),), KEY_GROUPS)
+def column_deployment(poison: Poison, name: OperatorName, *, changed: bool) -> ColumnDeployment:
+    """An operator of a simulation; ``changed``: with a column more."""
+    return ColumnDeployment(name, ColumnLogic(poison, changed=changed), (0,), (pa.string(),), KEY_GROUPS)
 
 
 def as_rows(state: dict[str, Any]) -> dict[str, Any]:
@@ -66,4 +71,5 @@ def as_rows(state: dict[str, Any]) -> dict[str, Any]:
         "seen": seen,
         "tally": {source: len(seqs) for source, seqs in seen.items()},
         "recent": [source * 1000 + seq for source, seq in items[-RECENT:]],
+        "touched": int(np.int64(state.get("touched", 0))),
     }
