@@ -19,7 +19,18 @@ from bedload.control.instructions import (
 )
 from bedload.control.standing import Phase
 from bedload.core.errors import BedloadError, NullKey, ProtocolError
-from bedload.core.ids import DeploymentId, Epoch, OperatorName, QueryId, RunId, Turn, WorkerId
+from bedload.core.ids import (
+    NO_EPOCH,
+    NO_QUERY,
+    NO_TURN,
+    DeploymentId,
+    Epoch,
+    OperatorName,
+    QueryId,
+    RunId,
+    Turn,
+    WorkerId,
+)
 from bedload.protocol import messages as m
 
 NAME = OperatorName("Count")
@@ -415,6 +426,17 @@ def test_reset_starts_empty_and_keeps_the_former_run_out(rig: Rig) -> None:
     assert [worker for worker, _ in rig.told(m.Reset)] == [0, 1]
     assert rig.open(0, "r1") == "StaleAttempt"
     assert rig.open(7, "r2", stage=3) == "Opened"
+
+
+def test_state_that_was_given_up_is_built_upon_by_nobody(rig: Rig) -> None:
+    rig.whole(0)
+    rig.progress(0)
+    assert rig.epochs.base == 0
+    rig.deploy(fresh=True)
+    # Whoever is handed keys now is handed none, and would say that epoch 0 is in them.
+    assert rig.epochs.base == NO_TURN
+    assert rig.epochs.base_epoch == (NO_EPOCH, NO_QUERY)
+    assert rig.epochs.nobody_has_state
 
 
 def test_reset_answers_who_waits(rig: Rig) -> None:

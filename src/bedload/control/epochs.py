@@ -43,6 +43,8 @@ from bedload.core.clock import Clock
 from bedload.core.errors import BedloadError, CheckpointError, EpochAborted
 from bedload.core.ids import (
     NO_EPOCH,
+    NO_QUERY,
+    NO_TURN,
     DeploymentId,
     Epoch,
     OperatorName,
@@ -245,6 +247,7 @@ class OperatorEpochs(Turns):
             out = self._abort(EpochAborted(f"operator {self.name}: its state was given up (fresh=True)"))
         self.phase, self._error, self.fresh = Phase.IDLE, None, True
         self.committed = {}
+        self._committed_turn, self._committed_epoch = NO_TURN, (NO_EPOCH, NO_QUERY)
         if self.lineage is not None:
             self.lineage.reset()
         if self.run is not None:

@@ -103,7 +103,6 @@ class Application:
         self._network.note(f"generation {desk.generation} is claimed")
         assert desk.generation not in world.claimed, f"generation {desk.generation} was claimed twice"
         world.claimed.add(desk.generation)
-        world.faults.happened["claimed late"] += not self.live
         self._network.after(self._network.delay(), lambda: self._look(desk))
 
     def _look(self, desk: Desk) -> None:
@@ -134,6 +133,7 @@ class Application:
         self._network.sleep(self._network.delay() / 2)
         if self._dead:
             raise ProcessKilled("the driver")
+        self._world.faults.happened["claimed late"] += not self.live
 
     def _attach(
         self,
