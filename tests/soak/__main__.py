@@ -32,15 +32,15 @@ def main(arguments: list[str]) -> int:
         print(f"no packets are lost and no links cut: {links}", flush=True)
     number = options.round or 1
     with contextlib.ExitStack() as stack:
-        machines = _machines(stack, folder, options)
+        means = Means(_machines(stack, folder, options), links if isinstance(links, Links) else None)
         while True:
-            means = Means(machines, links if isinstance(links, Links) else None)
             if not _round(folder / f"round-{number}", seed, number, started, means):
                 return 1
             number += 1
             if options.round or time.monotonic() - started > options.seconds:
                 break
     shutil.rmtree(folder, ignore_errors=True)
+    print(f"done: {', '.join(f'{count} {kind}' for kind, count in means.done.most_common())}", flush=True)
     print(f"{number - (options.round or 1)} rounds, all as the oracle has it", flush=True)
     return 0
 

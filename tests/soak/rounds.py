@@ -6,8 +6,9 @@ import contextlib
 import os
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,8 @@ class Means:
 
     machines: Standalone | None = None
     links: Links | None = None
+    done: Counter[str] = field(default_factory=Counter)
+    """The harm that was done, by its kind."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,7 @@ class Round:
         self._tell = tell
         self._machines = means.machines if means.machines is not None and chance.happens(0.4) else None
         self._links = means.links
+        self._done = means.done
         # Executors could not import the store that fails.
         fails = chance.happens(0.5) and self._machines is None
         self._faults: Faults | None = install(folder / "store") if fails else None
@@ -89,6 +93,7 @@ class Round:
         store = "a store that fails" if self._faults is not None else "local files"
         beside = f", a query on {self._beside} beside the others" if self._beside else ""
         self._tell(f"{starts} starts with faults, on {store}{beside}")
+        self._done[f"beside: {self._beside or 'nothing'}"] += 1
         for _ in range(starts):
             self._start_and_kill()
         return self._start_and_finish()
@@ -124,6 +129,7 @@ class Round:
                     self._strike(app, shape, running["port"])
             self._pause(3000)
             whole = self._chance.happens(0.6)
+            self._done["driver" if whole else "JVM"] += 1
             # One that is stopped would not notice the end of the driver.
             wake(*self._stopped)
             self._tell(f"  kill the {'driver' if whole else 'JVM of the driver'}")
@@ -157,7 +163,9 @@ class Round:
         kinds += ["loss", "cut", "cut"] if self._links is not None else []
         kinds += ["executor"] if shape.machines is not None else []
         kinds += ["store", "store"] if self._faults is not None else []
-        match self._chance.pick(kinds):
+        kind = self._chance.pick(kinds)
+        self._done[kind] += 1
+        match kind:
             case "store":
                 self._trouble()
             case "executor":
@@ -221,6 +229,7 @@ class Round:
         assert self._links is not None
         seconds = self._chance.pick([self._chance.number(1, 5), self._chance.number(9, 12)])
         if self._chance.happens(0.4):
+            self._done["cut from the driver"] += 1
             self._tell(f"  cut the links to the driver for {seconds} seconds")
             self._links.cut(port)
         else:
