@@ -23,6 +23,7 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
+from bedload.control import refusals
 from bedload.control.epochs import OperatorEpochs
 from bedload.control.instructions import ChangeResult, Instruction, StartWorkers, Token, ToWorker, WorkersLeft
 from bedload.control.transfer import Transfer
@@ -321,7 +322,9 @@ class Changes:
             return []
         for transfer in change.transfers.values():
             out += transfer.go_on()
-        if all(transfer.done for transfer in change.transfers.values()):
+        if not all(transfer.done for transfer in change.transfers.values()):
+            out += self._look_for_ends(change)
+        else:
             for name in change.transfers:
                 self._operators[name].transfer = None
             self._stop_halfway(change)
@@ -332,7 +335,28 @@ class Changes:
                 for worker, epochs in itertools.product(leaving, self._operators.values()):
                     epochs.leave_out(worker)  # it may own something of an operator that was applied meanwhile
                 out += self._finish(change)
+            else:
+                out += [step for epochs in self._operators.values() for step in epochs.inquire()]
         return out
+
+    def _look_for_ends(self, change: Change) -> list[Instruction]:
+        """State moves when epochs end: find out what became of them, since no other one may come."""
+        waiting = [self._operators[name] for name, transfer in change.transfers.items() if transfer.in_line]
+        looks = [step for epochs in waiting for step in epochs.inquire()]
+        if change.failure is not None:
+            return looks
+        for epochs in waiting:
+            if epochs.in_the_dark:
+                return [*looks, *self._give_up(change, refusals.left_open(epochs.name, epochs.epoch, epochs.query))]
+            if epochs.unread is not None and epochs.forsaken:
+                return [*looks, *self._give_up(change, refusals.unread(epochs.name, epochs.unread))]
+        return looks
+
+    def _give_up(self, change: Change, error: BedloadError) -> list[Instruction]:
+        """A change cannot go on: what has flipped stays, and nothing more moves."""
+        change.failure = error
+        out = [step for transfer in change.transfers.values() for step in transfer.called_off()]
+        return [*out, *self.go_on()]
 
     def ended(self, error: BedloadError) -> list[Instruction]:
         """The cluster is over."""
@@ -439,6 +463,7 @@ class Changes:
             return self._over(change, error)
         for name, transfer in change.transfers.items():
             self._operators[name].transfer = transfer
+            self._operators[name].unread = None  # somebody needs it: whoever read in vain tries again
         return self.go_on()
 
     def _strategy(self, change: Change, name: OperatorName) -> tuple[Strategy, str]:

@@ -279,7 +279,7 @@ class Coordinator:
         """Without a checkpoint state is lost with its worker, unless that had been handed nothing for good."""
         error = refusals.lost_in_a_move(worker, how)
         over = refusals.lost_for_good(worker, how, state)
-        sealed = any(it.is_sealed and it.needs(worker) for it in self._operators.values())
+        sealed = any(it.has_sealed(worker) for it in self._operators.values())
         if self.changes.current is None or self._unsettled is not None or sealed:
             return self._end(over)
         self._unsettled = worker, error, over
@@ -497,7 +497,7 @@ class Coordinator:
         self.restoring[message.operator, message.worker] = message
         lineage = self._operators[message.operator].lineage
         if message.error is not None:
-            self._operators[message.operator].unrestored(message.worker)
+            self._operators[message.operator].unrestored(message.worker, message.error.error())
         elif message.left == 0 and lineage is not None:
             lineage.has_read(message.worker, message.base)
         return []

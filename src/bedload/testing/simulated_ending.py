@@ -143,10 +143,6 @@ class Ending:
         if driver is None or not driver.alive or driver.coordinator.error is not None:
             return
         coordinator = driver.coordinator
-        for epochs in coordinator._operators.values():
-            lineage = epochs.lineage
-            if epochs.phase is not ControlPhase.IDLE or not (lineage is None or lineage.all_hold_head(epochs.routing)):
-                return  # a move may wait for an epoch that does not come
         assert not driver.wishes.open, f"{driver.wishes.open} did not come to an end"
         assert not driver.wishes.snapshots, f"snapshots {driver.wishes.snapshots} did not come to an end"
         assert coordinator.changes.current is None, f"{coordinator.changes.current} did not come to an end"

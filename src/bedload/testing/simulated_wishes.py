@@ -40,6 +40,9 @@ WHY = {
 }
 """Which faults may be behind a change that failed."""
 
+_UNREAD = ("store failure", "damaged file")
+"""Which faults may be behind state that cannot be read back."""
+
 
 def make_wish(
     chance: Chance, coordinator: Coordinator, kinds: tuple[str, ...], strategies: tuple[str, ...], *, durable: bool
@@ -180,4 +183,7 @@ class Wishes:
         if error is None or error is coordinator.error or kind == "MoveRefused":
             return
         causes = [fault for fault in WHY.get(kind, ()) if self._faults.happened[fault]]
-        assert causes, f"{wish} failed for no reason: {kind}: {error}"
+        causes += [fault for fault in _UNREAD if self._faults.happened[fault] and "read back" in str(error)]
+        # Of an epoch of another driver nobody may be able to tell; of one of this driver the commit log does.
+        unknown = error.details.get("unknown") and coordinator.operator(error.details["operator"])._current.taken_up
+        assert causes or unknown, f"{wish} failed for no reason: {kind}: {error}"
