@@ -322,29 +322,31 @@ class Changes:
             return []
         for transfer in change.transfers.values():
             out += transfer.go_on()
-        if not all(transfer.done for transfer in change.transfers.values()):
-            out += self._look_for_ends(change)
-        else:
-            for name in change.transfers:
-                self._operators[name].transfer = None
-            self._stop_halfway(change)
-            self._keep_owners(change)
-            leaving = [worker for worker in self._addresses if worker not in self.members]
-            # SUBTLE: not in the middle of an epoch in which feeders talk to it. It has no part in the next one.
-            if not any(epochs.needs(worker) for epochs in self._operators.values() for worker in leaving):
-                for worker, epochs in itertools.product(leaving, self._operators.values()):
-                    epochs.leave_out(worker)  # it may own something of an operator that was applied meanwhile
-                out += self._finish(change)
-            else:
-                out += [step for epochs in self._operators.values() for step in epochs.inquire()]
-        return out
+        if all(transfer.done for transfer in change.transfers.values()):
+            return [*out, *self._leave(change)]
+        return [*out, *self._look_for_ends(change)]
+
+    def _leave(self, change: Change) -> list[Instruction]:
+        """All has moved: those that are not wanted any more leave, as soon as nobody talks to them."""
+        for name in change.transfers:
+            self._operators[name].transfer = None
+        self._stop_halfway(change)
+        self._keep_owners(change)
+        leaving = [worker for worker in self._addresses if worker not in self.members]
+        # SUBTLE: not in the middle of an epoch in which feeders talk to it. It has no part in the next one.
+        needed = [epochs for epochs in self._operators.values() if any(epochs.needs(worker) for worker in leaving)]
+        if any(epochs.undecided or not epochs.in_the_dark for epochs in needed):
+            return [step for epochs in needed if not epochs.in_the_dark for step in epochs.inquire()]
+        for worker, epochs in itertools.product(leaving, self._operators.values()):
+            epochs.leave_out(worker)  # it may own something of an operator that was applied meanwhile
+        return self._finish(change)
 
     def _look_for_ends(self, change: Change) -> list[Instruction]:
         """State moves when epochs end: find out what became of them, since no other one may come."""
         waiting = [self._operators[name] for name, transfer in change.transfers.items() if transfer.in_line]
-        looks = [step for epochs in waiting for step in epochs.inquire()]
         if change.failure is not None:
-            return looks
+            return [step for epochs in waiting if not epochs.in_the_dark for step in epochs.inquire()]
+        looks = [step for epochs in waiting for step in epochs.inquire()]
         for epochs in waiting:
             if epochs.in_the_dark:
                 return [*looks, *self._give_up(change, refusals.left_open(epochs.name, epochs.epoch, epochs.query))]
@@ -463,7 +465,7 @@ class Changes:
             return self._over(change, error)
         for name, transfer in change.transfers.items():
             self._operators[name].transfer = transfer
-            self._operators[name].unread = None  # somebody needs it: whoever read in vain tries again
+            self._operators[name].try_again()
         return self.go_on()
 
     def _strategy(self, change: Change, name: OperatorName) -> tuple[Strategy, str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from bedload.checkpoint.records import TurnRecord
+from bedload.checkpoint.records import Manifest, TurnRecord
 from bedload.control import refusals
 from bedload.control.changes import MAX_STARTS, Changes, Wish
 from bedload.control.compaction import Compaction, Retention
@@ -358,9 +358,11 @@ class Coordinator:
         """Answers :class:`CheckTurn`."""
         return self._then(self._operators[operator].turn_checked(turn, whole))
 
-    def snapshot_written(self, operator: OperatorName, turn: Turn, error: BedloadError | None) -> list[Instruction]:
-        """Answers :class:`WriteManifest`."""
-        return self._compactions[operator].written(turn, error)
+    def snapshot_written(
+        self, operator: OperatorName, turn: Turn, error: BedloadError | None, counts: Manifest | None = None
+    ) -> list[Instruction]:
+        """Answers :class:`WriteManifest`; ``counts`` is the manifest that does, if it may be another one."""
+        return self._compactions[operator].written(turn, error, counts)
 
     def garbage_collected(self, operator: OperatorName) -> list[Instruction]:
         """Answers :class:`CollectGarbage`."""

@@ -252,6 +252,10 @@ class OperatorEpochs(Turns):
         place = "" if self.lineage is None else self.lineage.locations.get(self.query, "")
         return self._look(self.query, place, pause=_WAITING_SECONDS)
 
+    def try_again(self) -> None:
+        """Somebody needs what was looked for or read in vain."""
+        self._looks_in_vain, self.unread = 0, None
+
     @property
     def in_the_dark(self) -> bool:
         """Whether nobody can say what became of the last turn, and no run goes on that would: it was tried for long."""

@@ -240,10 +240,10 @@ class Transfer:
     def _used(self) -> bool:
         """Whether no epoch is under way for which the old owners would have to keep what has arrived.
 
-        A sealed one whose run is over is none if nothing more moves: it may stay sealed.
+        A sealed one is none if nothing more moves, because the move was given up: it may stay sealed.
         """
         epochs = self.epochs
-        return epochs.between_epochs or epochs.rolled_back or not (self._steps or epochs.under_way)
+        return epochs.between_epochs or epochs.rolled_back or not (self._steps or epochs.undecided)
 
     def committed(self) -> list[Instruction]:
         """An epoch of the operator is committed."""

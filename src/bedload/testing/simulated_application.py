@@ -249,6 +249,11 @@ class Application:
     def _look_at_query(self, step: InspectQuery) -> None:
         assert self.driver is not None
         driver, query = self.driver, self._world.queries[step.query]
+        if step.pause and not self.live:
+            # It would look for ever: its query seems to run, and no epoch of that comes any more.
+            gone = ProtocolError(f"query {step.query} cannot be looked at")
+            self._network.after(0, lambda: driver.tell(lambda c: c.query_unknown(step.operator, gone)))
+            return
         facts = QueryFacts(not self.live, None, frozenset())
         if query.ran_here or step.location:
             # What ran here is known; of another one the place must be, to read the log there.

@@ -13,13 +13,13 @@ import pyarrow as pa
 from bedload.checkpoint import paths
 from bedload.checkpoint.checkpoint import Checkpoint
 from bedload.checkpoint.filing import Filing
-from bedload.checkpoint.records import OperatorSchema, TurnRecord, Variable, pack_schema
+from bedload.checkpoint.records import Manifest, OperatorSchema, TurnRecord, Variable, pack_schema
 from bedload.checkpoint.storage import Storage
 from bedload.control.coordinator import Coordinator
 from bedload.control.instructions import Instruction, WriteTurn
 from bedload.control.lineage import Lineage
 from bedload.control.paperwork import Event, FileStep, Paperwork, paperwork
-from bedload.core.errors import BedloadError
+from bedload.core.errors import BedloadError, CheckpointError
 from bedload.core.ids import OperatorName, WorkerId
 from bedload.testing.network import Network
 from bedload.testing.watcher import Watcher
@@ -84,6 +84,15 @@ class _Watched(Filing):
         super().__init__(checkpoint)
         self._network = network
         self._watchers = watchers
+
+    def write_manifest(self, operator: OperatorName, manifest: Manifest) -> Manifest:
+        """Make a snapshot count: no other attachment makes one of its turns here, as a newer one fences it off."""
+        try:
+            return super().write_manifest(operator, manifest)
+        except CheckpointError as error:
+            if "another attachment" in error.message:
+                raise AssertionError(f"generation {self.checkpoint.generation} blames another one: {error}") from error
+            raise
 
     def unwritten(self, operator: OperatorName, record: TurnRecord) -> list[WorkerId]:
         """The workers whose part of a turn is not there."""
