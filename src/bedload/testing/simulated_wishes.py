@@ -184,8 +184,6 @@ class Wishes:
             return
         causes = [fault for fault in WHY.get(kind, ()) if self._faults.happened[fault]]
         causes += [fault for fault in _UNREAD if self._faults.happened[fault] and "read back" in str(error)]
-        if "unknown" in error.details:
-            # Of an epoch of another driver nobody may be able to tell; of one of this driver the commit log does.
-            left = coordinator.operator(error.details["operator"])._current.taken_up
-            causes = [fault for fault in ("paused cluster",) if self._faults.happened[fault] or left]
-        assert causes, f"{wish} failed for no reason: {kind}: {error}"
+        # Of an epoch of another driver nobody may be able to tell; of one of this driver the commit log does.
+        unknown = "unknown" in error.details and coordinator.operator(error.details["operator"])._current.taken_up
+        assert causes or unknown, f"{wish} failed for no reason: {kind}: {error}"
