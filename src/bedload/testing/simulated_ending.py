@@ -74,6 +74,7 @@ class Ending:
         for name in self._world.watchers:
             try:
                 self._check_stored(checkpoint, name, whole=whole)
+                self._check_known(driver, checkpoint, name)
             except CheckpointError:  # never another state
                 if not self._world.faults.happened["damaged file"]:
                     raise
@@ -91,6 +92,18 @@ class Ending:
             watcher.check_restored(turn, self._read_back(checkpoint, name, turn))
         for query in self._queries(name):
             self._check_query(query, name, watcher.history_at(history.head))
+
+    def _check_known(self, driver: SimulatedDriver | None, checkpoint: Checkpoint, name: OperatorName) -> None:
+        """The snapshots that the coordinator would have workers read are those that are there."""
+        if driver is None or not driver.alive or name not in driver.coordinator.operators:
+            return
+        lineage, stored = driver.coordinator.operator(name).lineage, checkpoint.load_history(name)
+        assert lineage is not None
+        for turn in lineage.history.retained():
+            known = lineage.history.manifest(turn)
+            there = stored.manifest(turn)
+            damaged = self._world.faults.happened["damaged file"] and there is None
+            assert known in (None, there) or damaged, f"the snapshot at turn {turn} is not the one that is known"
 
     def _read_back(self, checkpoint: Checkpoint, name: OperatorName, turn: Turn) -> Plain:
         found, _ = restore_at(checkpoint, name, turn, threads=1)
