@@ -8,7 +8,7 @@ Phases::
 
 Spark says only indirectly that it committed epoch N: it opens N+1, or its progress event for N arrives.
 It says that it did *not* commit N by opening N again in a new run. So a sealed epoch waits until one of
-these happens, and nothing else ends it.
+these happens, or until somebody who waits for it looks into Spark's commit log, and nothing else ends it.
 
 With a checkpoint (:class:`~bedload.control.lineage.Lineage`) the loss of a worker ends nothing but the epoch
 under way. Whether that is whole depends on what the lost worker wrote before it went: SETTLING finds out. What
