@@ -19,7 +19,7 @@ from bedload.checkpoint.history import Base, History
 from bedload.control.compaction import Compaction
 from bedload.control.epochs import OperatorEpochs
 from bedload.control.lineage import Lineage
-from bedload.core.errors import StoreError
+from bedload.core.errors import CheckpointError, StoreError
 from bedload.migration.parking import Parking
 from bedload.testing import Scenario
 from bedload.testing.faults import ALWAYS
@@ -268,6 +268,25 @@ def garbage_is_what_is_needed(patch: Patch) -> None:
 
 
 # The third is the seed to begin with: those before it notice nothing.
+def own_manifests_are_blamed_on_another_attachment(patch: Patch) -> None:
+    original = Checkpoint.write_manifest
+
+    def write_manifest(self: Any, operator: Any, manifest: Any) -> Any:
+        counts = original(self, operator, manifest)
+        if counts != manifest:
+            raise CheckpointError("another attachment has made a snapshot")
+        return counts
+
+    patch.setattr(Checkpoint, "write_manifest", write_manifest)
+
+
+def manifests_of_attempts_that_seemed_to_fail_are_not_known(patch: Patch) -> None:
+    original = Compaction.written
+    patch.setattr(Compaction, "written", lambda self, turn, error, counts=None: original(self, turn, error))
+
+
+SNAPSHOTS = Scenario(frozenset({"store failure", "snapshot"}), 0.5, True)
+
 MUTANTS: list[tuple[Callable[[Patch], None], Scenario, int]] = [
     (fence_is_not_checked, ZOMBIES, 0),
     (fence_is_checked_before_the_write, ZOMBIES, 55),
@@ -292,6 +311,8 @@ MUTANTS: list[tuple[Callable[[Patch], None], Scenario, int]] = [
     (orders_that_were_taken_back_are_installed, BACK, 0),
     (manifest_does_not_wait_for_all_parts, RESTORES, 0),
     (garbage_is_what_is_needed, BACK, 22),
+    (own_manifests_are_blamed_on_another_attachment, SNAPSHOTS, 120),
+    (manifests_of_attempts_that_seemed_to_fail_are_not_known, SNAPSHOTS, 120),
 ]
 
 

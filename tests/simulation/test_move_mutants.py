@@ -14,9 +14,12 @@ import numpy as np
 import pytest
 from tests.simulation.mutants import Patch, first_failure
 
+from bedload.control.changes import Changes
 from bedload.control.epochs import OperatorEpochs
 from bedload.control.lineage import Lineage
+from bedload.control.standing import Phase
 from bedload.control.transfer import Transfer
+from bedload.core.errors import EpochAborted
 from bedload.migration.hash_set import NONE
 from bedload.migration.parking import Parking
 from bedload.migration.receiver import Receiver
@@ -242,6 +245,31 @@ def missing_workers_are_handed_state(patch: Patch) -> None:
     patch.setattr(Transfer, "_all_here", property(lambda self: True))
 
 
+def moves_wait_for_the_replay_of_an_epoch(patch: Patch) -> None:
+    original = OperatorEpochs.between_epochs.fget
+    assert original is not None
+    patch.setattr(OperatorEpochs, "between_epochs", property(lambda self: self.phase is Phase.IDLE and original(self)))
+
+
+def nobody_looks_for_the_end_of_an_epoch(patch: Patch) -> None:
+    patch.setattr(Changes, "_look_for_ends", lambda self, change: [])
+
+
+def sealed_epochs_end_with_their_run(patch: Patch) -> None:
+    original = OperatorEpochs._learn
+
+    def learn(self: Any, facts: Any) -> Any:
+        if self.phase is Phase.SEALED and not facts.active:
+            return self._abort(EpochAborted("its run is over"))
+        return original(self, facts)
+
+    patch.setattr(OperatorEpochs, "_learn", learn)
+
+
+def sealed_epochs_whose_run_is_over_are_committed(patch: Patch) -> None:
+    patch.setattr(OperatorEpochs, "_not_committed", lambda self, facts: self._commit())
+
+
 # The third is the seed to begin with: those before it notice nothing.
 def replacements_read_back_when_an_epoch_begins_only(patch: Patch) -> None:
     patch.setattr(OperatorEpochs, "left_unread", False)
@@ -285,11 +313,15 @@ MUTANTS: list[tuple[Callable[[Patch], None], Scenario, int]] = [
     (rest_of_a_lost_owner_is_not_read_back, LOSSES, 16),
     (loss_of_a_newcomer_is_always_an_abort, Scenario(frozenset({"lost newcomer"}), 0.3, moves=3), 95),
     (replacements_read_back_when_an_epoch_begins_only, scenario("lost worker", "stopped for good", durable=True), 59),
+    (moves_wait_for_the_replay_of_an_epoch, scenario("stopped for good"), 20),
+    (nobody_looks_for_the_end_of_an_epoch, scenario("stopped for good"), 0),
+    (sealed_epochs_end_with_their_run, scenario("stopped for good"), 0),
+    (sealed_epochs_whose_run_is_over_are_committed, scenario("stopped for good"), 0),
     (pinned_keys_leave_with_their_group, scenario("stopped for good", durable=True, wishes=("pin", "rescale")), 0),
     (failed_moves_are_for_the_log_alone, scenario("failing move"), 0),
     (epochs_go_on_after_a_failed_move, scenario("failing move", durable=True), 10),
     (sealed_epochs_are_rolled_back_by_a_failed_move, scenario("failing move"), 55),
-    (failed_moves_without_a_checkpoint_are_always_given_back, scenario("failing move"), 195),
+    (failed_moves_without_a_checkpoint_are_always_given_back, scenario("failing move"), 1300),
     (missing_workers_are_handed_state, scenario("dead newcomer", "lost target", durable=True), 0),
 ]
 

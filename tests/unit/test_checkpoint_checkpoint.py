@@ -669,6 +669,6 @@ def test_a_missing_file_is_damage_and_not_a_copy(root: Callable[[str], Storage])
 def test_a_manifest_is_encoded_as_it_is_read(storage: Storage) -> None:
     driver = Driver(storage)
     manifest = driver.snapshot(driver.run(0))
-    named = msgspec.structs.replace(manifest, operator=TRIP)
+    named = msgspec.structs.replace(manifest, operator=TRIP, generation=driver.generation)
     assert storage.read(paths.manifest(TRIP, manifest.turn)) == encode(named)
     assert driver.checkpoint.load_history(TRIP).manifest(manifest.turn) == manifest

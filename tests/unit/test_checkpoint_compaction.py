@@ -25,8 +25,10 @@ from bedload.checkpoint.compaction import (
     restore_at,
     run_job,
 )
+from bedload.checkpoint.filing import Filing
+from bedload.checkpoint.records import Manifest
 from bedload.checkpoint.storage import Storage, open_storage
-from bedload.core.errors import CheckpointError, CheckpointForeign, EpochNotRetained
+from bedload.core.errors import CheckpointError, CheckpointForeign, EpochNotRetained, StoreError
 from bedload.core.ids import Turn
 
 
@@ -73,6 +75,73 @@ def test_a_snapshot_can_be_made_from_a_snapshot(storage: Storage, writer: Writer
     for record in (writer.records[1], last):
         checkpoint.write_manifest(OPERATOR, manifest_of(record, COUNTS, compact(storage, OPERATOR, record.turn)))
     assert state_at(storage, last.turn) == expected
+
+
+# --- a manifest whose answer was lost ---
+
+
+def cut(storage: Storage, writer: Writer, pieces: int) -> Manifest:
+    """The last turn in a snapshot of so many parts, which does not count yet."""
+    record, step = writer.records[-1], COUNTS.key_groups // pieces
+    ranges = [range(first, first + step) for first in range(0, COUNTS.key_groups, step)]
+    parts = [part for groups in ranges for part in compact(storage, OPERATOR, record.turn, groups)]
+    return manifest_of(record, COUNTS, parts)
+
+
+def attached(storage: Storage) -> Filing:
+    checkpoint = Checkpoint.open(storage)
+    checkpoint.claim()
+    return Filing(checkpoint)
+
+
+def lose_answers(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+    create = storage.create
+
+    def lost(path: str, data: Any) -> bool:
+        create(path, data)
+        raise StoreError(f"{path}: no answer")
+
+    monkeypatch.setattr(storage, "create", lost)
+
+
+def parts_there(storage: Storage, turn: Turn) -> set[str]:
+    folder = f"{paths.snapshot(OPERATOR, turn)}/n"
+    return {f"n/{name}" for name in storage.list(folder)}
+
+
+def test_a_manifest_whose_answer_was_lost_is_the_one_that_counts(
+    storage: Storage, writer: Writer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filing, expected = attached(storage), state_at(storage, writer.records[-1].turn)
+    first, second = cut(storage, writer, 1), cut(storage, writer, 4)
+    with monkeypatch.context() as patch:
+        lose_answers(storage, patch)
+        with pytest.raises(StoreError):
+            filing.write_manifest(OPERATOR, first)
+    assert filing.write_manifest(OPERATOR, second) == first
+    assert parts_there(storage, first.turn) == {info.path for part in first.parts for info in part.files.values()}
+    assert state_at(storage, first.turn) == expected
+
+
+@pytest.mark.parametrize("older", [True, False], ids=["by an older one", "without a generation"])
+def test_a_manifest_of_other_files_by_another_attachment_is_blamed_on_it(
+    storage: Storage, writer: Writer, older: bool
+) -> None:
+    filing = attached(storage) if older else Filing(Checkpoint.open(storage))
+    theirs, mine = cut(storage, writer, 1), cut(storage, writer, 4)
+    filing.checkpoint.write_manifest(OPERATOR, theirs)
+    with pytest.raises(CheckpointError, match="another attachment"):
+        attached(storage).write_manifest(OPERATOR, mine)
+    assert parts_there(storage, mine.turn) >= {info.path for part in theirs.parts for info in part.files.values()}
+
+
+def test_the_same_manifest_counts_whoever_made_it(storage: Storage, writer: Writer) -> None:
+    made = cut(storage, writer, 2)
+    attached(storage).write_manifest(OPERATOR, made)
+    assert attached(storage).write_manifest(OPERATOR, made) == made
+
+
+# --- manifests and jobs ---
 
 
 def test_a_manifest_has_each_key_group_once(storage: Storage, writer: Writer) -> None:

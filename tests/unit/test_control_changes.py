@@ -7,11 +7,12 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from tests.unit.test_control_durable import FIRST, NAME, SCHEMA, Rig, to_workers
+from tests.unit.test_control_durable import FIRST, NAME, SCHEMA, Rig, left_behind, to_workers
 
 from bedload.checkpoint.history import History
 from bedload.control.changes import MAX_PINS, MAX_STARTS, Stage, Wish
 from bedload.control.coordinator import Coordinator
+from bedload.control.epochs import MOST_LOOKS
 from bedload.control.instructions import (
     ChangeResult,
     InspectQuery,
@@ -24,7 +25,7 @@ from bedload.control.instructions import (
 from bedload.control.lineage import Lineage
 from bedload.control.shipping import MOST_KEPT, Shipping
 from bedload.control.standing import Phase
-from bedload.core.errors import BedloadError, MoveFailed, MoveRefused, OperatorFailed, WorkerStartFailed
+from bedload.core.errors import BedloadError, MoveFailed, MoveRefused, OperatorFailed, StoreError, WorkerStartFailed
 from bedload.core.ids import (
     DeploymentId,
     Epoch,
@@ -314,6 +315,182 @@ def test_word_that_a_worker_does_not_come_harms_no_replacement_of_it() -> None:
     rig.did(rig.coordinator.from_worker(m.Deployed(WorkerId(2), DeploymentId(0), None)))
     rig.stage += 1
     assert rig.open(1) == "Opened"
+
+
+# --- a query that does not come back ---
+
+
+def stop(rig: Rig, run: str = "r1") -> None:
+    rig.did(rig.coordinator.query_ended(QueryId("q"), RunId(run)))
+
+
+def second_epoch(*, sealed: bool) -> Rig:
+    """An epoch is committed, and another one is open or sealed."""
+    rig = Rig()
+    rig.whole(0)
+    rig.progress(0)
+    rig.stage += 1
+    rig.open(1)
+    rig.recorded()
+    if sealed:
+        rig.seal()
+    return rig
+
+
+def probed(rig: Rig) -> None:
+    for worker, message in rig.told(m.Probe):
+        rig.did(rig.coordinator.from_worker(m.Probed(WorkerId(worker), NAME, message.turn)))
+
+
+def moved(rig: Rig) -> bool:
+    """Whether key group 0 moves to worker 1 to the end, without another epoch."""
+    if not rig.told(m.Flip):
+        return False
+    rig.did(rig.coordinator.from_worker(m.Arrived(WorkerId(1), NAME, move(rig), 1, 1, 0, 0), np.zeros(1).tobytes()))
+    released(rig)
+    return [result.error for result in results(rig.steps)] == [None]
+
+
+def ask_for_a_move(rig: Rig) -> None:
+    wish(rig, "move", "all_at_once", worker=WorkerId(1), groups=(KeyGroup(0),))
+    weighed(rig)
+
+
+@pytest.mark.parametrize("asked_first", [False, True])
+def test_state_moves_after_an_epoch_that_was_rolled_back_and_is_not_replayed(asked_first: bool) -> None:
+    rig = second_epoch(sealed=False)
+    if asked_first:
+        ask_for_a_move(rig)
+    rig.did(rig.coordinator.from_worker(m.Failed(WorkerId(0), NAME, rig.turn, NO_SETUP)))
+    stop(rig)
+    if not asked_first:
+        ask_for_a_move(rig)
+    assert {message.base for _, message in rig.told(m.Flip)} == {FIRST}
+    assert moved(rig)
+    assert rig.open(1) == "OperatorFailed"
+    rig.stage += 1
+    assert rig.open(1, "r2") == "Opened"
+
+
+def test_word_of_a_flip_comes_after_word_that_the_epoch_was_rolled_back() -> None:
+    rig = second_epoch(sealed=False)
+    ask_for_a_move(rig)
+    rig.did(rig.coordinator.from_worker(m.Failed(WorkerId(0), NAME, rig.turn, NO_SETUP)))
+    for worker in (0, 1):
+        kinds = [type(step.message) for step in rig.steps if isinstance(step, ToWorker) and step.worker == worker]
+        assert kinds.index(m.Abort) < kinds.index(m.Flip)
+
+
+def test_state_moves_when_the_query_was_stopped_in_an_open_epoch() -> None:
+    rig = second_epoch(sealed=False)
+    stop(rig)
+    ask_for_a_move(rig)
+    rig.facts(active=False, committed=0, log_read=True)
+    probed(rig)
+    assert rig.phase is Phase.ABORTED
+    assert moved(rig)
+
+
+@pytest.mark.parametrize("committed", [0, 1])
+def test_state_moves_when_the_commit_log_says_what_became_of_the_last_epoch(committed: int) -> None:
+    rig = second_epoch(sealed=True)
+    stop(rig)
+    ask_for_a_move(rig)
+    assert not rig.told(m.Flip)
+    rig.facts(active=False, committed=committed, log_read=True)
+    assert rig.phase is (Phase.IDLE if committed else Phase.ABORTED)
+    assert moved(rig)
+    rig.stage += 1
+    assert rig.open(committed + 1, "r2") == "Opened"
+
+
+@pytest.mark.parametrize("facts", [{"committed": 0}, {"log_read": True}], ids=["unread", "older than the state"])
+def test_a_sealed_epoch_that_no_log_tells_of_stays_and_fails_the_change(facts: dict[str, Any]) -> None:
+    rig = second_epoch(sealed=True)
+    before = rig.epochs.routing
+    stop(rig)
+    ask_for_a_move(rig)
+    for _ in range(MOST_LOOKS):
+        assert not results(rig.steps)
+        rig.facts(active=False, **facts)
+    released(rig)
+    error = results(rig.steps)[-1].error
+    assert isinstance(error, MoveFailed)
+    assert "query q does not run" in error.message
+    assert "epoch 1" in error.message
+    assert rig.phase is Phase.SEALED
+    assert rig.epochs.routing == before
+    rig.stage += 1
+    assert rig.open(2, "r2") == "Opened"
+    assert rig.epochs.committed == {"q": 1}
+
+
+def test_a_sealed_epoch_of_a_query_that_runs_again_waits_for_it() -> None:
+    rig = second_epoch(sealed=True)
+    stop(rig)
+    ask_for_a_move(rig)
+    for _ in range(MOST_LOOKS + 1):
+        rig.facts(active=True, committed=0, log_read=True)
+    assert rig.phase is Phase.SEALED
+    assert not results(rig.steps)
+
+
+def test_what_another_driver_left_behind_is_not_rolled_back_by_the_commit_log() -> None:
+    rig = Rig(generation=2, history=left_behind(("q", 0), ("q", 1)))
+    for worker in (0, 1):
+        rig.did(rig.coordinator.from_worker(m.Restored(WorkerId(worker), NAME, rig.turn, 2, 0, 1, 1)))
+    ask_for_a_move(rig)
+    for _ in range(MOST_LOOKS):
+        rig.facts(active=False, committed=0, log_read=True)
+    assert rig.phase is Phase.SEALED
+    assert isinstance(results(rig.steps)[-1].error, MoveFailed)
+
+
+def test_what_another_driver_left_behind_moves_when_it_is_in_the_commit_log() -> None:
+    rig = Rig(generation=2, history=left_behind(("q", 0), ("q", 1)))
+    for worker in (0, 1):
+        rig.did(rig.coordinator.from_worker(m.Restored(WorkerId(worker), NAME, rig.turn, 2, 0, 1, 1)))
+    ask_for_a_move(rig)
+    rig.facts(active=False, committed=1, log_read=True)
+    assert moved(rig)
+
+
+def test_whoever_leaves_does_not_wait_for_an_epoch_of_a_run_that_is_over() -> None:
+    rig = second_epoch(sealed=True)
+    wish(rig, "drain", "all_at_once", worker=WorkerId(0))
+    weighed(rig)
+    rig.stage += 1
+    rig.open(2)
+    rig.recorded()
+    rig.did(rig.coordinator.from_worker(m.Arrived(WorkerId(1), NAME, move(rig), 1, 1, 0, 0), np.zeros(1).tobytes()))
+    rig.seal()
+    assert not results(rig.steps)
+    for _ in range(2):  # the first look began in the epoch before
+        rig.facts(active=False, committed=1, log_read=True)
+    released(rig)
+    assert [result.error for result in results(rig.steps)] == [None]
+    assert set(rig.coordinator.workers) == {1}
+
+
+def test_state_that_cannot_be_read_back_is_tried_again_and_fails_the_change() -> None:
+    rig = Rig()
+    rig.whole(0)
+    rig.progress(0)
+    stop(rig)
+    rig.lose(1)
+    rig.join(1)
+    unread = m.Restored(WorkerId(1), NAME, FIRST, 0, 2, 0, 0, m.WireError.of(StoreError("no answer")))
+    rig.did(rig.coordinator.from_worker(unread))
+    rig.forget_steps()
+    ask_for_a_move(rig)
+    assert [worker for worker, _ in rig.told(m.Restore)] == [1]
+    assert not results(rig.steps)
+    rig.did(rig.coordinator.from_worker(unread))
+    for _ in range(2):  # once because state is read back, once because it cannot be
+        released(rig)
+    error = results(rig.steps)[-1].error
+    assert isinstance(error, MoveFailed)
+    assert "no answer" in error.message
 
 
 # --- what is applied in the middle of a change that fails ---

@@ -794,6 +794,18 @@ def test_a_snapshot_counts_when_every_worker_has_written_its_part(rig: Rig) -> N
     assert isinstance(again, CheckpointResult)
 
 
+def test_the_snapshot_of_an_attempt_that_seemed_to_fail_is_the_one_that_is_known(rig: Rig) -> None:
+    rig.whole(0)
+    rig.progress(0)
+    rig.did(rig.coordinator.checkpoint("user", NAME))
+    compacted(rig, 0)
+    (step,) = compacted(rig, 1)
+    assert isinstance(step, WriteManifest)
+    counts = msgspec.structs.replace(step.manifest, parts=step.manifest.parts[::-1])
+    rig.did(rig.coordinator.snapshot_written(NAME, FIRST, None, counts))
+    assert rig.history.manifest(FIRST) == counts
+
+
 @pytest.mark.parametrize("why", ["error", "manifest"])
 def test_a_snapshot_that_fails_is_told_and_can_be_asked_for_again(rig: Rig, why: str) -> None:
     rig.whole(0)

@@ -195,20 +195,28 @@ class Checkpoint:
         named = msgspec.structs.replace(record, operator=operator)
         self.storage.write(paths.turn(operator, record.turn), encode(named))
 
-    def write_manifest(self, operator: OperatorName, manifest: Manifest) -> None:
-        """Make a snapshot count; only after all its files were written.
+    def write_manifest(self, operator: OperatorName, manifest: Manifest) -> Manifest:
+        """Make a snapshot count, only after all its files were written; gives the manifest that counts.
 
         Created, not written: an older attachment that is not over yet may make one of the same turn, of other files,
-        and each would take the other's for what failed attempts left.
+        and each would take the other's for what failed attempts left. For the same reason one that this attachment
+        made before, and was told that it could not, stays as it is: it has all of its files, and counts.
         """
         path = paths.manifest(operator, manifest.turn)
-        named = msgspec.structs.replace(manifest, operator=operator)
-        if not self.storage.create(path, encode(named)):
+        mine = msgspec.UNSET if self.generation is None else self.generation
+        named = msgspec.structs.replace(manifest, operator=operator, generation=mine)
+        if self.storage.create(path, encode(named)):
+            return manifest
+        there = self._read(Manifest, path)
+        counts = None if there is None else self._named(operator, manifest.turn, there)
+        own = there is not None and there.generation == mine != msgspec.UNSET
+        if counts is None or not (own or counts == manifest):
             raise CheckpointError(
                 f"operator {operator}: another attachment has made a snapshot of the state after epoch "
                 f"{manifest.epoch}, or makes one now ({_shown(self.storage)}/{path}). Nothing is lost: see that only "
                 "one attachment runs, and ask for a snapshot again after the next epoch"
             )
+        return counts
 
     def load_history(self, operator: OperatorName) -> History:
         """All turns and snapshots of an operator. To go on from it, claim first."""
@@ -332,7 +340,10 @@ class Checkpoint:
                 f"or operator: {found}. Files of a checkpoint must not be renamed or copied over each other; go on "
                 "from a copy or an export of it."
             )
-        return msgspec.structs.replace(found, operator=msgspec.UNSET)  # as those that are not read back have it
+        # As those that are not read back have it.
+        if isinstance(found, Manifest):
+            return msgspec.structs.replace(found, operator=msgspec.UNSET, generation=msgspec.UNSET)
+        return msgspec.structs.replace(found, operator=msgspec.UNSET)
 
     def _unfinished_snapshots(self, operator: OperatorName, floor: Turn) -> list[str]:
         found: list[str] = []

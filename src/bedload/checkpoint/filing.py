@@ -51,13 +51,14 @@ class Filing:
         names = {worker: paths.delta(operator, record.turn, worker).rpartition("/")[2] for worker in record.workers}
         return [worker for worker, name in names.items() if name not in there]
 
-    def write_manifest(self, operator: OperatorName, manifest: Manifest) -> None:
-        """Make a snapshot count."""
+    def write_manifest(self, operator: OperatorName, manifest: Manifest) -> Manifest:
+        """Make a snapshot count; gives the manifest that does, which may be that of an attempt before this one."""
         self.checkpoint.check_fence()
-        self.checkpoint.write_manifest(operator, manifest)
-        # What an attempt before this one left would be counted by whoever reads the folder as plain Parquet.
+        counts = self.checkpoint.write_manifest(operator, manifest)
+        # What another attempt left would be counted by whoever reads the folder as plain Parquet.
         storage = self.checkpoint.storage
-        storage.delete(stray_files(storage, paths.snapshot(operator, manifest.turn), manifest.parts))
+        storage.delete(stray_files(storage, paths.snapshot(operator, manifest.turn), counts.parts))
+        return counts
 
     def collect(self, operator: OperatorName, garbage: Garbage) -> None:
         """Delete what no retained epoch needs."""

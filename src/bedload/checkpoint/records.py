@@ -211,6 +211,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag=
     """The last epoch of each query as of this turn, itself included."""
     operator: OperatorName | msgspec.UnsetType = msgspec.UNSET
     """Whose it is; absent in older files."""
+    generation: Generation | msgspec.UnsetType = msgspec.UNSET
+    """The attachment that made it; absent in older files."""
     version: int = VERSION
 
 

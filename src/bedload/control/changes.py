@@ -23,6 +23,7 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
+from bedload.control import refusals
 from bedload.control.epochs import OperatorEpochs
 from bedload.control.instructions import ChangeResult, Instruction, StartWorkers, Token, ToWorker, WorkersLeft
 from bedload.control.transfer import Transfer
@@ -322,17 +323,42 @@ class Changes:
         for transfer in change.transfers.values():
             out += transfer.go_on()
         if all(transfer.done for transfer in change.transfers.values()):
-            for name in change.transfers:
-                self._operators[name].transfer = None
-            self._stop_halfway(change)
-            self._keep_owners(change)
-            leaving = [worker for worker in self._addresses if worker not in self.members]
-            # SUBTLE: not in the middle of an epoch in which feeders talk to it. It has no part in the next one.
-            if not any(epochs.needs(worker) for epochs in self._operators.values() for worker in leaving):
-                for worker, epochs in itertools.product(leaving, self._operators.values()):
-                    epochs.leave_out(worker)  # it may own something of an operator that was applied meanwhile
-                out += self._finish(change)
-        return out
+            return [*out, *self._leave(change)]
+        return [*out, *self._look_for_ends(change)]
+
+    def _leave(self, change: Change) -> list[Instruction]:
+        """All has moved: those that are not wanted any more leave, as soon as nobody talks to them."""
+        for name in change.transfers:
+            self._operators[name].transfer = None
+        self._stop_halfway(change)
+        self._keep_owners(change)
+        leaving = [worker for worker in self._addresses if worker not in self.members]
+        # SUBTLE: not in the middle of an epoch in which feeders talk to it. It has no part in the next one.
+        needed = [epochs for epochs in self._operators.values() if any(epochs.needs(worker) for worker in leaving)]
+        if any(epochs.undecided or not epochs.in_the_dark for epochs in needed):
+            return [step for epochs in needed if not epochs.in_the_dark for step in epochs.inquire()]
+        for worker, epochs in itertools.product(leaving, self._operators.values()):
+            epochs.leave_out(worker)  # it may own something of an operator that was applied meanwhile
+        return self._finish(change)
+
+    def _look_for_ends(self, change: Change) -> list[Instruction]:
+        """State moves when epochs end: find out what became of them, since no other one may come."""
+        waiting = [self._operators[name] for name, transfer in change.transfers.items() if transfer.in_line]
+        if change.failure is not None:
+            return [step for epochs in waiting if not epochs.in_the_dark for step in epochs.inquire()]
+        looks = [step for epochs in waiting for step in epochs.inquire()]
+        for epochs in waiting:
+            if epochs.in_the_dark:
+                return [*looks, *self._give_up(change, refusals.left_open(epochs.name, epochs.epoch, epochs.query))]
+            if epochs.unread is not None and epochs.forsaken:
+                return [*looks, *self._give_up(change, refusals.unread(epochs.name, epochs.unread))]
+        return looks
+
+    def _give_up(self, change: Change, error: BedloadError) -> list[Instruction]:
+        """A change cannot go on: what has flipped stays, and nothing more moves."""
+        change.failure = error
+        out = [step for transfer in change.transfers.values() for step in transfer.called_off()]
+        return [*out, *self.go_on()]
 
     def ended(self, error: BedloadError) -> list[Instruction]:
         """The cluster is over."""
@@ -439,6 +465,7 @@ class Changes:
             return self._over(change, error)
         for name, transfer in change.transfers.items():
             self._operators[name].transfer = transfer
+            self._operators[name].try_again()
         return self.go_on()
 
     def _strategy(self, change: Change, name: OperatorName) -> tuple[Strategy, str]:

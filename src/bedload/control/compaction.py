@@ -99,14 +99,14 @@ class Compaction:
         running.waiting.discard(message.worker)
         return [] if running.waiting else self._complete(running)
 
-    def written(self, turn: Turn, error: BedloadError | None) -> list[Instruction]:
-        """The manifest is there, or could not be written."""
+    def written(self, turn: Turn, error: BedloadError | None, counts: Manifest | None = None) -> list[Instruction]:
+        """The manifest is there, maybe that of an attempt that seemed to fail (``counts``), or could not be written."""
         running, lineage = self._running, self._epochs.lineage
         if running is None or running.turn != turn or lineage is None:
             return []
         if error is not None:
             return self._fail(error)
-        lineage.history.snapshot(self._manifest(running))
+        lineage.history.snapshot(self._manifest(running) if counts is None else counts)
         self._running = None
         out: list[Instruction] = [CheckpointResult(token, None) for token in running.asked]
         if self._asked:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from bedload.checkpoint.records import TurnRecord
+from bedload.checkpoint.records import Manifest, TurnRecord
 from bedload.control import refusals
 from bedload.control.changes import MAX_STARTS, Changes, Wish
 from bedload.control.compaction import Compaction, Retention
@@ -279,7 +279,7 @@ class Coordinator:
         """Without a checkpoint state is lost with its worker, unless that had been handed nothing for good."""
         error = refusals.lost_in_a_move(worker, how)
         over = refusals.lost_for_good(worker, how, state)
-        sealed = any(it.is_sealed and it.needs(worker) for it in self._operators.values())
+        sealed = any(it.has_sealed(worker) for it in self._operators.values())
         if self.changes.current is None or self._unsettled is not None or sealed:
             return self._end(over)
         self._unsettled = worker, error, over
@@ -358,9 +358,11 @@ class Coordinator:
         """Answers :class:`CheckTurn`."""
         return self._then(self._operators[operator].turn_checked(turn, whole))
 
-    def snapshot_written(self, operator: OperatorName, turn: Turn, error: BedloadError | None) -> list[Instruction]:
-        """Answers :class:`WriteManifest`."""
-        return self._compactions[operator].written(turn, error)
+    def snapshot_written(
+        self, operator: OperatorName, turn: Turn, error: BedloadError | None, counts: Manifest | None = None
+    ) -> list[Instruction]:
+        """Answers :class:`WriteManifest`; ``counts`` is the manifest that does, if it may be another one."""
+        return self._compactions[operator].written(turn, error, counts)
 
     def garbage_collected(self, operator: OperatorName) -> list[Instruction]:
         """Answers :class:`CollectGarbage`."""
@@ -497,7 +499,7 @@ class Coordinator:
         self.restoring[message.operator, message.worker] = message
         lineage = self._operators[message.operator].lineage
         if message.error is not None:
-            self._operators[message.operator].unrestored(message.worker)
+            self._operators[message.operator].unrestored(message.worker, message.error.error())
         elif message.left == 0 and lineage is not None:
             lineage.has_read(message.worker, message.base)
         return []

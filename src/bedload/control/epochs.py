@@ -8,7 +8,7 @@ Phases::
 
 Spark says only indirectly that it committed epoch N: it opens N+1, or its progress event for N arrives.
 It says that it did *not* commit N by opening N again in a new run. So a sealed epoch waits until one of
-these happens, and nothing else ends it.
+these happens, or until somebody who waits for it looks into Spark's commit log, and nothing else ends it.
 
 With a checkpoint (:class:`~bedload.control.lineage.Lineage`) the loss of a worker ends nothing but the epoch
 under way. Whether that is whole depends on what the lost worker wrote before it went: SETTLING finds out. What
@@ -107,6 +107,8 @@ class OperatorEpochs(Turns):
         """Queries that somebody looks at because of an open, and into which gap."""
         self._behind: dict[tuple[RunId, Epoch], float] = {}
         """Since when the commit log has not reached what an open follows."""
+        self._looks_in_vain = 0
+        """How often in a row nobody could say what became of the last turn, with no run that would."""
         if lineage is not None and lineage.history.head is not None:
             self._take_up(lineage, lineage.history.head)
 
@@ -210,29 +212,61 @@ class OperatorEpochs(Turns):
         # SUBTLE: the query may have started again since somebody looked. Then it has begun another turn.
         if turn != self.turn:
             return self._unpark()
-        out: list[Instruction] = []
-        if query == self.query and not self._current.taken_up and self.run is not None:
-            if not facts.active:
-                self._past_runs.add(self.run)
-            if self.phase is Phase.SEALED and facts.committed is not None and facts.committed >= self.epoch:
-                out = self._commit()
-            elif self.phase is Phase.OPEN and not facts.active:
-                # Its tasks are over: it was sealed, and word of that is on its way, or it never will be.
-                out = self._probe()
+        out = self._learn(facts) if query == self.query else []
         return [*out, *self._unpark((query, facts, gap))]
 
-    def inquire(self) -> list[Instruction]:
-        """Somebody waits for the end of this epoch: look now and then whether Spark has committed it.
+    def _learn(self, facts: QueryFacts) -> list[Instruction]:
+        """Draw what follows for the last turn from a look at its query."""
+        if self.run is not None and not facts.active:
+            self._past_runs.add(self.run)
+        committed = facts.committed is not None and facts.committed >= self.epoch
+        if self.phase is Phase.SEALED and committed:
+            return self._commit()
+        if self.phase is Phase.SEALED and not facts.active:
+            return self._not_committed(facts)
+        self._looks_in_vain = 0
+        if self.phase is Phase.OPEN and (committed or self.run in self._past_runs):
+            # Its tasks are over: it was sealed, and word of that is on its way, or it never will be.
+            return self._probe()
+        return []
 
-        Spark's word may not come: progress events get lost, and the next epoch's open may wait for a task slot.
+    def _not_committed(self, facts: QueryFacts) -> list[Instruction]:
+        """The run of a sealed epoch is over, and the epoch is not known to be in Spark's commit log.
+
+        SUBTLE: nobody but that run could have put it there, so whatever comes next replays it. But one must have seen
+        the log as it is: not one that was set back or deleted, and not while a run of another driver may go on.
         """
-        if self.query is None or not self.under_way:
+        last = self.committed.get(QueryId(str(self.query)), Epoch(-1))
+        seen = facts.log_read and (Epoch(-1) if facts.committed is None else facts.committed) >= last
+        if seen and self.run is not None:
+            return self._abort(refusals.left(self.name, self.epoch, self.query))
+        self._looks_in_vain += 1
+        return []
+
+    def inquire(self) -> list[Instruction]:
+        """Somebody waits for the end of this epoch: look now and then what became of it.
+
+        Spark's word may not come: progress events get lost, the next epoch's open may wait for a task slot, and a query
+        that was stopped may never start again.
+        """
+        if self.query is None or not (self.unknown or (self.unread is not None and not self.forsaken)):
             return []
-        return self._look(self.query, pause=_WAITING_SECONDS)
+        place = "" if self.lineage is None else self.lineage.locations.get(self.query, "")
+        return self._look(self.query, place, pause=_WAITING_SECONDS)
+
+    def try_again(self) -> None:
+        """Somebody needs what was looked for or read in vain."""
+        self._looks_in_vain, self.unread = 0, None
+
+    @property
+    def in_the_dark(self) -> bool:
+        """Whether nobody can say what became of the last turn, and no run goes on that would: it was tried for long."""
+        return self.unknown and self._looks_in_vain >= MOST_LOOKS
 
     def query_unknown(self, error: BedloadError) -> list[Instruction]:
         """A query could not be inspected: whoever waited for that is refused, and Spark tries again."""
         self._looking.clear()
+        self._looks_in_vain += 1
         return self.refuse_parked(error)
 
     def query_ended(self, query: QueryId, run: RunId) -> list[Instruction]:
@@ -375,6 +409,7 @@ class OperatorEpochs(Turns):
         self._current = Attempt(frozenset(), self._first_ask[2], first_stage=ask.stage, recorded=lineage is None)
         self._query_ended = False
         self._behind.clear()
+        self._looks_in_vain = 0
         if self.fresh and ask.epoch > self.committed.get(ask.query, Epoch(-1)) + 1:
             # The user lets the query start here: what was before it is no gap, also if this epoch has to be replayed.
             self.committed[ask.query] = Epoch(ask.epoch - 1)
@@ -382,7 +417,7 @@ class OperatorEpochs(Turns):
         out: list[Instruction] = failed
         if lineage is not None:
             try:
-                self._unreadable = False
+                self.unread = None
                 out += self._restore(ask.deployment, lineage.head)
             except CheckpointError as error:
                 self.phase, self._error = Phase.ABORTED, error
@@ -475,5 +510,7 @@ class OperatorEpochs(Turns):
 _LOOK_AGAIN_SECONDS = 0.2
 _WAITING_SECONDS = 2.0
 """Between two looks at a query whose epoch somebody waits for: most of the time Spark's word comes before the first."""
+MOST_LOOKS = 60
+"""So often in a row it is looked in vain for what became of an epoch before whoever waits for that is told."""
 _LOG_SECONDS = 60.0
 """How long Spark's commit log may stay behind the epoch that it asks for."""

@@ -41,8 +41,8 @@ class Files(Protocol):
         """The workers whose part of a turn is not there."""
         ...
 
-    def write_manifest(self, operator: OperatorName, manifest: Manifest) -> None:
-        """Make a snapshot count."""
+    def write_manifest(self, operator: OperatorName, manifest: Manifest) -> Manifest:
+        """Make a snapshot count; gives the manifest that does."""
         ...
 
     def collect(self, operator: OperatorName, garbage: Garbage) -> None:
@@ -77,13 +77,8 @@ def paperwork(files: Files, step: FileStep, record: TurnRecord | None, find_loca
             return _write_turn(files, step, find_location)
         case CheckTurn():
             return _check_turn(files, step, record)
-        case WriteManifest(operator=operator, manifest=manifest):
-            return Paperwork(
-                f"operator {operator}: a snapshot could not be written",
-                (lambda: files.write_manifest(operator, manifest),),
-                lambda: lambda c: c.snapshot_written(operator, manifest.turn, None),
-                lambda error: lambda c: c.snapshot_written(operator, manifest.turn, error),
-            )
+        case WriteManifest():
+            return _write_manifest(files, step)
         case CollectGarbage(operator=operator, garbage=garbage):
             return Paperwork(
                 f"operator {operator}: old files could not be deleted",
@@ -106,6 +101,21 @@ def _write_turn(files: Files, step: WriteTurn, find_location: Callable[[], str])
         (write,),
         lambda: lambda c: c.turn_written(step.operator, record.turn, location),
         lambda error: lambda c: c.turn_unwritten(step.operator, record.turn, error),
+    )
+
+
+def _write_manifest(files: Files, step: WriteManifest) -> Paperwork:
+    operator, counts = step.operator, step.manifest
+
+    def write() -> None:
+        nonlocal counts
+        counts = files.write_manifest(operator, step.manifest)
+
+    return Paperwork(
+        f"operator {operator}: a snapshot could not be written",
+        (write,),
+        lambda: lambda c: c.snapshot_written(operator, counts.turn, None, counts),
+        lambda error: lambda c: c.snapshot_written(operator, step.manifest.turn, error),
     )
 
 

@@ -8,10 +8,12 @@ from bedload.core.errors import (
     BedloadError,
     CheckpointForeign,
     DefinitionError,
+    EpochAborted,
     EpochIncomplete,
     EpochMismatch,
     EpochNotRetained,
     KeyGroupsChanged,
+    MoveFailed,
     NotDeterministic,
     OperatorBusy,
     StaleAttempt,
@@ -42,6 +44,34 @@ def busy(name: OperatorName, ask: m.Open, query: QueryId | None) -> BedloadError
         f"operator {name} is in use by the running query {query}; query {ask.query} cannot use "
         f"its state at the same time. Stop the first query, or give the second application another name "
         f"(cluster.apply(..., name=...))",
+        operator=name,
+    )
+
+
+def left(name: OperatorName, epoch: Epoch, query: QueryId | None) -> BedloadError:
+    """A query ended between the seal of an epoch and Spark's commit."""
+    return EpochAborted(
+        f"operator {name}: epoch {epoch} was rolled back: query {query} ended before Spark committed it, and replays "
+        f"it when it starts again",
+        operator=name,
+    )
+
+
+def left_open(name: OperatorName, epoch: Epoch, query: QueryId | None) -> BedloadError:
+    """Nobody can say whether Spark has committed an epoch, so what it changed cannot move."""
+    return MoveFailed(
+        f"operator {name}: query {query} does not run, and it cannot be found out whether Spark has committed its "
+        f"epoch {epoch}. Start the query, which says so, then ask again",
+        operator=name,
+        unknown=epoch,
+    )
+
+
+def unread(name: OperatorName, error: BedloadError) -> BedloadError:
+    """State that has to move is not there."""
+    return MoveFailed(
+        f"operator {name}: what has to move could not be read back from the checkpoint: {error.message.rstrip('.')}. "
+        f"See to that, then ask again",
         operator=name,
     )
 

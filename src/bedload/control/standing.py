@@ -97,8 +97,12 @@ class Standing:
 
     @property
     def between_epochs(self) -> bool:
-        """Whether ownership may change right now: no turn has begun that builds upon the committed state."""
-        if self.phase is not Phase.IDLE or not self.at_rest:
+        """Whether ownership may change right now: no turn is under way that builds upon the committed state.
+
+        SUBTLE: a turn that was rolled back is none, whether each worker has heard of that or not: word of the flip
+        comes after it on the same channel, and nobody can open that turn again.
+        """
+        if self.phase not in (Phase.IDLE, Phase.ABORTED) or not self.at_rest:
             return False
         return self.lineage is None or self.lineage.all_hold_head(self.routing)
 
@@ -112,11 +116,15 @@ class Standing:
         return worker in self.addresses and worker not in self._missing
 
     def needs(self, worker: WorkerId) -> bool:
-        """Whether a worker has a part in a turn that is not over."""
+        """Whether a worker has a part in a turn that is not over, or that tasks still ask it about."""
         # SUBTLE: tasks of a turn that was rolled back shall hear why, and not that a worker is gone.
-        told = self.phase is Phase.ABORTED and self.run not in self._past_runs
-        under_way = told or self.phase in (Phase.OPEN, Phase.SEALED, Phase.SETTLING)
+        told = self.phase in (Phase.ABORTED, Phase.SEALED) and self.run not in self._past_runs
+        under_way = told or self.phase in (Phase.OPEN, Phase.SETTLING)
         return under_way and worker in self._current.workers
+
+    def has_sealed(self, worker: WorkerId) -> bool:
+        """Whether a worker has a part in an epoch that waits for Spark's commit."""
+        return self.phase is Phase.SEALED and worker in self._current.workers
 
     def _taking_part(self) -> list[WorkerId]:
         """Who has a part in the turn that begins: the owners, and old owners, which feeders tell what is needed."""
@@ -151,6 +159,18 @@ class Standing:
         if self.phase is Phase.SEALED:
             return self.run is not None and self.run not in self._past_runs
         return self.phase in (Phase.OPEN, Phase.SETTLING)
+
+    @property
+    def unknown(self) -> bool:
+        """Whether Spark has not said what became of the last turn, or whether tasks still ask about it."""
+        if self.phase is Phase.ABORTED:
+            return not self.forsaken
+        return self.phase in (Phase.OPEN, Phase.SEALED)
+
+    @property
+    def forsaken(self) -> bool:
+        """Whether no run is known to go on that would begin another epoch."""
+        return self.run is None or self.run in self._past_runs
 
     @property
     def nobody_has_state(self) -> bool:

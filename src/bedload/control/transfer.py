@@ -125,6 +125,12 @@ class Transfer:
         return (self._total - len(self._steps) + of_step.get(self.stage, 0.0)) / max(1, self._total)
 
     @property
+    def in_line(self) -> bool:
+        """Whether it may wait for the end of an epoch, or for state that is read back."""
+        # What the epoch under way has touched is not copied before it is sealed or rolled back.
+        return self.stage in (Stage.WAITING, Stage.COPYING, Stage.DUE, Stage.ARRIVED)
+
+    @property
     def needed(self) -> set[WorkerId]:
         """Workers that have a part in the turns that begin now, whether they own something or not."""
         return set(self._participants()) if self.stage in (Stage.FLIPPED, Stage.ARRIVED) else set()
@@ -150,8 +156,8 @@ class Transfer:
             return self.give_up()
         if self.due and self.epochs.between_epochs:
             return [*self.flip(), *self.go_on()]
-        if self.stage is Stage.ARRIVED and self.epochs.between_epochs:
-            return self._release()  # a worker was missing when all had arrived
+        if self.stage is Stage.ARRIVED and self._used:
+            return self._release()  # a worker was missing when all had arrived, or an epoch was under way
         return []
 
     @property
@@ -228,7 +234,16 @@ class Transfer:
             return []
         self.stage = Stage.ARRIVED
         self.handover_s += self.epochs.now - self._since
-        return self._release() if self.epochs.between_epochs or self.epochs.rolled_back else []
+        return self._release() if self._used else []
+
+    @property
+    def _used(self) -> bool:
+        """Whether no epoch is under way for which the old owners would have to keep what has arrived.
+
+        A sealed one is none if nothing more moves, because the move was given up: it may stay sealed.
+        """
+        epochs = self.epochs
+        return epochs.between_epochs or epochs.rolled_back or not (self._steps or epochs.undecided)
 
     def committed(self) -> list[Instruction]:
         """An epoch of the operator is committed."""

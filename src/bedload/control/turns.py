@@ -40,8 +40,8 @@ class Turns(Standing, ABC):
         """Why the last turn was rolled back, or is being settled."""
         self._parked: list[tuple[Token, m.Open]] = []
         """Opens that cannot be answered yet."""
-        self._unreadable = False
-        """A worker could not read its state, and was not told again."""
+        self.unread: BedloadError | None = None
+        """Why a worker could not read its state; it was not told again since."""
 
     @abstractmethod
     def _unpark(self) -> list[Instruction]:
@@ -103,7 +103,7 @@ class Turns(Standing, ABC):
     def failed(self, turn: Turn, error: BedloadError, unrestored: WorkerId | None = None) -> list[Instruction]:
         """A worker cannot go on with this turn; ``unrestored`` names one that has not got its state."""
         if unrestored is not None:
-            self.unrestored(unrestored)
+            self.unrestored(unrestored, error)
         if turn != self.turn or self.phase is not Phase.OPEN:
             return []
         return [*self._abort(error), *self._unpark()]
@@ -225,11 +225,11 @@ class Turns(Standing, ABC):
 
     # --- the state of those that were lost, left or came ---
 
-    def unrestored(self, worker: WorkerId) -> None:
-        """A worker could not read its state: it has to be told again, when an epoch begins."""
+    def unrestored(self, worker: WorkerId, error: BedloadError) -> None:
+        """A worker could not read its state: it has to be told again, when an epoch begins or a move needs it."""
         if self.lineage is not None:
             self.lineage.lost(worker)
-            self._unreadable = True
+            self.unread = error
 
     def without(self, worker: WorkerId, deployment: DeploymentId) -> list[Instruction]:
         """Nobody comes in place of a lost worker: the others share its key groups, and read them back."""
@@ -270,7 +270,7 @@ class Turns(Standing, ABC):
 
         One that tried in vain is left alone until somebody needs it: a store that fails is not asked all the time.
         """
-        at_rest = self.phase not in (Phase.OPEN, Phase.SETTLING) and not self._unreadable
+        at_rest = self.phase not in (Phase.OPEN, Phase.SETTLING) and self.unread is None
         return at_rest and self.lineage is not None and not self.lineage.all_hold_head(self.routing)
 
     def prefetch(self, deployment: DeploymentId) -> list[Instruction]:
@@ -280,8 +280,8 @@ class Turns(Standing, ABC):
         base = self.turn if self.phase is Phase.SEALED and self._current.taken_up else self.lineage.head
         try:
             return self._restore(deployment, base, idle_only=True)
-        except CheckpointError:
-            self._unreadable = True  # who begins an epoch is told why
+        except CheckpointError as error:
+            self.unread = error  # who begins an epoch is told why
             return []
 
     def _restore(self, deployment: DeploymentId, base: Turn | None, *, idle_only: bool = False) -> list[Instruction]:

@@ -114,7 +114,7 @@ class Plans:
         except Py4JError as error:
             raise ProtocolError(f"cannot read the progress of query {query}: {error}") from error
         place = str(execution.resolvedCheckpointRoot())
-        quiet |= self._quiet_at(place)
+        quiet |= self._quiet_at(place) if gap else set()  # the whole log: only if somebody asks
         quiet |= {
             epoch
             for epoch in gap

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -101,6 +102,8 @@ class InProcessCluster:
         self._answers: dict[int, deque[tuple[WorkerId, m.Message, Any]]] = {}
         self._replies: dict[int, m.Message] = {}
         self._deployed: BedloadError | None = None
+        self._later: list[InspectQuery] = []
+        """What the coordinator wants to look at after a while."""
         self._deployment = self._deploy(key_groups)
 
     # --- what Spark does ---
@@ -220,7 +223,8 @@ class InProcessCluster:
         return deployment
 
     def _carry_out(self, steps: list[Instruction]) -> None:
-        waiting = deque(steps)
+        later, self._later = self._later, []
+        waiting = deque((*(replace(step, pause=0.0) for step in later), *steps))
         failed: BedloadError | None = None
         while waiting or (waiting := deque(self._pump())):
             step = waiting.popleft()
@@ -234,6 +238,8 @@ class InProcessCluster:
                 case InspectStage(operator=operator, turn=turn, stage=stage):
                     count = len(self._batches)
                     waiting += self.coordinator.stage_inspected(operator, turn, stage, count, count)
+                case InspectQuery(pause=pause) if pause:
+                    self._later.append(step)  # nothing happens until the test does something
                 case InspectQuery(operator=operator, query=query, turn=turn):
                     facts = QueryFacts(True, Epoch(self.epoch - 1), frozenset())
                     waiting += self.coordinator.query_inspected(operator, query, turn, facts)

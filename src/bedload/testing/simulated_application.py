@@ -333,11 +333,13 @@ class Application:
     def _look_at_query(self, step: InspectQuery) -> None:
         assert self.driver is not None
         driver, query = self.driver, self._world.queries[step.query]
-        facts = QueryFacts(not self.live, None, frozenset())
+        # A program that was paused believes that its query runs; whoever waits for its epochs finds out in the end.
+        believed = not self.live and not (step.pause and query.over)
+        facts = QueryFacts(believed, None, frozenset())
         if query.ran_here or step.location:
             # What ran here is known; of another one the place must be, to read the log there.
             committed = Epoch(query.committed - 1) if query.committed else None
-            active = query.active or not self.live
+            active = query.active or believed
             facts = QueryFacts(active, committed, frozenset(query.quiet(step.operator)), location_of(step.query), True)
         self._network.after(
             self._network.delay(),

@@ -141,7 +141,7 @@ class SimulatedDriver:
                     self.on_deployed.pop(to)(error)
                 case CheckpointResult(to=to, error=error):
                     assert isinstance(to, int)
-                    self.wishes.snapshot_over(to, error, self.coordinator)
+                    self.wishes.snapshot_over(to, error, self)
                 case EpochEnded():
                     self._network.note(f"coordinator: {step}")
                     self._watchers[step.operator].ended(step)

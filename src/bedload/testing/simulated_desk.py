@@ -16,13 +16,13 @@ from bedload.checkpoint.checkpoint import Checkpoint
 from bedload.checkpoint.compaction import restore_at
 from bedload.checkpoint.filing import Filing
 from bedload.checkpoint.heritage import inherit
-from bedload.checkpoint.records import OperatorSchema, TurnRecord, pack_schema
+from bedload.checkpoint.records import Manifest, OperatorSchema, TurnRecord, pack_schema
 from bedload.checkpoint.storage import Storage
 from bedload.control.coordinator import Coordinator
 from bedload.control.instructions import Instruction, WriteTurn
 from bedload.control.lineage import Lineage
 from bedload.control.paperwork import Event, FileStep, Paperwork, paperwork
-from bedload.core.errors import BedloadError, SchemaChanged
+from bedload.core.errors import BedloadError, CheckpointError, SchemaChanged
 from bedload.core.ids import KeyGroup, OperatorName, Turn, WorkerId, generation_of
 from bedload.testing.network import Network
 from bedload.testing.simulated_storage import MemoryStorage
@@ -120,6 +120,15 @@ class _Watched(Filing):
         super().__init__(checkpoint)
         self._network = network
         self._watchers = watchers
+
+    def write_manifest(self, operator: OperatorName, manifest: Manifest) -> Manifest:
+        """Make a snapshot count: no other attachment makes one of its turns here, as a newer one fences it off."""
+        try:
+            return super().write_manifest(operator, manifest)
+        except CheckpointError as error:
+            if "another attachment" in error.message:
+                raise AssertionError(f"generation {self.checkpoint.generation} blames another one: {error}") from error
+            raise
 
     def unwritten(self, operator: OperatorName, record: TurnRecord) -> list[WorkerId]:
         """The workers whose part of a turn is not there."""

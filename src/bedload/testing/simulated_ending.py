@@ -73,6 +73,7 @@ class Ending:
         for name in self._world.watchers:
             try:
                 self._check_stored(checkpoint, name, whole=whole)
+                self._check_known(driver, checkpoint, name)
             except CheckpointError:  # never another state
                 if not self._world.faults.happened["damaged file"]:
                     raise
@@ -90,6 +91,18 @@ class Ending:
             watcher.check_restored(turn, read_back(checkpoint, self._world.versions[name], turn))
         for query in self._queries(name):
             self._check_query(query, name, watcher.history_at(history.head))
+
+    def _check_known(self, driver: SimulatedDriver | None, checkpoint: Checkpoint, name: OperatorName) -> None:
+        """The snapshots that the coordinator would have workers read are those that are there."""
+        if driver is None or not driver.alive or name not in driver.coordinator.operators:
+            return
+        lineage, stored = driver.coordinator.operator(name).lineage, checkpoint.load_history(name)
+        assert lineage is not None
+        for turn in lineage.history.retained():
+            known = lineage.history.manifest(turn)
+            there = stored.manifest(turn)
+            damaged = self._world.faults.happened["damaged file"] and there is None
+            assert known in (None, there) or damaged, f"the snapshot at turn {turn} is not the one that is known"
 
     def _settle(self, driver: SimulatedDriver) -> None:
         """The last epoch's progress event may have been dropped: tell it now, so that all is committed."""
@@ -135,10 +148,6 @@ class Ending:
         if driver is None or not driver.alive or driver.coordinator.error is not None:
             return
         coordinator = driver.coordinator
-        for epochs in coordinator._operators.values():
-            lineage = epochs.lineage
-            if epochs.phase is not ControlPhase.IDLE or not (lineage is None or lineage.all_hold_head(epochs.routing)):
-                return  # a move may wait for an epoch that does not come
         assert not driver.wishes.open, f"{driver.wishes.open} did not come to an end"
         assert not driver.wishes.snapshots, f"snapshots {driver.wishes.snapshots} did not come to an end"
         assert coordinator.changes.current is None, f"{coordinator.changes.current} did not come to an end"

@@ -13,7 +13,7 @@ from typing import Protocol
 from bedload.control.changes import Kind, Wish
 from bedload.control.coordinator import Coordinator
 from bedload.control.instructions import ChangeResult, Instruction
-from bedload.core.errors import BedloadError
+from bedload.core.errors import BedloadError, StoreError
 from bedload.core.ids import KeyGroup, OperatorName, Turn
 from bedload.migration import STRATEGIES, Strategy
 from bedload.testing.chance import Chance
@@ -39,6 +39,9 @@ WHY = {
     "WorkerLost": ("dead newcomer", "lost newcomer", "lost worker", *sorted(ABSENCES)),
 }
 """Which faults may be behind a change that failed."""
+
+_UNREAD = ("store failure", "damaged file")
+"""Which faults may be behind state that cannot be read back."""
 
 
 def make_wish(
@@ -88,10 +91,15 @@ _NO_SNAPSHOT = (*sorted(LOSSES), "store failure", "lost newcomer", "dead newcome
 """Which faults may be behind a snapshot that cannot be made."""
 
 
+_AGAIN_SECONDS = 5.0
+"""After so long a snapshot that the store did not take is asked for again."""
+
+
 class Asked(Protocol):
     """A cluster that something is asked of."""
 
     coordinator: Coordinator
+    alive: bool
 
     def tell(self, event: Callable[[Coordinator], list[Instruction]]) -> None:
         """Something happened that the coordinator should know."""
@@ -138,20 +146,28 @@ class Wishes:
     def ask_for_snapshots(self, driver: Asked) -> None:
         """Have all that is committed in a snapshot, of every operator."""
         for name in driver.coordinator.operators:
-            lineage = driver.coordinator.operator(name).lineage
-            self._snapshots += 1
-            number = self._snapshots
-            self._network.note(f"the user wants a snapshot of {name}")
-            self.snapshots[number] = name, None if lineage is None else lineage.head
-            driver.tell(lambda c, number=number, name=name: c.checkpoint(number, name))  # type: ignore[misc]
+            self._ask_for_snapshot(name, driver)
 
-    def snapshot_over(self, number: int, error: BedloadError | None, coordinator: Coordinator) -> None:
-        """There is a snapshot, or there is a reason why not."""
+    def _ask_for_snapshot(self, name: OperatorName, driver: Asked) -> None:
+        if not driver.alive:
+            return
+        lineage = driver.coordinator.operator(name).lineage
+        self._snapshots += 1
+        number = self._snapshots
+        self._network.note(f"the user wants a snapshot of {name}")
+        self.snapshots[number] = name, None if lineage is None else lineage.head
+        driver.tell(lambda c: c.checkpoint(number, name))
+
+    def snapshot_over(self, number: int, error: BedloadError | None, driver: Asked) -> None:
+        """There is a snapshot, or there is a reason why not; if that is the store, somebody asks again."""
+        coordinator = driver.coordinator
         name, wanted = self.snapshots.pop(number)
         self.over[f"snapshot: {'done' if error is None else type(error).__name__}"] += 1
         if error is not None:
             known = [fault for fault in _NO_SNAPSHOT if self._faults.happened[fault]]
             assert known or error is coordinator.error, f"no snapshot of {name} for no reason: {error!r}"
+            if isinstance(error, StoreError) and coordinator.error is None:
+                self._network.after(_AGAIN_SECONDS, lambda: self._ask_for_snapshot(name, driver))
             return
         lineage = coordinator.operator(name).lineage
         assert lineage is not None
@@ -180,4 +196,7 @@ class Wishes:
         if error is None or error is coordinator.error or kind == "MoveRefused":
             return
         causes = [fault for fault in WHY.get(kind, ()) if self._faults.happened[fault]]
-        assert causes, f"{wish} failed for no reason: {kind}: {error}"
+        causes += [fault for fault in _UNREAD if self._faults.happened[fault] and "read back" in str(error)]
+        # Of an epoch of another driver nobody may be able to tell; of one of this driver the commit log does.
+        unknown = "unknown" in error.details and coordinator.operator(error.details["operator"])._current.taken_up
+        assert causes or unknown, f"{wish} failed for no reason: {kind}: {error}"

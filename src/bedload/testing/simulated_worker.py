@@ -18,6 +18,7 @@ import msgspec
 import pyarrow as pa
 
 from bedload.checkpoint.compaction import compact
+from bedload.checkpoint.snapshots import TARGET_BYTES
 from bedload.checkpoint.storage import Storage
 from bedload.core.errors import BedloadError, OperatorFailed, WorkerStartFailed
 from bedload.core.ids import DeploymentId, Epoch, Generation, OperatorName, QueryId, Turn, WorkerId
@@ -428,8 +429,10 @@ class SimulatedWorker:
             return
         assert self._place is not None
         error, parts = None, b""
+        size = TARGET_BYTES if message.ticket % 2 else 1  # two attempts at a snapshot are of other files
         try:
-            parts = msgspec.msgpack.encode(compact(self._place[0], message.operator, message.turn, message.groups))
+            made = compact(self._place[0], message.operator, message.turn, message.groups, target_bytes=size)
+            parts = msgspec.msgpack.encode(made)
         except BedloadError as problem:
             self._network.note(f"{self.name} cannot compact {message}: {problem}"[:300])
             error = m.WireError.of(problem)

@@ -238,6 +238,8 @@ class Simulation:
             for poison in self._poisons.values():
                 poison.end()
             ending, driver = Ending(self._world, self._oracles, self._drain), self._driver
+            if self._scenario.moves:
+                ending.check_moves(driver)  # before anybody says what became of the last epochs
             if self._storage is not None:
                 ending.check_checkpoint(driver, self._storage, whole=not self._scenario.moves)
             else:
