@@ -23,7 +23,7 @@ KINDS = ["rescale", "move", "drain", "rebalance", "pin", "unpin"]
 STAGES = {"COPYING", "DUE", "FLIPPED", "ARRIVED", "ENDING"}
 
 
-@pytest.mark.parametrize("start", range(0, 250, CHUNK))
+@pytest.mark.parametrize("start", [*range(0, 250, CHUNK), 500])
 def test_state_and_outputs_are_exactly_once_while_state_moves(start: int) -> None:
     for seed in range(start, start + CHUNK):
         simulate(seed, moves=True)
