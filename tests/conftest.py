@@ -5,8 +5,10 @@ import gc
 import pytest
 from hypothesis import settings
 
+from tests.thorough import TIMES
+
 # Machines are shared and noisy: how long an example takes says nothing.
-settings.register_profile("bedload", deadline=None)
+settings.register_profile("bedload", deadline=None, max_examples=50 * TIMES)
 settings.load_profile("bedload")
 
 

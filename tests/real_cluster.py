@@ -5,14 +5,20 @@ Only Spark's side is stood in for: the plans that it would tell of, and the task
 
 from __future__ import annotations
 
+import atexit
 import itertools
 import os
+import sys
+import tempfile
+import time
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import cloudpickle
 import numpy as np
+import psutil
 import pyarrow as pa
 
 import bedload as bl
@@ -28,14 +34,37 @@ from bedload.spark import feeder
 from bedload.spark.driver import Driver
 from bedload.spark.hosts import ProcessHost
 from bedload.spark.keeper import Keeper
+from bedload.spark.processes import Nursery
 from bedload.spark.state_view import OperatorState, RowDecoder, Whereabouts
 from bedload.transport import Credentials
 from bedload.worker.operator import state_of
 from bedload.worker.runtime import Deployment
 from bedload.worker.state_schema import state_schema
+from tests.patience import PATIENCE
 
 _GROUPS = 16
 _START_SECONDS = 60.0
+
+
+class SharedHost(ProcessHost):
+    """Processes that are forked from one nursery of all clusters of this process, which loads what they need once."""
+
+    _shared: Nursery | None = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        if SharedHost._shared is None or SharedHost._shared.gone:
+            folder = tempfile.TemporaryDirectory(prefix="bedload-nursery-", ignore_cleanup_errors=True)
+            environment = dict(os.environ, PYTHONPATH=os.pathsep.join(filter(None, sys.path)))
+            made = SharedHost._shared = Nursery(Path(folder.name) / "nursery.log", environment)
+            atexit.register(folder.cleanup)
+            atexit.register(made.stop, PATIENCE)
+        self._nursery = SharedHost._shared
+
+    def stop(self) -> None:
+        if self._nursery is SharedHost._shared:
+            self._nursery = None
+        super().stop()
 
 
 class _Plans:
@@ -70,7 +99,7 @@ class RealCluster:
         patience: Patience | None = None,
     ) -> None:
         self.credentials = Credentials.fresh(encrypted=encrypted)
-        self.host = ProcessHost()
+        self.host = SharedHost()
         self.keeper = None if checkpoint is None else Keeper(checkpoint, None)
         self.driver = Driver(
             "127.0.0.1",
@@ -126,6 +155,26 @@ class RealCluster:
         """The processes of the workers."""
         return dict(self.driver.pids)
 
+    def let_patience_end(self, worker: WorkerId, pid: int) -> None:
+        """Have a process that is stopped be given up, as if it had said nothing for as long as that takes."""
+        stopped = psutil.Process(pid)
+        silent = self.driver._patience.silent
+
+        def pass_time(_: object) -> bool:
+            pulse = self.driver._liveness._pulses.get(worker)
+            if pulse is None or self.driver.pids[worker] != pid:
+                return True
+            pulse.heard -= silent
+            return False
+
+        deadline = time.monotonic() + PATIENCE
+        while stopped.status() != psutil.STATUS_STOPPED:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        while not self.driver.call(pass_time):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)  # what it said last may be under way
+
     # --- inside ---
 
     def _end(self) -> None:
@@ -139,9 +188,7 @@ class RealCluster:
         if self.keeper is not None:
             schema = state_schema(deployment, ["k"], key, _GROUPS, state_of(operator))
             lineage = self.keeper.lineage(self.name, schema)
-        self._number = self.driver.deploy(
-            self.name, _GROUPS, cloudpickle.dumps(deployment), fresh=False, lineage=lineage
-        )
+        self._number = self.driver.deploy(self.name, _GROUPS, shipped(deployment), fresh=False, lineage=lineage)
 
         def where() -> Whereabouts:
             return self.driver.call(lambda c: Whereabouts.of(c, self.name))
@@ -177,3 +224,13 @@ class RealCluster:
 
         outputs: Iterator[pa.RecordBatch] = Feed(spec).run(iter(batches))
         return [row for batch in outputs for row in batch.to_pylist()]
+
+
+def shipped(deployment: Deployment) -> bytes:
+    """Ship the operator as it is: workers need not import its module, which imports pytest and half of Spark."""
+    module = sys.modules[deployment.operator.__module__]
+    cloudpickle.register_pickle_by_value(module)
+    try:
+        return cloudpickle.dumps(deployment)
+    finally:
+        cloudpickle.unregister_pickle_by_value(module)

@@ -14,8 +14,9 @@ from typing import Any, Literal, NamedTuple, Protocol
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.thorough import examples
 
 from bedload import state as bl
 from bedload.core.errors import ProtocolError, StateTypeError
@@ -262,7 +263,7 @@ layouts = pytest.mark.parametrize("layout", sorted(LAYOUTS))
 
 
 @layouts
-@settings(max_examples=150, deadline=None)
+@examples(60)
 @given(history=histories)
 def test_reads_see_the_last_commit_and_abort_goes_back_to_it(layout: str, history: History) -> None:
     subject = LAYOUTS[layout]()
@@ -287,7 +288,7 @@ def test_reads_see_the_last_commit_and_abort_goes_back_to_it(layout: str, histor
 
 
 @layouts
-@settings(max_examples=150, deadline=None)
+@examples(60)
 @given(history=histories)
 def test_changes_name_every_key_that_differs_and_none_that_was_not_touched(layout: str, history: History) -> None:
     subject = LAYOUTS[layout]()
@@ -313,7 +314,7 @@ def test_changes_name_every_key_that_differs_and_none_that_was_not_touched(layou
 
 
 @layouts
-@settings(max_examples=100, deadline=None)
+@examples(40)
 @given(history=histories, moved=st.sets(keys))
 def test_extracted_keys_live_on_in_another_store(layout: str, history: History, moved: set[str]) -> None:
     subject = LAYOUTS[layout]()

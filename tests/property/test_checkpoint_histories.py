@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tests.thorough import TIMES
 
 from bedload.checkpoint import paths
 from bedload.checkpoint.history import Base, Garbage, History
@@ -318,5 +319,5 @@ class Histories(RuleBasedStateMachine):
             assert history.base_for(query, Epoch(epoch)) == (Base(parent) if known and linked else None)
 
 
-Histories.TestCase.settings = settings(max_examples=70, stateful_step_count=30, deadline=None)
+Histories.TestCase.settings = settings(max_examples=40 * TIMES, stateful_step_count=30, deadline=None)
 TestHistories = Histories.TestCase

@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.thorough import examples
 
 from bedload.core.ids import KeyGroup
 from bedload.store.columns import ColumnSpec, ColumnTable, interner, memory
@@ -160,7 +161,7 @@ def _read(table: ColumnTable, *, committed: bool) -> Model:
     return dict(zip(_keys(table, slots), _values(table.committed(slots)), strict=True))
 
 
-@settings(max_examples=400)
+@examples(150)
 @given(history=histories, plain_memory=st.booleans())
 def test_tables_do_what_dicts_do_whatever_happens(history: list[Op], plain_memory: bool) -> None:
     with pytest.MonkeyPatch.context() as patch:

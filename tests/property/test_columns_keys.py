@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.thorough import examples
 
 from bedload.core.ids import KeyGroup
 from bedload.keys import freeze_keys, hash_columns, key_groups
@@ -91,7 +92,7 @@ def _table(types: list[pa.DataType]) -> ColumnTable:
     return ColumnTable(types, [ColumnSpec("n", pa.int64(), 0)], GROUPS, block=2)
 
 
-@settings(max_examples=400)
+@examples(150)
 @given(batches())
 def test_equal_keys_have_one_slot_and_other_keys_another(given_batches: Batches) -> None:
     types, all_columns = given_batches
@@ -112,7 +113,7 @@ def test_equal_keys_have_one_slot_and_other_keys_another(given_batches: Batches)
     assert len(set(slot_of.values())) == len(slot_of) == table.index.live
 
 
-@settings(max_examples=200)
+@examples(80)
 @given(batches(), st.booleans())
 def test_keys_move_to_another_table_as_arrow(given_batches: Batches, plain_memory: bool) -> None:
     types, all_columns = given_batches

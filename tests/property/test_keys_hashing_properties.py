@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import xxhash
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.thorough import examples
 
 from bedload.keys import canonical_key, freeze_keys, hash_columns, hash_key, xxh64
 
@@ -55,7 +56,7 @@ def key_columns(draw: st.DrawFn) -> list[pa.Array]:
     return columns
 
 
-@settings(max_examples=300, deadline=None)
+@examples(120)
 @given(key_columns())
 def test_columns_and_single_keys_have_the_same_hash(columns: list[pa.Array]) -> None:
     types = [column.type for column in columns]
@@ -63,7 +64,7 @@ def test_columns_and_single_keys_have_the_same_hash(columns: list[pa.Array]) -> 
     assert hash_columns(columns).tolist() == [hash_key(key, types) for key in keys]
 
 
-@settings(max_examples=300, deadline=None)
+@examples(120)
 @given(key_columns())
 def test_frozen_keys_are_the_canonical_form_of_the_values(columns: list[pa.Array]) -> None:
     lists = [column.to_pylist() for column in columns]
@@ -75,7 +76,7 @@ def test_frozen_keys_are_the_canonical_form_of_the_values(columns: list[pa.Array
         assert canonical_key(key) in found
 
 
-@settings(max_examples=300, deadline=None)
+@examples(120)
 @given(key_columns())
 def test_rows_with_one_frozen_key_have_one_hash(columns: list[pa.Array]) -> None:
     hashes: dict[object, int] = {}
@@ -83,7 +84,7 @@ def test_rows_with_one_frozen_key_have_one_hash(columns: list[pa.Array]) -> None
         assert hashes.setdefault(key, key_hash) == key_hash
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     lengths=st.lists(st.integers(0, 100), min_size=1, max_size=4),
     copies=st.integers(1, 2000),

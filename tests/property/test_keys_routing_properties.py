@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.thorough import examples
 
 from bedload.core.ids import RoutingVersion, WorkerId
 from bedload.keys import RoutingTable
@@ -36,7 +37,6 @@ def fewest_moves(table: RoutingTable, workers: set[WorkerId]) -> int:
     return table.key_groups - stay
 
 
-@settings(deadline=None)
 @given(key_groups=st.integers(1, 2000), workers=members)
 def test_first_table_is_balanced_and_contiguous(key_groups: int, workers: set[WorkerId]) -> None:
     table = RoutingTable.initial(key_groups, workers)
@@ -45,7 +45,7 @@ def test_first_table_is_balanced_and_contiguous(key_groups: int, workers: set[Wo
     assert table.key_groups == key_groups
 
 
-@settings(max_examples=500, deadline=None)
+@examples(150)
 @given(table=any_table(), workers=members)
 def test_reassigned_table_is_balanced_over_exactly_the_asked_workers(
     table: RoutingTable, workers: set[WorkerId]
@@ -57,7 +57,7 @@ def test_reassigned_table_is_balanced_over_exactly_the_asked_workers(
     assert after.version == table.version + 1
 
 
-@settings(max_examples=500, deadline=None)
+@examples(150)
 @given(table=any_table(), workers=members)
 def test_reassigning_moves_exactly_the_lower_bound(table: RoutingTable, workers: set[WorkerId]) -> None:
     after = table.reassign(workers)
@@ -65,7 +65,6 @@ def test_reassigning_moves_exactly_the_lower_bound(table: RoutingTable, workers:
     assert moved == fewest_moves(table, workers)
 
 
-@settings(deadline=None)
 @given(table=any_table(), workers=st.lists(members, min_size=1, max_size=6))
 def test_moves_carry_one_table_over_to_the_next(table: RoutingTable, workers: list[set[WorkerId]]) -> None:
     for asked in workers:
@@ -83,7 +82,6 @@ def test_moves_carry_one_table_over_to_the_next(table: RoutingTable, workers: li
         table = after
 
 
-@settings(deadline=None)
 @given(table=any_table(), workers=members)
 def test_tables_do_not_depend_on_the_order_of_the_workers(table: RoutingTable, workers: set[WorkerId]) -> None:
     ascending = sorted(workers)
@@ -91,7 +89,6 @@ def test_tables_do_not_depend_on_the_order_of_the_workers(table: RoutingTable, w
     assert RoutingTable.initial(64, ascending) == RoutingTable.initial(64, reversed(ascending))
 
 
-@settings(deadline=None)
 @given(any_table())
 def test_every_key_group_has_one_owner_by_every_way_of_asking(table: RoutingTable) -> None:
     kgs = np.arange(table.key_groups, dtype=np.int32)
@@ -100,7 +97,6 @@ def test_every_key_group_has_one_owner_by_every_way_of_asking(table: RoutingTabl
     assert owned == kgs.tolist()
 
 
-@settings(deadline=None)
 @given(any_table())
 def test_table_survives_the_wire(table: RoutingTable) -> None:
     assert RoutingTable.from_wire(table.to_wire()) == table

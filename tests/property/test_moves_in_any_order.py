@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.thorough import examples
 
 import bedload as bl
 from bedload.core.errors import EpochAborted
@@ -237,7 +238,7 @@ class Pair:
 
 
 @pytest.mark.parametrize("strategy", [name for name in STRATEGIES if name != "stop_restart"])
-@settings(max_examples=60, deadline=None)
+@examples(25)
 @given(random=st.randoms(use_true_random=False))
 def test_every_row_counts_once_whatever_the_order_of_messages(strategy: str, random: Any) -> None:
     with pytest.MonkeyPatch.context() as patch:

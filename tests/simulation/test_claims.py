@@ -18,6 +18,7 @@ import pyarrow as pa
 import pytest
 from fsspec import AbstractFileSystem, register_implementation
 from tests.checkpoint_states import COUNTS, OPERATOR, QUERY, Writer, delta, rows_of
+from tests.thorough import TIMES
 
 from bedload.checkpoint import fsspec_storage, marks, paths
 from bedload.checkpoint.checkpoint import Checkpoint
@@ -32,7 +33,7 @@ from bedload.spark.keeper import Keeper
 from bedload.testing.chance import Chance
 from bedload.worker.durable import CheckpointDurability
 
-SEEDS = 200
+SEEDS = 80 * TIMES
 
 
 class Order:
@@ -334,7 +335,7 @@ def test_a_new_attachment_reads_all_while_an_older_one_collects_garbage() -> Non
     def attach() -> None:
         found.append(filled.state(Keeper("careless://bucket/checkpoint")))
 
-    for seed in range(100):
+    for seed in range(SEEDS // 2):
         Careless.files, Careless.order = dict(files), Order(seed)
         Careless.order.run(collect, attach)
         Careless.order = None
@@ -365,7 +366,7 @@ def test_two_that_make_a_snapshot_of_one_turn_do_not_delete_each_others_files(
         with contextlib.suppress(CheckpointError):
             keeper.write_manifest(OPERATOR, manifest)
 
-    for seed in range(100):
+    for seed in range(SEEDS // 2):
         Careless.files, Careless.order = dict(files), Order(seed)
         Careless.order.run(partial(make, filled.keeper, one), partial(make, newer, two))
         Careless.order = None

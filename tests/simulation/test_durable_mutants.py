@@ -267,7 +267,6 @@ def garbage_is_what_is_needed(patch: Patch) -> None:
     patch.setattr(History, "garbage", garbage)
 
 
-# The third is the seed to begin with: those before it notice nothing.
 def own_manifests_are_blamed_on_another_attachment(patch: Patch) -> None:
     original = Checkpoint.write_manifest
 
@@ -287,27 +286,28 @@ def manifests_of_attempts_that_seemed_to_fail_are_not_known(patch: Patch) -> Non
 
 SNAPSHOTS = Scenario(frozenset({"store failure", "snapshot"}), 0.5, True)
 
+# The third is the seed to begin with: those before it notice nothing.
 MUTANTS: list[tuple[Callable[[Patch], None], Scenario, int]] = [
     (fence_is_not_checked, ZOMBIES, 0),
-    (fence_is_checked_before_the_write, ZOMBIES, 55),
-    (abandoned_mark_is_not_checked, LOSSES, 20),
-    (turn_is_given_up_without_a_mark, LOSSES, 0),
+    (fence_is_checked_before_the_write, ZOMBIES, 59),
+    (abandoned_mark_is_not_checked, LOSSES, 24),
+    (turn_is_given_up_without_a_mark, LOSSES, 24),
     (expect_comes_before_the_record, LOSSES, 0),
     (segment_is_written_after_the_acknowledgement, LOSSES, 0),
-    (claim_comes_after_the_look, ZOMBIES, 28),
-    (settling_is_always_an_abort, LOSSES, 14),
+    (claim_comes_after_the_look, ZOMBIES, 119),
+    (settling_is_always_an_abort, LOSSES, 21),
     (settling_is_always_a_seal, scenario("stop early", "lost worker", "killed in the seal"), 0),
     (loss_of_a_worker_is_not_remembered, LOSSES, 0),
     (key_groups_of_a_lost_worker_are_not_read_back, scenario("lost worker", "no replacement"), 0),
-    (outputs_of_a_lost_worker_can_be_repeated, LOSSES, 0),
-    (turn_begins_without_the_missing, scenario("lost worker", "second query"), 60),
-    (restore_is_of_the_head_instead_of_the_parent, BACK, 0),
+    (outputs_of_a_lost_worker_can_be_repeated, LOSSES, 6),
+    (turn_begins_without_the_missing, scenario("lost worker", "second query"), 73),
+    (restore_is_of_the_head_instead_of_the_parent, BACK, 8),
     (what_another_driver_sealed_is_dropped, scenario("lost driver"), 0),
     (parked_rows_are_applied_twice, RESTORES, 0),
     (parked_rows_are_dropped, RESTORES, 0),
     (rows_are_applied_before_their_state_is_there, RESTORES, 0),
     (seal_does_not_wait_for_parked_rows, RESTORES, 0),
-    (parked_rows_outlive_their_turn, scenario("lost driver", "lost workers", "poison", "bad data"), 18),
+    (parked_rows_outlive_their_turn, scenario("lost driver", "lost workers", "poison", "bad data"), 24),
     (orders_that_were_taken_back_are_installed, BACK, 0),
     (manifest_does_not_wait_for_all_parts, RESTORES, 0),
     (garbage_is_what_is_needed, BACK, 22),

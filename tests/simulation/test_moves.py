@@ -1,4 +1,7 @@
-"""State moves while queries run, under some thousands of seeds: every strategy, every wish, every loss."""
+"""State moves while queries run, under some hundreds of seeds: every strategy, every wish, every loss.
+
+``make simulate`` draws many more.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ KINDS = ["rescale", "move", "drain", "rebalance", "pin", "unpin"]
 STAGES = {"COPYING", "DUE", "FLIPPED", "ARRIVED", "ENDING"}
 
 
-@pytest.mark.parametrize("start", range(0, 800, CHUNK))
+@pytest.mark.parametrize("start", [*range(0, 250, CHUNK), 500])
 def test_state_and_outputs_are_exactly_once_while_state_moves(start: int) -> None:
     for seed in range(start, start + CHUNK):
         simulate(seed, moves=True)
@@ -31,7 +34,7 @@ def test_state_and_outputs_are_exactly_once_while_state_moves(start: int) -> Non
 def test_without_faults_every_strategy_moves_all_without_rolling_back(strategy: str, durable: bool) -> None:
     changes: Counter[str] = Counter()
     stages: Counter[str] = Counter()
-    for seed in range(12):
+    for seed in range(8):
         report = simulate(seed, Scenario(frozenset(), 0.0, durable, 3, (strategy,), ("rescale", "move", "pin")))
         assert report.endings == {"A": "finished"}
         assert report.aborted == 0
@@ -44,7 +47,7 @@ def test_without_faults_every_strategy_moves_all_without_rolling_back(strategy: 
 
 def test_without_other_faults_a_restart_of_all_workers_costs_no_state() -> None:
     changes: Counter[str] = Counter()
-    for seed in range(20):
+    for seed in range(10):
         report = simulate(seed, Scenario(frozenset(), 0.0, True, 3, ("stop_restart",)))
         assert report.endings == {"A": "finished"}
         changes += report.changes
@@ -55,7 +58,7 @@ def test_without_other_faults_a_restart_of_all_workers_costs_no_state() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_wish_comes_true_under_the_usual_faults(kind: str, durable: bool) -> None:
     done: Counter[str] = Counter()
-    for seed in range(4000, 4012):
+    for seed in range(4000, 4006):
         done += simulate(seed, Scenario(ALWAYS, 0.12, durable, 3, (), (kind,))).changes
     assert any(change.startswith(kind) and change.endswith(": done") for change in done)
 
@@ -64,7 +67,7 @@ def test_every_wish_comes_true_under_the_usual_faults(kind: str, durable: bool) 
 def test_every_fault_of_a_move_is_survived_when_it_comes_often(fault: str) -> None:
     wishes = () if fault in ("broken neighbour", "repeated shipment", "failed flip") else ("rescale",)
     scenario = Scenario(ALWAYS | {fault}, 0.3, moves=3, wishes=wishes)
-    reports = [simulate(seed, scenario) for seed in range(2000, 2020)]
+    reports = [simulate(seed, scenario) for seed in range(2000, 2010)]
     assert sum(report.faults[fault] for report in reports) > 0
     endings = {ending for report in reports for ending in report.endings.values()}
     assert endings <= {"finished", "WorkerLost"}
@@ -75,12 +78,12 @@ def test_every_fault_of_a_move_is_survived_when_it_comes_often(fault: str) -> No
 @pytest.mark.parametrize("fault", sorted({*MOVES, *DURABLE_MOVES}))
 def test_with_a_checkpoint_every_fault_of_a_move_is_survived(fault: str) -> None:
     scenario = Scenario(ALWAYS | {fault}, 0.3, durable=True, moves=3)
-    reports = [simulate(seed, scenario) for seed in range(2000, 2012)]
+    reports = [simulate(seed, scenario) for seed in range(2000, 2006)]
     assert sum(report.faults[fault] for report in reports) > 0
     assert {ending for report in reports for ending in report.endings.values()} == {"finished"}
 
 
-@pytest.mark.parametrize("start", range(3000, 3040, 10))
+@pytest.mark.parametrize("start", range(3000, 3020, 10))
 def test_all_faults_together_are_survived_while_state_moves(start: int) -> None:
     faults = ALWAYS | DURABLE.keys() | MOVES.keys() | DURABLE_MOVES.keys() | {"second query"}
     for seed in range(start, start + 10):

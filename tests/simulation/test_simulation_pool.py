@@ -8,10 +8,13 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from importlib import import_module
+from multiprocessing.process import BaseProcess
 
 import msgspec
+import psutil
 import pytest
 
+from bedload.core.clock import SystemClock
 from bedload.testing import simulation_pool
 from bedload.testing.simulation_pool import Outcome, Pool, Task
 from bedload.testing.time_limit import TookTooLong, time_limit
@@ -32,8 +35,30 @@ def run(task: Task, limit: float) -> Outcome:
     return Outcome(task, None, {"faults": Counter(["crash"])})
 
 
-def outcomes(tasks: list[Task], **options: int) -> Iterator[Outcome]:
-    pool = Pool(tasks, limit=0.3, run=run, **{"jobs": 2, "chunk": 4} | options)
+class Standstill(SystemClock):
+    """Time that passes only while all processes of a pool are stopped: a slow one is not taken for one of them."""
+
+    def __init__(self) -> None:
+        self.pool: Pool | None = None
+        self._now = 0.0
+
+    def monotonic(self) -> float:
+        running = [] if self.pool is None else [it.process for it in self.pool._running.values()]
+        if running and all(_is_stopped(process) for process in running):
+            self._now += 1000.0
+        return self._now
+
+
+def _is_stopped(process: BaseProcess) -> bool:
+    try:
+        return bool(psutil.Process(process.pid).status() == psutil.STATUS_STOPPED)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def outcomes(tasks: list[Task]) -> Iterator[Outcome]:
+    clock = Standstill()
+    pool = clock.pool = Pool(tasks, limit=100.0, run=run, jobs=2, chunk=4, clock=clock)
     return (outcome for outcome in pool.outcomes(pause=0.1) if outcome is not None)
 
 

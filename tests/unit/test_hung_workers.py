@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import threading
@@ -19,10 +20,12 @@ from bedload.control.liveness import Patience
 from bedload.core.errors import WorkerLost, WorkerStartFailed
 from bedload.core.ids import WorkerId
 from bedload.spark import feeder
+from bedload.spark.state_view import Whereabouts
 
 ROWS = [(key, 1) for key in range(100)]
 HANGS = -1
-# Long enough for a process on a busy machine to be heard now and then, and as short as that allows.
+# Long enough for a process on a busy machine to be heard now and then, and as short as that allows. Most tests do not
+# wait for it: for them the time has passed, see RealCluster.let_patience_end.
 SILENT, STUCK = Patience(silent=10.0), Patience(silent=60.0, stuck=3.0)
 
 
@@ -77,14 +80,36 @@ def counts(cluster: RealCluster) -> list[int]:
     return [answer["n"] for key, _ in ROWS if (answer := cluster.state.get(key)) is not None]
 
 
+@pytest.fixture
+def blocked(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Is set when a feeder has heard nothing from a worker for a while, and asks whether its epoch goes on."""
+    asked = threading.Event()
+    original = feeder._Feed._check_goes_on
+
+    def check_goes_on(self: Any) -> None:
+        asked.set()
+        original(self)
+
+    monkeypatch.setattr(feeder, "_ASK_SECONDS", 0.5)
+    monkeypatch.setattr(feeder._Feed, "_check_goes_on", check_goes_on)
+    return asked
+
+
 @pytest.mark.parametrize("encrypted", [False, True])
-def test_a_stopped_process_is_replaced_and_nobody_waits_for_it(tmp_path: Path, encrypted: bool) -> None:
-    with RealCluster(Count, checkpoint=str(tmp_path), patience=SILENT, encrypted=encrypted) as cluster:
+def test_a_stopped_process_is_replaced_and_nobody_waits_for_it(
+    tmp_path: Path, blocked: threading.Event, encrypted: bool
+) -> None:
+    patience = None if encrypted else SILENT
+    with RealCluster(Count, checkpoint=str(tmp_path), patience=patience, encrypted=encrypted) as cluster:
         cluster.epoch(ROWS)
+        blocked.clear()
         victim = cluster.pids()[WorkerId(1)]
         os.kill(victim, signal.SIGSTOP)
         epoch = Background(lambda: cluster.epoch(ROWS))
         snapshot = Background(lambda: cluster.driver.checkpoint([cluster.name]))
+        if patience is None:
+            assert blocked.wait(PATIENCE)
+            cluster.let_patience_end(WorkerId(1), victim)
         error = epoch.end()
         assert isinstance(error, WorkerLost)
         assert "said nothing" in error.message
@@ -112,7 +137,7 @@ def test_a_read_at_a_worker_that_was_given_up_is_answered_by_the_one_in_its_plac
 ) -> None:
     """As on a cluster, where the driver cannot end the process: its connections stay, and say nothing."""
     monkeypatch.setattr("bedload.spark.state_view._CONNECT_SECONDS", 2.0)
-    with RealCluster(Count, checkpoint=str(tmp_path), patience=SILENT) as cluster:
+    with RealCluster(Count, checkpoint=str(tmp_path)) as cluster:
         cluster.epoch(ROWS)
         key = next(key for key, _ in ROWS if cluster.state.owner_of(key) == 1)
         if connected:
@@ -121,10 +146,23 @@ def test_a_read_at_a_worker_that_was_given_up_is_answered_by_the_one_in_its_plac
         victim = cluster.host._children.pop(WorkerId(1))
         pid = cluster.pids()[WorkerId(1)]
         os.kill(pid, signal.SIGSTOP)
+        answers: list[Any] = []
+        looks = itertools.count()
+        waits = threading.Event()
+        where = cluster.state._where
+
+        def look_again() -> Whereabouts:
+            if next(looks):  # there was no answer, or no connection, for a while
+                waits.set()
+            return where()
+
+        monkeypatch.setattr(cluster.state, "_where", look_again)
         try:
-            answer = cluster.state.get(key, timeout=PATIENCE / 2)
-            assert answer is not None
-            assert answer["n"] == 1
+            read = Background(lambda: answers.append(cluster.state.get(key, timeout=PATIENCE / 2)))
+            assert waits.wait(PATIENCE)
+            cluster.let_patience_end(WorkerId(1), pid)
+            assert read.end() is None
+            assert [answer["n"] for answer in answers] == [1]
         finally:
             os.kill(pid, signal.SIGCONT)
             victim.kill(PATIENCE)
@@ -151,30 +189,36 @@ def test_newcomers_that_hang_together_end_the_change_alone(tmp_path: Path) -> No
         assert counts(cluster) == [2] * 100
 
 
-def test_without_a_checkpoint_a_stopped_process_ends_the_cluster_and_every_wait() -> None:
-    with RealCluster(Count, patience=SILENT) as cluster:
+def test_without_a_checkpoint_a_stopped_process_ends_the_cluster_and_every_wait(blocked: threading.Event) -> None:
+    with RealCluster(Count) as cluster:
         cluster.epoch(ROWS)
-        os.kill(cluster.pids()[WorkerId(1)], signal.SIGSTOP)
+        blocked.clear()
+        victim = cluster.pids()[WorkerId(1)]
+        os.kill(victim, signal.SIGSTOP)
         epoch = Background(lambda: cluster.epoch(ROWS))
         drain = cluster.change("drain", worker=WorkerId(1))
+        assert blocked.wait(PATIENCE)
+        cluster.let_patience_end(WorkerId(1), victim)
         assert isinstance(epoch.end(), WorkerLost)
         assert isinstance(drain.exception(PATIENCE), WorkerLost)
 
 
 def test_a_feeder_leaves_a_worker_that_was_given_up_and_still_holds_its_connection(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, blocked: threading.Event
 ) -> None:
     """As on a cluster, where the driver cannot end the process: it is told by the coordinator alone."""
-    monkeypatch.setattr(feeder, "_ASK_SECONDS", 0.5)
-    with RealCluster(Count, checkpoint=str(tmp_path), patience=SILENT) as cluster:
+    with RealCluster(Count, checkpoint=str(tmp_path)) as cluster:
         cluster.epoch(ROWS)
+        blocked.clear()
         victim = cluster.pids()[WorkerId(1)]
         os.kill(victim, signal.SIGSTOP)
         monkeypatch.setattr(cluster.host, "kill", lambda worker, task: None)
         monkeypatch.setattr(cluster.host, "replace", lambda worker: None)
         try:
             # More than the connection's buffers take, so that the feeder is blocked in the middle of a message.
-            error = Background(lambda: cluster.epoch((key, 1) for key in range(1_000_000))).end()
-            assert isinstance(error, WorkerLost)
+            epoch = Background(lambda: cluster.epoch((key, 1) for key in range(1_000_000)))
+            assert blocked.wait(PATIENCE)
+            cluster.let_patience_end(WorkerId(1), victim)
+            assert isinstance(epoch.end(), WorkerLost)
         finally:
             os.kill(victim, signal.SIGCONT)

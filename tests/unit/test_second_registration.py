@@ -11,13 +11,11 @@ from typing import Any
 
 import pytest
 from tests.patience import PATIENCE
-from tests.real_cluster import RealCluster
+from tests.real_cluster import RealCluster, SharedHost
 
 import bedload as bl
-from bedload.control.liveness import Patience
 from bedload.core.errors import WorkerLost
 from bedload.core.ids import WorkerId
-from bedload.spark.hosts import ProcessHost
 
 ROWS = [(key, 1) for key in range(100)]
 
@@ -41,14 +39,14 @@ def eventually(holds: Callable[[], bool]) -> None:
 def test_a_worker_that_came_too_early_takes_the_place_of_the_lost_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, noticed: str
 ) -> None:
-    with RealCluster(Count, workers=1, checkpoint=str(tmp_path), patience=Patience(silent=5.0)) as cluster:
+    with RealCluster(Count, workers=1, checkpoint=str(tmp_path)) as cluster:
         cluster.epoch(ROWS)
         victim = cluster.pids()[WorkerId(0)]
         # As on a cluster, where the host can neither reach the process nor start another: Spark alone does.
         asked: list[WorkerId] = []
         monkeypatch.setattr(cluster.host, "kill", lambda worker, task: None)
         monkeypatch.setattr(cluster.host, "replace", asked.append)
-        other = ProcessHost()
+        other = SharedHost()
         os.kill(victim, signal.SIGSTOP)
         try:
             assert cluster.keeper is not None
@@ -57,6 +55,8 @@ def test_a_worker_that_came_too_early_takes_the_place_of_the_lost_one(
             assert cluster.pids() == {0: victim}
             if noticed == "by the end of its connection":
                 os.kill(victim, signal.SIGKILL)
+            else:
+                cluster.let_patience_end(WorkerId(0), victim)
             eventually(lambda: cluster.pids() != {0: victim})
             assert asked == []
             cluster.restart()
@@ -75,7 +75,7 @@ def test_without_a_checkpoint_it_has_no_state_to_go_on_with_and_ends_with_the_cl
 ) -> None:
     with RealCluster(Count, workers=1) as cluster:
         cluster.epoch(ROWS)
-        other = ProcessHost()
+        other = SharedHost()
         try:
             other.start(cluster.driver.address, cluster.credentials, 1, None)
             eventually(lambda: bool(cluster.driver._spares))

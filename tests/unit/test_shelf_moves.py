@@ -9,8 +9,9 @@ from unittest import mock
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.thorough import examples
 
 from bedload import state as bl
 from bedload.core.errors import ProtocolError, StateTypeError
@@ -309,7 +310,7 @@ def copied(
 
 
 @subjects
-@settings(max_examples=60)
+@examples(25)
 @given(before=commands, plans=epochs, moved=st.sets(st.sampled_from(EVERY)), selection=selections)
 def test_a_copy_that_follows_the_notes_is_the_state(
     subject: str,
@@ -322,7 +323,7 @@ def test_a_copy_that_follows_the_notes_is_the_state(
 
 
 @subjects
-@settings(max_examples=40)
+@examples(20)
 @given(before=commands, plans=epochs, selection=selections)
 def test_keys_with_one_hash_move_together(
     subject: str, before: list[Command], plans: list[EpochPlan], selection: tuple[str, list[Key]]

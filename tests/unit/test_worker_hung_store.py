@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import pyarrow as pa
 import pytest
 from tests.checkpoint_states import Writer, delta
+from tests.patience import PATIENCE
+from tests.real_cluster import SharedHost, shipped
 
 import bedload as bl
 from bedload.checkpoint.checkpoint import Checkpoint
@@ -20,7 +22,6 @@ from bedload.control.epochs import QueryFacts
 from bedload.core.errors import StoreError
 from bedload.core.ids import Epoch, OperatorName, QueryId
 from bedload.spark.driver import Driver
-from bedload.spark.hosts import ProcessHost
 from bedload.spark.keeper import Keeper
 from bedload.spark.state_view import OperatorState, RowDecoder, Whereabouts
 from bedload.transport import Credentials
@@ -76,17 +77,17 @@ def root(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def driver(root: Path) -> Iterator[Driver]:
-    host = ProcessHost()
+    host = SharedHost()
     keeper = Keeper(str(root), {"deadline": 5.0})
     made = Driver("127.0.0.1", CREDENTIALS, NoPlans(), host, 2, keeper=keeper)  # type: ignore[arg-type]
     try:
         host.start(made.address, CREDENTIALS, 2, keeper.place)
-        made.wait_for_workers(120.0, host.check)
+        made.wait_for_workers(PATIENCE, host.check)
         part = next(root.glob("operators/*/snapshots/*/*/*.parquet"))
         part.unlink()
         os.mkfifo(part)  # who reads it waits for ever
         lineage = keeper.lineage(NAME, SCHEMA)
-        made.deploy(NAME, 8, cloudpickle.dumps(DEPLOYMENT), fresh=False, lineage=lineage)
+        made.deploy(NAME, 8, shipped(DEPLOYMENT), fresh=False, lineage=lineage)
         yield made
     finally:
         made.stop()
@@ -98,10 +99,12 @@ def test_a_read_and_a_snapshot_end_in_the_errors_of_the_store(driver: Driver) ->
         return driver.call(lambda c: Whereabouts.of(c, NAME))
 
     state = OperatorState(NAME, RowDecoder(state_of(Trip)), (KEY,), where, CREDENTIALS)
-    try:
-        with pytest.raises(StoreError, match=r"cannot read .*parquet: TimeoutError: no answer within 5 seconds"):
-            state.get(1)
-    finally:
-        state.close()
-    with pytest.raises(StoreError, match="no answer within 5 seconds"):
-        driver.checkpoint([NAME])
+    with ThreadPoolExecutor() as beside:
+        snapshot = beside.submit(driver.checkpoint, [NAME])
+        try:
+            with pytest.raises(StoreError, match=r"cannot read .*parquet: TimeoutError: no answer within 5 seconds"):
+                state.get(1)
+        finally:
+            state.close()
+        with pytest.raises(StoreError, match="no answer within 5 seconds"):
+            snapshot.result(PATIENCE)

@@ -112,8 +112,9 @@ def environment(**more: str) -> dict[str, str]:
 class Home:
     """A nursery and what was ordered from it."""
 
-    def __init__(self, desk: Desk, folder: Path, given: Mapping[str, str]) -> None:
-        self.nursery = Nursery(folder / "nursery.log", given)
+    def __init__(self, desk: Desk, folder: Path, given: Mapping[str, str], nursery: Nursery | None = None) -> None:
+        self.nursery = nursery or Nursery(folder / "nursery.log", given)
+        self._shared = nursery is not None
         self.children: dict[int, Forked] = {}
         self.folder = folder
         self._desk = desk
@@ -136,9 +137,28 @@ class Home:
     def close(self) -> None:
         for child in self.children.values():
             child.kill(PATIENCE)
-        self.nursery.stop(PATIENCE)
+        if self._shared:
+            assert all(child.wait(PATIENCE) for child in self.children.values())
+        else:
+            self.nursery.stop(PATIENCE)
         for child in self.children.values():
             child.close()
+
+
+@pytest.fixture(scope="module")
+def grown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
+    """A nursery for many tests: one loads for as long as most of them take."""
+    made = Nursery(tmp_path_factory.mktemp("grown") / "nursery.log", environment())
+    yield made
+    made.stop(PATIENCE)
+
+
+@pytest.fixture
+def shared_home(desk: Desk, tmp_path: Path, grown: Nursery) -> Iterator[Home]:
+    """Where it does not matter what the nursery did before, nor whether it forks."""
+    made = Home(desk, tmp_path, environment(), grown)
+    yield made
+    made.close()
 
 
 @pytest.fixture
@@ -169,38 +189,38 @@ def test_workers_are_forked_and_come_to_the_coordinator(home: Home, desk: Desk) 
     assert len(lines) == 1, "none is an interpreter of its own"
 
 
-def test_a_worker_that_is_let_go_ends_and_is_waited_for(home: Home, desk: Desk) -> None:
-    child = home.order(0)
-    other = home.order(1)
+def test_a_worker_that_is_let_go_ends_and_is_waited_for(shared_home: Home, desk: Desk) -> None:
+    child = shared_home.order(0)
+    other = shared_home.order(1)
     pids = desk.all(2)
     assert child.fate() is None
     child.let_go()
     assert child.wait(PATIENCE)
     assert child.fate() == "ended with code 0"
     assert other.fate() is None
-    assert below(home.nursery.pid) == {pids[1]}, "no zombie is left"
+    assert below(shared_home.nursery.pid) == {pids[1]}, "no zombie is left"
 
 
-def test_a_worker_that_the_coordinator_stops_ends_well(home: Home, desk: Desk) -> None:
-    child = home.order(0)
+def test_a_worker_that_the_coordinator_stops_ends_well(shared_home: Home, desk: Desk) -> None:
+    child = shared_home.order(0)
     desk.next()
     desk.tell_to_stop(0)
     assert child.wait(PATIENCE)
     assert child.fate() == "ended with code 0"
-    assert (home.folder / "worker-0.log").read_text() == ""
+    assert (shared_home.folder / "worker-0.log").read_text() == ""
 
 
-def test_a_killed_worker_is_seen_and_its_signal_is_told(home: Home, desk: Desk) -> None:
-    child = home.order(0)
-    home.order(1)  # holds nothing of the other
+def test_a_killed_worker_is_seen_and_its_signal_is_told(shared_home: Home, desk: Desk) -> None:
+    child = shared_home.order(0)
+    shared_home.order(1)  # holds nothing of the other
     pids = desk.all(2)
     os.kill(pids[0], signal.SIGKILL)
     assert child.wait(PATIENCE)
     assert child.fate() == "ended with code -9"
 
 
-def test_a_worker_that_does_not_listen_can_be_killed(home: Home, desk: Desk) -> None:
-    child = home.order(0)
+def test_a_worker_that_does_not_listen_can_be_killed(shared_home: Home, desk: Desk) -> None:
+    child = shared_home.order(0)
     _, pid = desk.next()
     os.kill(pid, signal.SIGSTOP)
     eventually(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED, "it is stopped")
@@ -210,32 +230,32 @@ def test_a_worker_that_does_not_listen_can_be_killed(home: Home, desk: Desk) -> 
     assert child.fate() == "ended with code -9"
 
 
-def test_the_output_of_a_worker_is_in_its_log_and_a_failure_gives_its_code(home: Home) -> None:
-    child = home.order(0, coordinator="127.0.0.1:1")
+def test_the_output_of_a_worker_is_in_its_log_and_a_failure_gives_its_code(shared_home: Home) -> None:
+    child = shared_home.order(0, coordinator="127.0.0.1:1")
     assert child.wait(PATIENCE)
     assert child.fate() == "ended with code 1"
     assert "WorkerUnreachable" in child.log.read_text()
     assert child.log.name == "worker-0.log"
 
 
-def test_ctrl_c_does_not_reach_the_nursery_or_its_workers(home: Home, desk: Desk) -> None:
-    home.order(0)
+def test_ctrl_c_does_not_reach_the_nursery_or_its_workers(shared_home: Home, desk: Desk) -> None:
+    shared_home.order(0)
     _, pid = desk.next()
-    for target in (home.nursery.pid, pid):
+    for target in (shared_home.nursery.pid, pid):
         os.kill(target, signal.SIGINT)
-    assert desk.ask(0, "1 + 1", home.folder) == 2
-    home.order(1)
+    assert desk.ask(0, "1 + 1", shared_home.folder) == 2
+    shared_home.order(1)
     assert desk.next()[0] == 1
 
 
-def test_a_crash_of_a_worker_leaves_its_stack_in_its_own_log(home: Home, desk: Desk) -> None:
-    child = home.order(0)
+def test_a_crash_of_a_worker_leaves_its_stack_in_its_own_log(shared_home: Home, desk: Desk) -> None:
+    child = shared_home.order(0)
     _, pid = desk.next()
     os.kill(pid, signal.SIGSEGV)
     assert child.wait(PATIENCE)
     assert child.fate() == "ended with code -11"
     assert "Fatal Python error: Segmentation fault" in child.log.read_text()
-    assert (home.folder / "nursery.log").read_text() == ""
+    assert shared_home.nursery.log.read_text() == ""
 
 
 # --- without the nursery ---
@@ -257,7 +277,7 @@ def test_a_worker_outlives_its_nursery_and_its_end_is_still_seen(home: Home, des
     assert other.fate() == "ended"
 
 
-def test_the_nursery_ends_with_the_driver_and_after_its_workers(home: Home, desk: Desk, tmp_path: Path) -> None:
+def test_the_nursery_ends_with_the_driver_and_after_its_workers(desk: Desk, tmp_path: Path) -> None:
     script = """
 import os, signal, sys
 from pathlib import Path
@@ -411,12 +431,14 @@ def test_a_worker_has_the_environment_and_the_modules_of_the_driver_when_it_was_
         made.close()
 
 
-def test_what_a_worker_starts_has_no_input_and_does_not_hide_the_end_of_the_worker(home: Home, desk: Desk) -> None:
-    child = home.order(0)
+def test_what_a_worker_starts_has_no_input_and_does_not_hide_the_end_of_the_worker(
+    shared_home: Home, desk: Desk
+) -> None:
+    child = shared_home.order(0)
     _, pid = desk.next()
     run = "__import__('subprocess').run(['cat'], capture_output=True).stdout"
-    assert desk.ask(0, run, home.folder) == b""
-    left = desk.ask(0, "__import__('subprocess').Popen(['sleep', '600']).pid", home.folder)
+    assert desk.ask(0, run, shared_home.folder) == b""
+    left = desk.ask(0, "__import__('subprocess').Popen(['sleep', '600']).pid", shared_home.folder)
     try:
         os.kill(pid, signal.SIGKILL)
         assert child.wait(PATIENCE)
