@@ -70,7 +70,9 @@ def test_every_fault_of_a_move_is_survived_when_it_comes_often(fault: str) -> No
     reports = [simulate(seed, scenario) for seed in range(2000, 2010)]
     assert sum(report.faults[fault] for report in reports) > 0
     endings = {ending for report in reports for ending in report.endings.values()}
-    assert endings <= {"finished", "WorkerLost"}
+    # Without a checkpoint, state that is between two owners and can reach neither is lost, and that is said.
+    lost = {"WorkerLost"} | ({"MoveFailed"} if fault == "failing move" else set())
+    assert endings <= {"finished"} | lost
     if fault != "lost newcomer":  # the loss of what was handed over for good is the end
         assert sum("WorkerLost" in report.endings.values() for report in reports) <= len(reports) // 2
 
