@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 import bedload as bl
 from bedload.core.errors import DefinitionError, MoveCancelled, MoveRefused, TooFewSlots, WorkerStartFailed
 from tests.patience import PATIENCE
 from tests.spark.apps import alive, eventually
-from tests.spark.conftest import Sink, committed, numbers, run
+from tests.spark.conftest import Sink, committed, fail, numbers, run
 from tests.spark.moving import live
 from tests.spark.tally import KEYS, KINDS, applied, check_epochs, check_states, states, stream
 
@@ -136,6 +136,39 @@ def test_a_cluster_is_rescaled_before_the_first_query_and_between_two_runs_of_it
     run(out, sink, tmp_path / "spark", 6)
     check_epochs(kind, sink.epochs, 6)
     eventually(lambda: check_states(kind, states(durable, kind, name)) == 5, "epoch 5 is committed")
+
+
+def _fails_sealed(batch: DataFrame, _: int) -> None:
+    """Spark has read all outputs of the epoch, and does not commit it."""
+    batch.collect()
+    raise RuntimeError("the sink fails after the seal")
+
+
+def _fails_open(batch: DataFrame, _: int) -> None:
+    """A task fails while it reads the outputs."""
+    batch.selectExpr("raise_error('the sink fails in its tasks')").collect()
+
+
+@pytest.mark.parametrize("sink_fails", [_fails_sealed, _fails_open])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("in_checkpoint", [True, False])
+def test_a_cluster_is_rescaled_after_its_query_failed_within_an_epoch(
+    spark: SparkSession, tmp_path: Path, sink_fails: Any, kind: str, in_checkpoint: bool
+) -> None:
+    place = tmp_path / "checkpoint" if in_checkpoint else None
+    with bl.attach(spark, workers=2, checkpoint=place) as cluster:
+        out, sink = applied(cluster, stream(spark), kind), Sink()
+        run(out, sink, tmp_path / "spark", 2)
+        committed(cluster, kind, 1)
+        fail(out, sink_fails, tmp_path / "spark")
+        # No epoch comes that these could wait for.
+        cluster.rescale(3).wait(PATIENCE)
+        cluster.pin(5, 1, operator=kind).wait(PATIENCE)
+        assert check_states(kind, states(cluster, kind)) == 1, "epoch 2 is not committed, so it is not there"
+        cluster.drain(0).wait(PATIENCE)
+        run(out, sink, tmp_path / "spark", 4)
+        check_epochs(kind, sink.epochs, 4)
+        eventually(lambda: check_states(kind, states(cluster, kind)) == 3, "epoch 3 is committed")
 
 
 def test_a_cluster_without_operators_is_rescaled(spark: SparkSession, tmp_path: Path) -> None:
