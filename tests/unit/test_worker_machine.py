@@ -667,6 +667,26 @@ def test_state_that_arrives_in_a_turn_survives_its_abort(fresh: Restoring) -> No
     assert fresh.totals == {"a": 10}
 
 
+def test_rows_that_waited_and_fail_cost_the_turn_and_not_the_state_that_was_read(fresh: Restoring) -> None:
+    (order,) = fresh.restore()
+    fresh.begin(8)
+    fresh.expect(8, 1)
+    fresh.join("t", 8, 0)
+    fresh.apply("t", 8, 0, 0, a=-1)
+    fresh.loaded(order, group_of("a"), a=10)
+    (failed,) = fresh.news(m.Failed)
+    assert (failed.error.kind, failed.unrestored) == ("OperatorFailed", False)
+    assert kinds(fresh.to("t")) == ["OperatorFailed"]
+    fresh.loaded(order, *(group for group in GROUPS if group != group_of("a")), b=20)
+    assert [(news.left, news.error) for news in fresh.news(m.Restored)] == [(3, None), (0, None)]
+    assert fresh.totals == {"a": 10, "b": 20}
+    fresh.begin(9)
+    fresh.expect(9, 1)
+    fresh.join("u", 9, 0)
+    fresh.apply("u", 9, 0, 0, a=1)
+    assert fresh.rows_to("u") == [{"key": "a", "total": 11}]
+
+
 def test_answers_to_an_order_that_was_taken_back_are_not_installed(fresh: Restoring) -> None:
     (old,) = fresh.restore(base=7)
     (new,) = fresh.restore(base=5)

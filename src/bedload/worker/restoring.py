@@ -105,9 +105,14 @@ class Restoring:
             wanted.difference_update(groups)
             if not wanted:
                 del hosted.orders[news.ticket]
-            out = self._go_on(hosted, hosted.parking.arrive(groups, self._clock.monotonic()))
+            freed = hosted.parking.arrive(groups, self._clock.monotonic())
         except Exception as error:
             return self._not_restored(hosted, error if isinstance(error, BedloadError) else bug(error))
+        try:
+            out = self._go_on(hosted, freed)
+        except Exception as error:
+            # The rows have failed, not the reading: what was read is here, and the rest still comes.
+            out = self._fail(hosted, error if isinstance(error, BedloadError) else bug(error))
         out += self._progress(hosted, news.bytes)
         if hosted.phase is Phase.OPEN:
             out += self._settle(hosted)
