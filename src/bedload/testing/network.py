@@ -156,7 +156,10 @@ class Network:
         self._held = [] if self._held is None else self._held
 
     def go_on(self) -> None:
-        """What was held up happens now."""
+        """What was held up happens now; if the whole is held up, when that goes on."""
+        if self._within is not None and self._within.held:
+            self._within.happen(self.go_on)  # after what came meanwhile: that has to wait for what came before it
+            return
         held, self._held = self._held or [], None
         for action in held:
             self.at(self.time.now, action)
