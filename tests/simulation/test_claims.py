@@ -349,7 +349,7 @@ def test_two_that_make_a_snapshot_of_one_turn_do_not_delete_each_others_files(
 ) -> None:
     if mutant:
 
-        def written(self: Checkpoint, operator: Any, manifest: Manifest) -> Manifest:
+        def written(self: Checkpoint, operator: Any, manifest: Manifest, *, again: bool) -> Manifest:
             self.storage.write(paths.manifest(operator, manifest.turn), encode(manifest))
             return manifest
 

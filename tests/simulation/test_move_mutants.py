@@ -267,7 +267,26 @@ def sealed_epochs_end_with_their_run(patch: Patch) -> None:
 
 
 def sealed_epochs_whose_run_is_over_are_committed(patch: Patch) -> None:
-    patch.setattr(OperatorEpochs, "_not_committed", lambda self, facts: self._commit())
+    original = OperatorEpochs._learn
+
+    def learn(self: Any, facts: Any) -> Any:
+        if self.phase is Phase.SEALED and not facts.active:
+            return self._commit()
+        return original(self, facts)
+
+    patch.setattr(OperatorEpochs, "_learn", learn)
+
+
+def sealed_epochs_that_are_not_in_the_log_are_rolled_back(patch: Patch) -> None:
+    original = OperatorEpochs._learn
+
+    def learn(self: Any, facts: Any) -> Any:
+        last = -1 if facts.committed is None else facts.committed
+        if self.phase is Phase.SEALED and not facts.active and facts.log_read and last < self.epoch:
+            return self._abort(EpochAborted("its run is over, and Spark has not committed it"))
+        return original(self, facts)
+
+    patch.setattr(OperatorEpochs, "_learn", learn)
 
 
 # The third is the seed to begin with: those before it notice nothing.
@@ -317,6 +336,7 @@ MUTANTS: list[tuple[Callable[[Patch], None], Scenario, int]] = [
     (nobody_looks_for_the_end_of_an_epoch, scenario("stopped for good"), 0),
     (sealed_epochs_end_with_their_run, scenario("stopped for good"), 0),
     (sealed_epochs_whose_run_is_over_are_committed, scenario("stopped for good"), 0),
+    (sealed_epochs_that_are_not_in_the_log_are_rolled_back, scenario("skipped replay"), 0),
     (pinned_keys_leave_with_their_group, scenario("stopped for good", durable=True, wishes=("pin", "rescale")), 30),
     (failed_moves_are_for_the_log_alone, scenario("failing move"), 0),
     (epochs_go_on_after_a_failed_move, scenario("failing move", durable=True), 10),

@@ -25,6 +25,7 @@ NEEDS = {
     "damaged file": {"lost driver"},
     "close fails": {"redeploy"},
     "fresh": {"redeploy"},
+    "skipped replay": {"lost commit log"},
     "changed state": {"lost driver"},
     "another key": {"lost driver"},
     "careless store": {"lost driver"},

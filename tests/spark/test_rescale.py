@@ -12,7 +12,8 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 import bedload as bl
-from bedload.core.errors import DefinitionError, MoveCancelled, MoveRefused, TooFewSlots, WorkerStartFailed
+from bedload.control import epochs
+from bedload.core.errors import DefinitionError, MoveCancelled, MoveFailed, MoveRefused, TooFewSlots, WorkerStartFailed
 from tests.patience import PATIENCE
 from tests.spark.apps import alive, eventually
 from tests.spark.conftest import Sink, committed, fail, numbers, run
@@ -152,9 +153,15 @@ def _fails_open(batch: DataFrame, _: int) -> None:
 @pytest.mark.parametrize("sink_fails", [_fails_sealed, _fails_open])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("in_checkpoint", [True, False])
-def test_a_cluster_is_rescaled_after_its_query_failed_within_an_epoch(
-    spark: SparkSession, tmp_path: Path, sink_fails: Any, kind: str, in_checkpoint: bool
+def test_changes_end_after_their_query_failed_within_an_epoch(
+    spark: SparkSession,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    sink_fails: Any,
+    kind: str,
+    in_checkpoint: bool,
 ) -> None:
+    monkeypatch.setattr(epochs, "MOST_LOOKS", 2)
     place = tmp_path / "checkpoint" if in_checkpoint else None
     with bl.attach(spark, workers=2, checkpoint=place) as cluster:
         out, sink = applied(cluster, stream(spark), kind), Sink()
@@ -162,9 +169,16 @@ def test_a_cluster_is_rescaled_after_its_query_failed_within_an_epoch(
         committed(cluster, kind, 1)
         fail(out, sink_fails, tmp_path / "spark")
         # No epoch comes that these could wait for.
-        cluster.rescale(3).wait(PATIENCE)
-        cluster.pin(5, 1, operator=kind).wait(PATIENCE)
+        if sink_fails is _fails_sealed:
+            with pytest.raises(MoveFailed, match=r"its last epoch, 2, is not known to be committed.*Start the query"):
+                cluster.rescale(3).wait(PATIENCE)
+            assert sorted(cluster.workers) == [0, 1]
+        else:
+            cluster.rescale(3).wait(PATIENCE)
+            cluster.pin(5, 1, operator=kind).wait(PATIENCE)
         assert check_states(kind, states(cluster, kind)) == 1, "epoch 2 is not committed, so it is not there"
+        run(out, sink, tmp_path / "spark", 3)
+        committed(cluster, kind, 2)
         cluster.drain(0).wait(PATIENCE)
         run(out, sink, tmp_path / "spark", 4)
         check_epochs(kind, sink.epochs, 4)

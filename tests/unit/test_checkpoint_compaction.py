@@ -123,6 +123,22 @@ def test_a_manifest_whose_answer_was_lost_is_the_one_that_counts(
     assert state_at(storage, first.turn) == expected
 
 
+def test_where_one_turn_may_have_two_states_an_earlier_manifest_of_ones_own_is_refused(
+    storage: Storage, writer: Writer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As an initial state that is given twice: what was given first would be taken for the second.
+    checkpoint = attached(storage).checkpoint
+    first, second = cut(storage, writer, 1), cut(storage, writer, 4)
+    with monkeypatch.context() as patch:
+        lose_answers(storage, patch)
+        with pytest.raises(StoreError):
+            checkpoint.write_manifest(OPERATOR, first)
+    with pytest.raises(CheckpointError, match="another attachment"):
+        checkpoint.write_manifest(OPERATOR, second)
+    there = parts_there(storage, first.turn)
+    assert {info.path for made in (first, second) for part in made.parts for info in part.files.values()} <= there
+
+
 @pytest.mark.parametrize("older", [True, False], ids=["by an older one", "without a generation"])
 def test_a_manifest_of_other_files_by_another_attachment_is_blamed_on_it(
     storage: Storage, writer: Writer, older: bool

@@ -9,6 +9,7 @@ import msgspec
 import pyarrow as pa
 import pytest
 from tests.checkpoint_states import schema_of
+from tests.unit.transport_kit import HandClock
 
 from bedload.checkpoint.history import CompactionSettings, History
 from bedload.checkpoint.orders import decode_order
@@ -68,7 +69,10 @@ class Rig:
     ) -> None:
         addresses = {WorkerId(number): f"w{number}" for number in range(workers)}
         retention = Retention(2, CompactionSettings(max_turns=max_turns))
-        self.coordinator = Coordinator(addresses, durable=True, retention=retention, takes_slots=takes_slots)
+        self.clock = HandClock()
+        self.coordinator = Coordinator(
+            addresses, durable=True, retention=retention, takes_slots=takes_slots, clock=self.clock
+        )
         self.history = History(NAME) if history is None else history
         self.steps: list[Instruction] = []
         self._numbers = itertools.count()

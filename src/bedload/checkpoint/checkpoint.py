@@ -195,12 +195,13 @@ class Checkpoint:
         named = msgspec.structs.replace(record, operator=operator)
         self.storage.write(paths.turn(operator, record.turn), encode(named))
 
-    def write_manifest(self, operator: OperatorName, manifest: Manifest) -> Manifest:
+    def write_manifest(self, operator: OperatorName, manifest: Manifest, *, again: bool = False) -> Manifest:
         """Make a snapshot count, only after all its files were written; gives the manifest that counts.
 
         Created, not written: an older attachment that is not over yet may make one of the same turn, of other files,
         and each would take the other's for what failed attempts left. For the same reason one that this attachment
-        made before, and was told that it could not, stays as it is: it has all of its files, and counts.
+        made before, and was told that it could not, stays as it is: it has all of its files, and counts, where one turn
+        has one state whoever writes it (``again``).
         """
         path = paths.manifest(operator, manifest.turn)
         mine = msgspec.UNSET if self.generation is None else self.generation
@@ -209,7 +210,7 @@ class Checkpoint:
             return manifest
         there = self._read(Manifest, path)
         counts = None if there is None else self._named(operator, manifest.turn, there)
-        own = there is not None and there.generation == mine != msgspec.UNSET
+        own = again and there is not None and there.generation == mine != msgspec.UNSET
         if counts is None or not (own or counts == manifest):
             raise CheckpointError(
                 f"operator {operator}: another attachment has made a snapshot of the state after epoch "

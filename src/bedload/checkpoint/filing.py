@@ -54,7 +54,7 @@ class Filing:
     def write_manifest(self, operator: OperatorName, manifest: Manifest) -> Manifest:
         """Make a snapshot count; gives the manifest that does, which may be that of an attempt before this one."""
         self.checkpoint.check_fence()
-        counts = self.checkpoint.write_manifest(operator, manifest)
+        counts = self.checkpoint.write_manifest(operator, manifest, again=True)
         # What another attempt left would be counted by whoever reads the folder as plain Parquet.
         storage = self.checkpoint.storage
         storage.delete(stray_files(storage, paths.snapshot(operator, manifest.turn), counts.parts))

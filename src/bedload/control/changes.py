@@ -350,7 +350,7 @@ class Changes:
         for epochs in waiting:
             if epochs.in_the_dark:
                 return [*looks, *self._give_up(change, refusals.left_open(epochs.name, epochs.epoch, epochs.query))]
-            if epochs.unread is not None and epochs.forsaken:
+            if epochs.unread is not None and not epochs.reads_again():
                 return [*looks, *self._give_up(change, refusals.unread(epochs.name, epochs.unread))]
         return looks
 

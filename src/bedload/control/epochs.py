@@ -223,24 +223,14 @@ class OperatorEpochs(Turns):
         if self.phase is Phase.SEALED and committed:
             return self._commit()
         if self.phase is Phase.SEALED and not facts.active:
-            return self._not_committed(facts)
+            # SUBTLE: not rolled back. The next run need not replay it: a sink that has the epoch skips it, as Spark's
+            # file sink does, and Spark commits it without a task of ours.
+            self._looks_in_vain += 1
+            return []
         self._looks_in_vain = 0
         if self.phase is Phase.OPEN and (committed or self.run in self._past_runs):
             # Its tasks are over: it was sealed, and word of that is on its way, or it never will be.
             return self._probe()
-        return []
-
-    def _not_committed(self, facts: QueryFacts) -> list[Instruction]:
-        """The run of a sealed epoch is over, and the epoch is not known to be in Spark's commit log.
-
-        SUBTLE: nobody but that run could have put it there, so whatever comes next replays it. But one must have seen
-        the log as it is: not one that was set back or deleted, and not while a run of another driver may go on.
-        """
-        last = self.committed.get(QueryId(str(self.query)), Epoch(-1))
-        seen = facts.log_read and (Epoch(-1) if facts.committed is None else facts.committed) >= last
-        if seen and self.run is not None:
-            return self._abort(refusals.left(self.name, self.epoch, self.query))
-        self._looks_in_vain += 1
         return []
 
     def inquire(self) -> list[Instruction]:
@@ -249,14 +239,22 @@ class OperatorEpochs(Turns):
         Spark's word may not come: progress events get lost, the next epoch's open may wait for a task slot, and a query
         that was stopped may never start again.
         """
-        if self.query is None or not (self.unknown or (self.unread is not None and not self.forsaken)):
+        if self.query is None or not (self.unknown or self.unread is not None):
             return []
         place = "" if self.lineage is None else self.lineage.locations.get(self.query, "")
         return self._look(self.query, place, pause=_WAITING_SECONDS)
 
     def try_again(self) -> None:
         """Somebody needs what was looked for or read in vain."""
-        self._looks_in_vain, self.unread = 0, None
+        self._looks_in_vain, self._reads_in_vain, self.unread = 0, 0, None
+
+    def reads_again(self) -> bool:
+        """Whether state that could not be read back, and that somebody needs, is tried again, after a pause; or not."""
+        if self.query is None or self._reads_in_vain > MOST_READS:
+            return False
+        if self.now - self._unread_at >= _WAITING_SECONDS:
+            self.unread = None
+        return True
 
     @property
     def in_the_dark(self) -> bool:
@@ -417,7 +415,7 @@ class OperatorEpochs(Turns):
         out: list[Instruction] = failed
         if lineage is not None:
             try:
-                self.unread = None
+                self.unread, self._reads_in_vain = None, 0
                 out += self._restore(ask.deployment, lineage.head)
             except CheckpointError as error:
                 self.phase, self._error = Phase.ABORTED, error
@@ -510,6 +508,8 @@ class OperatorEpochs(Turns):
 _LOOK_AGAIN_SECONDS = 0.2
 _WAITING_SECONDS = 2.0
 """Between two looks at a query whose epoch somebody waits for: most of the time Spark's word comes before the first."""
+MOST_READS = 15
+"""So often in a row state that a move needs is read back in vain before whoever waits for that is told."""
 MOST_LOOKS = 60
 """So often in a row it is looked in vain for what became of an epoch before whoever waits for that is told."""
 _LOG_SECONDS = 60.0

@@ -102,10 +102,14 @@ class Lineage:
 
     def lost(self, worker: WorkerId) -> None:
         """Nothing is known of a worker's memory any more."""
+        self.unread(worker)
+        self._partakers.discard(worker)
+
+    def unread(self, worker: WorkerId) -> None:
+        """A worker could not read its state. Word of that may be late: its part in the current turn is as it was."""
         self._holds.pop(worker, None)
         self._owed.pop(worker, None)
         self._reading.pop(worker, None)
-        self._partakers.discard(worker)
 
     def restarted(self) -> None:
         """All workers begin anew, with nothing."""

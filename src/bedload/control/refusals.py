@@ -8,7 +8,6 @@ from bedload.core.errors import (
     BedloadError,
     CheckpointForeign,
     DefinitionError,
-    EpochAborted,
     EpochIncomplete,
     EpochMismatch,
     EpochNotRetained,
@@ -48,20 +47,11 @@ def busy(name: OperatorName, ask: m.Open, query: QueryId | None) -> BedloadError
     )
 
 
-def left(name: OperatorName, epoch: Epoch, query: QueryId | None) -> BedloadError:
-    """A query ended between the seal of an epoch and Spark's commit."""
-    return EpochAborted(
-        f"operator {name}: epoch {epoch} was rolled back: query {query} ended before Spark committed it, and replays "
-        f"it when it starts again",
-        operator=name,
-    )
-
-
 def left_open(name: OperatorName, epoch: Epoch, query: QueryId | None) -> BedloadError:
-    """Nobody can say whether Spark has committed an epoch, so what it changed cannot move."""
+    """A query ended between the seal of an epoch and Spark's commit: only its next run shows whether that counts."""
     return MoveFailed(
-        f"operator {name}: query {query} does not run, and it cannot be found out whether Spark has committed its "
-        f"epoch {epoch}. Start the query, which says so, then ask again",
+        f"operator {name}: query {query} does not run, and its last epoch, {epoch}, is not known to be committed by "
+        f"Spark: what it changed cannot move. Start the query, which commits it or runs it again, then ask again",
         operator=name,
         unknown=epoch,
     )

@@ -42,6 +42,9 @@ class Turns(Standing, ABC):
         """Opens that cannot be answered yet."""
         self.unread: BedloadError | None = None
         """Why a worker could not read its state; it was not told again since."""
+        self._unread_at = 0.0
+        self._reads_in_vain = 0
+        """How often in a row."""
 
     @abstractmethod
     def _unpark(self) -> list[Instruction]:
@@ -228,8 +231,12 @@ class Turns(Standing, ABC):
     def unrestored(self, worker: WorkerId, error: BedloadError) -> None:
         """A worker could not read its state: it has to be told again, when an epoch begins or a move needs it."""
         if self.lineage is not None:
-            self.lineage.lost(worker)
-            self.unread = error
+            self.lineage.unread(worker)
+            self._could_not_read(error)
+
+    def _could_not_read(self, error: BedloadError) -> None:
+        self.unread, self._unread_at = error, self.now
+        self._reads_in_vain += 1
 
     def without(self, worker: WorkerId, deployment: DeploymentId) -> list[Instruction]:
         """Nobody comes in place of a lost worker: the others share its key groups, and read them back."""
@@ -281,7 +288,7 @@ class Turns(Standing, ABC):
         try:
             return self._restore(deployment, base, idle_only=True)
         except CheckpointError as error:
-            self.unread = error  # who begins an epoch is told why
+            self._could_not_read(error)  # who begins an epoch is told why
             return []
 
     def _restore(self, deployment: DeploymentId, base: Turn | None, *, idle_only: bool = False) -> list[Instruction]:

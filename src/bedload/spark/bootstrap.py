@@ -100,7 +100,8 @@ def deploy_with_initial_state(
         if known:
             driver.deploy(name, wanted.key_groups, payload, fresh=True, lineage=lineage)
         manifest = manifest_of(turn, lineage.schema, parts)
-        keeper.write_manifest(name, manifest)
+        keeper.checkpoint.check_fence()
+        keeper.checkpoint.write_manifest(name, manifest)
     except BaseException:
         _clean_up(keeper, name, turn)
         raise

@@ -2,7 +2,8 @@
 
 Invariants, all Spark's own: an epoch that is in the offset log and not in the commit log is run again by the
 next run, with the same input; epoch N+1 starts only when N is in the commit log; the sink is written before
-the commit log and ignores an epoch that it has already. Progress and end events come late or never.
+the commit log and ignores an epoch that it has already, some sinks without running a task. Progress and end events
+come late or never.
 
 A query outlives the application that runs it: sink and logs are durable. When they are set back to a backup, the
 query starts again some epochs earlier.
@@ -39,6 +40,10 @@ class Sink:
     outputs: dict[Epoch, Outputs] = field(default_factory=dict)
     turns: dict[Epoch, dict[OperatorName, int]] = field(default_factory=dict)
     partial: set[Epoch] = field(default_factory=set)
+
+    def has_all_of(self, epoch: Epoch) -> bool:
+        """Whether all outputs of an epoch are there."""
+        return epoch in self.outputs and epoch not in self.partial
 
 
 class SimulatedQuery:
@@ -210,6 +215,10 @@ class SimulatedQuery:
         faults = self._spark.faults
         self._job_outputs, self._job_turns = None, {}
         if not plan.partitions:
+            self._later(self._commit, run)
+        elif self.sink.has_all_of(self.epoch) and faults.on("skipped replay"):
+            faults.happened["skipped replay"] += 1
+            self._spark.network.note(f"{run}: the sink has epoch {self.epoch} already, and no task runs")
             self._later(self._commit, run)
         elif not last and self._next_has_rows() and faults.strikes("no action", 0.5):
             self.lossy.add(self.epoch)

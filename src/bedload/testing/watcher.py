@@ -90,9 +90,7 @@ class Watcher:
         self.aborted = 0
         self.committed = 0
         self._forgiven: set[tuple[QueryId, Epoch]] = set()
-        """Epochs that went when the checkpoint of another query was set back."""
-        self._fresh = False
-        """The state was given up, and no turn has begun since."""
+        """Epochs that went when the checkpoint of another query was set back, or when the state was given up."""
         self._latest: History = ()
         self._back = 0
         """How many epochs Spark went back in all."""
@@ -110,11 +108,7 @@ class Watcher:
             return
         where = f"turn {turn} ({query}, epoch {epoch}) on {base}"
         log = self._logs[query]
-        if self._fresh and not base:
-            # Before: the one that is running, too.
-            self._forgiven |= {(name, Epoch(e)) for name, it in self._logs.items() for e in range(it.committed + 1)}
-            self._forgiven -= {(query, epoch)}
-        self._fresh = False
+        self._forgiven -= {(query, epoch)}
         mine = [done for name, done in base if name == query]
         wanted = [Epoch(e) for e in range(epoch) if e not in log.quiet(self.name)]
         left = [e for e in wanted if (query, e) not in self._forgiven]
@@ -135,7 +129,9 @@ class Watcher:
 
     def fresh(self) -> None:
         """The user gives the state up: what comes next begins anew, unless it is lost before it is durable."""
-        self._fresh, self.history = True, ()
+        self.history = ()
+        # Also what is sealed, and what Spark is about to commit.
+        self._forgiven |= {(name, Epoch(e)) for name, it in self._logs.items() for e in range(it.committed + 1)}
 
     def owned(self, turn: Turn, begins: dict[WorkerId, m.Begin], pins: Iterable[int]) -> None:
         """A turn begins at these workers."""
