@@ -18,7 +18,7 @@ from tests.patience import PATIENCE
 from tests.spark.apps import alive, eventually
 from tests.spark.conftest import Sink, committed, fail, numbers, run
 from tests.spark.moving import live
-from tests.spark.tally import KEYS, KINDS, applied, check_epochs, check_states, states, stream
+from tests.spark.tally import KEYS, KINDS, ROWS, applied, check_epochs, check_states, states, stream
 
 pytestmark = pytest.mark.spark
 
@@ -139,43 +139,37 @@ def test_a_cluster_is_rescaled_before_the_first_query_and_between_two_runs_of_it
     eventually(lambda: check_states(kind, states(durable, kind, name)) == 5, "epoch 5 is committed")
 
 
-def _fails_sealed(batch: DataFrame, _: int) -> None:
+def _fails_after_the_seal(batch: DataFrame, _: int) -> None:
     """Spark has read all outputs of the epoch, and does not commit it."""
     batch.collect()
     raise RuntimeError("the sink fails after the seal")
 
 
-def _fails_open(batch: DataFrame, _: int) -> None:
-    """A task fails while it reads the outputs."""
-    batch.selectExpr("raise_error('the sink fails in its tasks')").collect()
-
-
-@pytest.mark.parametrize("sink_fails", [_fails_sealed, _fails_open])
+@pytest.mark.parametrize("sealed", [True, False])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("in_checkpoint", [True, False])
 def test_changes_end_after_their_query_failed_within_an_epoch(
-    spark: SparkSession,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    sink_fails: Any,
-    kind: str,
-    in_checkpoint: bool,
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sealed: bool, kind: str, in_checkpoint: bool
 ) -> None:
     monkeypatch.setattr(epochs, "MOST_LOOKS", 2)
     place = tmp_path / "checkpoint" if in_checkpoint else None
     with bl.attach(spark, workers=2, checkpoint=place) as cluster:
-        out, sink = applied(cluster, stream(spark), kind), Sink()
+        rows, sink = stream(spark), Sink()
+        out = applied(cluster, rows, kind)
         run(out, sink, tmp_path / "spark", 2)
         committed(cluster, kind, 1)
-        fail(out, sink_fails, tmp_path / "spark")
         # No epoch comes that these could wait for.
-        if sink_fails is _fails_sealed:
+        if sealed:
+            fail(out, _fails_after_the_seal, tmp_path / "spark")
             with pytest.raises(MoveFailed, match=r"its last epoch, 2, is not known to be committed.*Start the query"):
                 cluster.rescale(3).wait(PATIENCE)
             assert sorted(cluster.workers) == [0, 1]
         else:
+            bad = rows.selectExpr("key", f"if(value < {2 * ROWS} or key <> 3, value, raise_error('bad')) as value")
+            assert "bad" in fail(applied(cluster, bad, kind), sink, tmp_path / "spark")
             cluster.rescale(3).wait(PATIENCE)
             cluster.pin(5, 1, operator=kind).wait(PATIENCE)
+            out = applied(cluster, rows, kind)
         assert check_states(kind, states(cluster, kind)) == 1, "epoch 2 is not committed, so it is not there"
         run(out, sink, tmp_path / "spark", 3)
         committed(cluster, kind, 2)
