@@ -298,6 +298,8 @@ class Simulation:
         if self._storage is None or not self.faults.strikes("damaged file", 6):
             return
         path, how = damage(self._storage, self._more)
+        for watcher in self._world.watchers.values():
+            watcher.damaged()
         self.network.note(f"{path} is {how}")
 
     def _ended(self, application: Application) -> None:

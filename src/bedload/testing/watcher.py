@@ -91,6 +91,7 @@ class Watcher:
         self.committed = 0
         self._forgiven: set[tuple[QueryId, Epoch]] = set()
         """Epochs that went when the checkpoint of another query was set back, or when the state was given up."""
+        self._damaged = False
         self._latest: History = ()
         self._back = 0
         """How many epochs Spark went back in all."""
@@ -122,10 +123,14 @@ class Watcher:
                 continue
             there = {done for owner, done in base if owner == name}
             due = {Epoch(e) for e in range(other.committed)} - other.quiet(self.name) - other.lossy
-            missing = {e for e in due - there if (name, e) not in self._forgiven}
+            missing = {e for e in due - there if (name, e) not in self._forgiven and not self._damaged}
             assert not missing, f"{where}: Spark committed {missing} of {name}, too"
             assert all(e < other.high for e in there), f"{where}: Spark never committed all of {name}"
         self._latest = self.histories[turn]
+
+    def damaged(self) -> None:
+        """A file is not what was written. A query whose epochs are lost with it is refused; others may go on."""
+        self._damaged = True
 
     def fresh(self) -> None:
         """The user gives the state up: what comes next begins anew, unless it is lost before it is durable."""
