@@ -150,7 +150,7 @@ class Transfer:
 
     def go_on(self) -> list[Instruction]:
         """Something may be possible now that was not before."""
-        if self.stage is Stage.WAITING and not self._open and self.epochs.at_rest:
+        if self.stage is Stage.WAITING and not self._open and (self.epochs.at_rest or self._nothing_to_wait_for):
             return self._start()
         if self._failure is not None:
             return self.give_up()
@@ -159,6 +159,11 @@ class Transfer:
         if self.stage is Stage.ARRIVED and self._used:
             return self._release()  # a worker was missing when all had arrived, or an epoch was under way
         return []
+
+    @property
+    def _nothing_to_wait_for(self) -> bool:
+        """Whether nothing more moves, and what moved last cannot be read back for now: it is when an epoch begins."""
+        return not self._steps and self.epochs.unread is not None
 
     @property
     def due(self) -> bool:

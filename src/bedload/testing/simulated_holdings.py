@@ -110,8 +110,11 @@ class Holdings:
         busy = hosted is not None and hosted.phase in (Phase.OPEN, Phase.SEALED)
         assert not busy, f"{self.name}: ownership changes in the middle of a turn: {message}"
         there = self._watcher.histories[message.base]
-        if not self.keys:
-            self.history = there
+        last = self._watcher.routings.get(message.base)
+        no_part = last is not None and all(last.owner_of_key(value) != self.worker for value in HASH_OF.values())
+        if not self.keys or (no_part and self.history != there):
+            # What it owned without state has passed to others without a word.
+            self.keys, self.history = set(), there
         assert self.history == there, f"{self.name} has {self.history}, and {message} builds upon {there}"
         came, left = (
             {key for lot in lots for key in keys_of(lot.groups, lot.stay, lot.keys)}

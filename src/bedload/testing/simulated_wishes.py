@@ -13,7 +13,7 @@ from typing import Protocol
 from bedload.control.changes import Kind, Wish
 from bedload.control.coordinator import Coordinator
 from bedload.control.instructions import ChangeResult, Instruction
-from bedload.core.errors import BedloadError, StoreError
+from bedload.core.errors import BedloadError, MoveCancelled, StoreError
 from bedload.core.ids import KeyGroup, OperatorName, Turn
 from bedload.migration import STRATEGIES, Strategy
 from bedload.testing.chance import Chance
@@ -178,7 +178,8 @@ class Wishes:
     def _cancel(self, coordinator: Coordinator, number: int) -> list[Instruction]:
         known = number in self.open
         could, steps = coordinator.cancel(number)
-        ended = any(isinstance(step, ChangeResult) and step.number == number for step in steps)
+        results = [step for step in steps if isinstance(step, ChangeResult) and step.number == number]
+        ended = any(isinstance(result.error, MoveCancelled) for result in results)  # it may be over by itself
         self._network.note(f"change {number} is called off: {could}")
         assert known or not could, f"change {number} was called off after its end"
         assert could or not ended
