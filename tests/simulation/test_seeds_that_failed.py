@@ -1,0 +1,21 @@
+"""Seeds that once showed a defect. What a seed draws changes with the simulator, so each has a test of its own elsewhere,
+or was too rare to have one; they cost little."""
+
+from __future__ import annotations
+
+import pytest
+
+from bedload.testing.simulator import simulate
+
+
+@pytest.mark.parametrize(
+    "seed",
+    [
+        pytest.param(920714, id="a flip upon state that was given up"),
+        pytest.param(921991, id="a flip upon state that was given up, in a later move"),
+        pytest.param(61000629, id="rows that waited fail, and the state that was read is thrown away"),
+        pytest.param(61009909, id="a change that failed waits for state that cannot be read back"),
+    ],
+)
+def test_it_passes_now(seed: int) -> None:
+    simulate(seed, moves=True)
