@@ -1,5 +1,7 @@
-"""Seeds that once showed a defect. What a seed draws changes with the simulator, so each has a test of its own elsewhere,
-or was too rare to have one; they cost little."""
+"""Seeds that once showed a defect.
+
+What a seed draws changes with the simulator, so each has a test of its own elsewhere, or was too rare to have one.
+"""
 
 from __future__ import annotations
 
