@@ -16,6 +16,8 @@ from bedload.testing.simulator import simulate
         pytest.param(920714, id="a flip upon state that was given up"),
         pytest.param(921991, id="a flip upon state that was given up, in a later move"),
         pytest.param(61000629, id="rows that waited fail, and the state that was read is thrown away"),
+        pytest.param(63008694, id="a worker that did not come up, and was left out, owes state for ever"),
+        pytest.param(63009952, id="whoever waited for state that is given up begins with its old owners"),
         pytest.param(61009909, id="a change that failed waits for state that cannot be read back"),
     ],
 )

@@ -252,6 +252,17 @@ def test_whoever_had_read_its_share_reads_what_it_gets_of_one_that_is_left_out()
         assert told == set(rig.epochs.routing.groups_of(WorkerId(worker)))
 
 
+def test_when_all_start_anew_nothing_waits_for_what_one_that_is_left_out_has_not_read() -> None:
+    rig = restarting()
+    rig.join(0)
+    for worker in (1, 2):  # the first one's share goes to the second one, too
+        for _ in range(MAX_STARTS):
+            rig.did(rig.coordinator.worker_not_started(WorkerId(worker), "no room"))
+    assert rig.coordinator.changes.members == (0,)
+    rig.did(rig.coordinator.from_worker(m.Restored(WorkerId(0), NAME, FIRST, 4, 0, 1, 1)))
+    assert rig.epochs.at_rest
+
+
 def test_when_all_start_anew_and_none_comes_the_cluster_is_over() -> None:
     rig = restarting()
     for worker in range(3):

@@ -117,10 +117,7 @@ class Coordinator:
         out: list[Instruction] = []
         if known is None or fresh:
             if known is not None:
-                out += known.reset()
-                known.routing = RoutingTable.initial(key_groups, self.changes.members)
-                if lineage is not None and known.lineage is not None:
-                    known.lineage.adopt(lineage)
+                out += known.reset(RoutingTable.initial(key_groups, self.changes.members), lineage)
             else:
                 routing = RoutingTable.initial(key_groups, self.changes.members)
                 known = self._operators[operator] = OperatorEpochs(
@@ -128,7 +125,7 @@ class Coordinator:
                 )
                 known.hold = self._holds
                 if fresh:
-                    known.reset()
+                    known.reset(routing)
                 if lineage is not None:
                     self._compactions[operator] = Compaction(known, self._retention, self._addresses)
         out += self._shipping.ship(

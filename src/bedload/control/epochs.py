@@ -272,8 +272,11 @@ class OperatorEpochs(Turns):
         self._past_runs.add(run)
         return []
 
-    def reset(self) -> list[Instruction]:
-        """The user gives the state up: start empty, at whatever epoch Spark asks for."""
+    def reset(self, routing: RoutingTable, lineage: Lineage | None = None) -> list[Instruction]:
+        """The user gives the state up: start empty, at whatever epoch Spark asks for, with these owners.
+
+        ``lineage`` has the schema that the state is written in from now on.
+        """
         out: list[Instruction] = []
         if self.phase in (Phase.OPEN, Phase.SEALED, Phase.SETTLING):
             out = self._abort(EpochAborted(f"operator {self.name}: its state was given up (fresh=True)"))
@@ -287,6 +290,10 @@ class OperatorEpochs(Turns):
         self.query, self.run, self._query_ended = None, None, False
         move = -1 if self.transfer is None else self.transfer.reset()
         out += [ToWorker(worker, m.Reset(self.name, move)) for worker in self.addresses]
+        # Before whoever waits is let in: a turn that begins with other owners than the next one would lose keys.
+        self.routing = routing
+        if lineage is not None and self.lineage is not None:
+            self.lineage.adopt(lineage)
         return [*out, *self._unpark()]
 
     def ended(self, error: BedloadError) -> list[Instruction]:

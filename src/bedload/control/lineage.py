@@ -111,6 +111,11 @@ class Lineage:
         self._owed.pop(worker, None)
         self._reading.pop(worker, None)
 
+    def left_out(self, worker: WorkerId) -> None:
+        """A worker owns nothing any more: nobody waits for what it has not read."""
+        self._owed.pop(worker, None)
+        self._reading.pop(worker, None)
+
     def restarted(self) -> None:
         """All workers begin anew, with nothing."""
         for worker in {*self._holds, *self._owed, *self._reading, *self._partakers}:

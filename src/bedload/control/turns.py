@@ -249,6 +249,7 @@ class Turns(Standing, ABC):
             return
         before, self.routing = self.routing, leave_out(self.routing, worker, self.addresses)
         if self.lineage is not None:
+            self.lineage.left_out(worker)
             for move in before.diff(self.routing):
                 of_keys = {KeyGroup(key % self.routing.key_groups) for key in move.keys}
                 self.lineage.take_over(move.target, {*move.key_groups, *of_keys})
