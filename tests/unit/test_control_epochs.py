@@ -442,7 +442,7 @@ def test_state_that_was_given_up_is_built_upon_by_nobody(rig: Rig) -> None:
 def test_whoever_waits_for_state_that_is_given_up_begins_with_its_new_owners(rig: Rig) -> None:
     rig.whole(0)
     assert rig.open(5, "p1", "p", stage=2) == "parked"
-    number, steps = rig.coordinator.deploy("user", NAME, 8, b"", fresh=True)
+    _, steps = rig.coordinator.deploy("user", NAME, 8, b"", fresh=True)
     rig.did(steps)
     groups = sorted(group for _, message in rig.told(m.Begin) if message.query == "p" for group in message.groups)
     assert groups == list(range(8))
