@@ -18,6 +18,8 @@ from bedload.testing.simulator import simulate
         pytest.param(61000629, id="rows that waited fail, and the state that was read is thrown away"),
         pytest.param(63008694, id="a worker that did not come up, and was left out, owes state for ever"),
         pytest.param(63009952, id="whoever waited for state that is given up begins with its old owners"),
+        pytest.param(63017316, id="a move to a worker that came while the state was given up"),
+        pytest.param(63019953, id="state comes before the code that takes it in"),
         pytest.param(61009909, id="a change that failed waits for state that cannot be read back"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -539,12 +540,51 @@ def test_what_is_applied_while_a_change_goes_on_has_owners_when_that_is_called_o
     for worker in range(3):
         rig.did(rig.coordinator.from_worker(m.Deployed(WorkerId(worker), number, None)))
     assert 2 in rig.coordinator.operator(name).routing.owners
+    if name == NAME:  # what was to move is given up, so all is done
+        assert [result.error for result in results(rig.steps)] == [None]
+        assert set(rig.coordinator.workers) == {0, 1, 2}
+        return
     called_off(rig)
     assert set(rig.coordinator.workers) == {0, 1}
     assert set(rig.coordinator.operator(name).routing.owners) == {0, 1}
     told = {group for _, message in rig.told(m.Restore) for group in message.groups if message.operator == name}
     assert told == set(range(4))
     assert not rig.coordinator.operator(name).left_unread
+
+
+def test_nothing_moves_before_all_workers_have_the_code_to_take_it_in() -> None:
+    rig = Rig()
+    rig.whole(0)
+    rig.progress(0)
+    number, steps = rig.coordinator.deploy("again", NAME, 4, b"code")
+    rig.did(steps)
+    rig.did(rig.coordinator.from_worker(m.Deployed(WorkerId(0), number, None)))
+    ask_for_a_move(rig)
+    assert not rig.told(m.Flip)
+    rig.did(rig.coordinator.from_worker(m.Deployed(WorkerId(1), number, None)))
+    assert moved(rig)
+
+
+def test_what_was_applied_while_a_worker_came_moves_there_too() -> None:
+    rig = Rig()
+    rig.whole(0)
+    rig.progress(0)
+    name = OperatorName("Another")
+    wish(rig, "rescale", "all_at_once", workers=3)
+    lineage = Lineage(Generation(1), History(name), {1: SCHEMA})
+    number, steps = rig.coordinator.deploy("another", name, 4, b"code", lineage=lineage)
+    rig.did(steps)
+    for worker in range(2):
+        rig.did(rig.coordinator.from_worker(m.Deployed(WorkerId(worker), number, None)))
+    assert 2 not in rig.coordinator.operator(name).routing.workers
+    change = rig.coordinator.changes.current
+    assert change is not None
+    change.members = rig.coordinator.changes.members = (0, 1, 2)
+    target = rig.coordinator.changes._target(
+        replace(change, wish=Wish("move", None, worker=WorkerId(2), groups=(KeyGroup(0),))),
+        rig.coordinator.operator(name),
+    )
+    assert target.owner_of(KeyGroup(0)) == 2
 
 
 def test_workers_that_forget_the_state_are_told_which_move_was_of_it() -> None:

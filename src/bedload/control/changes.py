@@ -485,6 +485,9 @@ class Changes:
 
     def _target(self, change: Change, epochs: OperatorEpochs) -> RoutingTable:
         wish, routing = change.wish, epochs.routing
+        if not set(change.members) <= set(routing.workers):
+            # It was applied, or its state given up, while workers came that it does not know.
+            routing = routing.next(workers={*routing.workers, *change.members})
         match wish.kind:
             case "rescale" | "drain":
                 return routing.reassign(change.members)

@@ -138,6 +138,7 @@ class Coordinator:
             newcomers=self._newcomers,
             active=known.deployment,
         )
+        known.loading += 1
         # Without a worker nobody would answer; the replacements get the code when they come.
         return deployment, out if self._addresses else [*out, *self._deployed_by_all()]
 
@@ -432,7 +433,7 @@ class Coordinator:
 
     def _deployed(self, message: m.Deployed) -> list[Instruction]:
         if not self._shipping.is_loading(message.worker, message.deployment):
-            return self._deployed_by_all() if self._shipping.answered(message) else []
+            return self._then(self._deployed_by_all()) if self._shipping.answered(message) else []
         # SUBTLE: also with an error. A worker that cannot run what runs here has ended itself; that it cannot load what
         # was superseded concerns nobody but a query that begins with it.
         has_all = self._shipping.loaded(message.worker, message.deployment)
@@ -441,6 +442,7 @@ class Coordinator:
     def _deployed_by_all(self) -> list[Instruction]:
         out: list[Instruction] = []
         for operator, deployment, result in self._shipping.finished():
+            self._operators[operator].loading -= 1
             if result.error is None:
                 out += self._operators[operator].prefetch(deployment)
             out.append(result)

@@ -60,6 +60,8 @@ class Standing:
         self.run: RunId | None = None
         self.committed: dict[QueryId, Epoch] = {}
         self.addresses = addresses
+        self.loading = 0
+        """Deployments that some worker has not loaded yet."""
         self._clock = clock or SystemClock()
         self.transfer: Transfer | None = None
         """State that is on its way between workers."""
@@ -138,7 +140,9 @@ class Standing:
 
     @property
     def at_rest(self) -> bool:
-        """Whether a move may begin: all workers are there with their state."""
+        """Whether a move may begin: all workers are there with their state, and with the code to take it in."""
+        if self.loading:
+            return False
         missing = any(worker in self._missing for worker in self.routing.workers)
         taken_up = self._current.taken_up and self.phase is Phase.SEALED
         return not missing and not self.reads_back and self.phase is not Phase.SETTLING and not taken_up
