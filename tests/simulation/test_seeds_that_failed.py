@@ -20,6 +20,8 @@ from bedload.testing.simulator import simulate
         pytest.param(63009952, id="whoever waited for state that is given up begins with its old owners"),
         pytest.param(63017316, id="a move to a worker that came while the state was given up"),
         pytest.param(63019953, id="state comes before the code that takes it in"),
+        pytest.param(65000424, id="word of an earlier order to read state back counts for the last one"),
+        pytest.param(65010848, id="opens that a restart held up wait for ever when it is called off"),
         pytest.param(61009909, id="a change that failed waits for state that cannot be read back"),
     ],
 )

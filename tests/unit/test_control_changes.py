@@ -35,6 +35,7 @@ from bedload.core.ids import (
     OperatorName,
     QueryId,
     RunId,
+    Turn,
     WorkerId,
 )
 from bedload.migration import strategy_named
@@ -71,6 +72,12 @@ def move(rig: Rig) -> int:
 def fail(rig: Rig, worker: int = 0, number: int | None = None) -> list[Instruction]:
     failed = m.WorkerFailed(WorkerId(worker), CAUSE, NAME, move(rig) if number is None else number)
     return rig.did(rig.coordinator.from_worker(failed))
+
+
+def restored(rig: Rig, worker: int, base: Turn, groups: int) -> m.Restored:
+    """A worker has read all that it was told to."""
+    told = rig.epochs.told.get(WorkerId(worker), 0)
+    return m.Restored(WorkerId(worker), NAME, base, groups, 0, 1, 1, told=told)
 
 
 def released(rig: Rig) -> None:
@@ -121,7 +128,7 @@ def test_after_the_flip_the_epoch_is_rolled_back_and_the_rest_is_read_from_the_c
     rig.did(rig.coordinator.from_worker(m.Released(WorkerId(0), NAME, 0)))
     rig.did(rig.coordinator.from_worker(m.Released(WorkerId(1), NAME, 0)))
     assert [(worker, message.groups) for worker, message in rig.told(m.Restore)] == [(1, (0,))]
-    rig.did(rig.coordinator.from_worker(m.Restored(WorkerId(1), NAME, FIRST, 1, 0, 1, 1)))
+    rig.did(rig.coordinator.from_worker(restored(rig, 1, FIRST, 1)))
     error = results(rig.steps)[-1].error
     assert isinstance(error, MoveFailed)
     assert "1 key groups had new owners by then" in error.message
@@ -260,7 +267,7 @@ def test_when_all_start_anew_nothing_waits_for_what_one_that_is_left_out_has_not
         for _ in range(MAX_STARTS):
             rig.did(rig.coordinator.worker_not_started(WorkerId(worker), "no room"))
     assert rig.coordinator.changes.members == (0,)
-    rig.did(rig.coordinator.from_worker(m.Restored(WorkerId(0), NAME, FIRST, 4, 0, 1, 1)))
+    rig.did(rig.coordinator.from_worker(restored(rig, 0, FIRST, 4)))
     assert rig.epochs.at_rest
 
 
@@ -454,7 +461,7 @@ def test_a_sealed_epoch_of_a_query_that_runs_again_waits_for_it() -> None:
 def test_what_another_driver_left_behind_is_not_rolled_back_by_the_commit_log() -> None:
     rig = Rig(generation=2, history=left_behind(("q", 0), ("q", 1)))
     for worker in (0, 1):
-        rig.did(rig.coordinator.from_worker(m.Restored(WorkerId(worker), NAME, rig.turn, 2, 0, 1, 1)))
+        rig.did(rig.coordinator.from_worker(restored(rig, worker, rig.turn, 2)))
     ask_for_a_move(rig)
     for _ in range(MOST_LOOKS):
         rig.facts(active=False, committed=0, log_read=True)
@@ -465,7 +472,7 @@ def test_what_another_driver_left_behind_is_not_rolled_back_by_the_commit_log() 
 def test_what_another_driver_left_behind_moves_when_it_is_in_the_commit_log() -> None:
     rig = Rig(generation=2, history=left_behind(("q", 0), ("q", 1)))
     for worker in (0, 1):
-        rig.did(rig.coordinator.from_worker(m.Restored(WorkerId(worker), NAME, rig.turn, 2, 0, 1, 1)))
+        rig.did(rig.coordinator.from_worker(restored(rig, worker, rig.turn, 2)))
     ask_for_a_move(rig)
     rig.facts(active=False, committed=1, log_read=True)
     assert moved(rig)
@@ -498,21 +505,25 @@ def test_state_that_cannot_be_read_back_is_tried_again_and_fails_the_change() ->
     stop(rig)
     rig.lose(1)
     rig.join(1)
-    unread = m.Restored(WorkerId(1), NAME, FIRST, 0, 2, 0, 0, m.WireError.of(StoreError("no answer")))
-    rig.did(rig.coordinator.from_worker(unread))
+    error = m.WireError.of(StoreError("no answer"))
+
+    def unread() -> m.Restored:
+        return m.Restored(WorkerId(1), NAME, FIRST, 0, 2, 0, 0, error, rig.epochs.told[WorkerId(1)])
+
+    rig.did(rig.coordinator.from_worker(unread()))
     rig.forget_steps()
     ask_for_a_move(rig)
     assert [worker for worker, _ in rig.told(m.Restore)] == [1]
     assert not results(rig.steps)
     for tried in range(1, MOST_READS + 1):
         released(rig)  # what had begun is called off while state is read back
-        rig.did(rig.coordinator.from_worker(unread))
+        rig.did(rig.coordinator.from_worker(unread()))
         assert not results(rig.steps)
         assert len(rig.told(m.Restore)) == tried, "a store that fails is not asked all the time"
         rig.clock.now += 5.0
         rig.facts(active=False, committed=0, log_read=True)
         assert len(rig.told(m.Restore)) == tried + 1
-    rig.did(rig.coordinator.from_worker(unread))
+    rig.did(rig.coordinator.from_worker(unread()))
     for _ in range(2):  # once because state is read back, once because it cannot be
         released(rig)
     error = results(rig.steps)[-1].error
@@ -585,6 +596,25 @@ def test_what_was_applied_while_a_worker_came_moves_there_too() -> None:
         rig.coordinator.operator(name),
     )
     assert target.owner_of(KeyGroup(0)) == 2
+
+
+def test_word_of_an_earlier_order_to_read_state_back_does_not_count_for_the_last_one() -> None:
+    rig = Rig(3)
+    rig.open(0)
+    rig.recorded()
+    rig.seal(0, 1, 2)
+    rig.progress(0)
+    rig.lose(1)
+    rig.join(1)
+    early = restored(rig, 1, FIRST, 1)
+    rig.lose(2)
+    rig.did(rig.coordinator.worker_not_replaced(WorkerId(2), "no room"))
+    assert len([worker for worker, _ in rig.told(m.Restore) if worker == 1]) == 2
+    rig.did(rig.coordinator.from_worker(early))
+    assert not rig.epochs.at_rest, "it has not read what it got of worker 2"
+    for worker in (0, 1):
+        rig.did(rig.coordinator.from_worker(restored(rig, worker, FIRST, 2)))
+    assert rig.epochs.at_rest
 
 
 def test_workers_that_forget_the_state_are_told_which_move_was_of_it() -> None:

@@ -540,7 +540,7 @@ def test_a_worker_that_has_not_got_its_state_fails_the_turn_and_is_told_again(ri
 
 
 def test_a_worker_whose_reading_failed_between_turns_is_told_again(rig: Rig) -> None:
-    problem = m.Restored(WorkerId(0), NAME, NO_TURN, 0, 2, 0, 0, ERROR)
+    problem = m.Restored(WorkerId(0), NAME, NO_TURN, 0, 2, 0, 0, ERROR, rig.epochs.told[WorkerId(0)])
     rig.did(rig.coordinator.from_worker(problem))
     rig.forget_steps()
     rig.open(0)
@@ -953,5 +953,6 @@ def test_nothing_is_collected_while_a_worker_reads_state_by_a_plan_that_may_need
     half = m.Restored(WorkerId(1), NAME, FIRST, 1, 1, 0, 0)
     rig.did(rig.coordinator.from_worker(half))
     assert run(range(8, 10)) == 0
-    rig.did(rig.coordinator.from_worker(m.Restored(WorkerId(1), NAME, FIRST, 2, 0, 0, 0)))
+    told = rig.epochs.told[WorkerId(1)]
+    rig.did(rig.coordinator.from_worker(m.Restored(WorkerId(1), NAME, FIRST, 2, 0, 0, 0, told=told)))
     assert run(range(10, 12)) == 1

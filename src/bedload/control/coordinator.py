@@ -83,6 +83,8 @@ class Coordinator:
         self._newcomers: dict[WorkerId, str] = {}
         """Workers that were asked for, joined, and do not have all code yet."""
         self.changes = Changes(self._operators, self._addresses, self._shipping.latest, self._clock, durable=durable)
+        self._held = False
+        """Whether no epoch could begin when something happened last, because all workers start anew."""
         self.restoring: dict[tuple[OperatorName, WorkerId], m.Restored] = {}
         """How far each worker has come with reading state back."""
 
@@ -496,16 +498,17 @@ class Coordinator:
 
     def _restored(self, message: m.Restored) -> list[Instruction]:
         self.restoring[message.operator, message.worker] = message
-        lineage = self._operators[message.operator].lineage
+        epochs = self._operators[message.operator]
+        if message.told < epochs.ordered.get(message.worker, 0):
+            return []  # it speaks of what it was told before: there is more to read by now
         if message.error is not None:
-            self._operators[message.operator].unrestored(message.worker, message.error.error())
-        elif message.left == 0 and lineage is not None:
-            lineage.has_read(message.worker, message.base)
+            epochs.unrestored(message.worker, message.error.error())
+        elif message.left == 0 and epochs.lineage is not None:
+            epochs.lineage.has_read(message.worker, message.base)
         return []
 
     def _then(self, steps: list[Instruction]) -> list[Instruction]:
         """After whatever happened: go on with what waited for it, and start the snapshots that are due."""
-        holding = self.changes.holding
         # Before all else, as nothing may move that is not there; and again, as others may have to read it then.
         steps = [*steps, *self._read_back()]
         steps = [*steps, *self.changes.go_on()]
@@ -517,7 +520,9 @@ class Coordinator:
             self._restarted = self.changes.restarting
             self._missing.clear()
             self._shipping.forget_all_but(self._newcomers)
-        if holding and not self.changes.holding:
+        # SUBTLE: remembered, as a change may have been called off before this began.
+        held, self._held = self._held, self.changes.holding
+        if held and not self._held:
             steps += [*self._prefetch(self._operators), *self._go_on()]
         steps += self._unneeded()
         self._shipping.only(self._addresses)  # who has left does not answer

@@ -73,10 +73,17 @@ class Standing:
         self._current = Attempt()
         self.told: dict[WorkerId, int] = {}
         """How often each worker was told what is its own, by a flip or to read it back."""
+        self.ordered: dict[WorkerId, int] = {}
+        """The same when it was told to read something back for the last time."""
 
     def tells(self, worker: WorkerId) -> None:
         """A worker is told what is its own."""
         self.told[worker] = self.told.get(worker, 0) + 1
+
+    def forget_told(self, worker: WorkerId) -> None:
+        """Another process has been told nothing."""
+        self.told.pop(worker, None)
+        self.ordered.pop(worker, None)
 
     @property
     def now(self) -> float:

@@ -168,7 +168,7 @@ class Turns(Standing, ABC):
 
     def lost(self, worker: WorkerId, error: BedloadError) -> list[Instruction]:
         """A worker is gone, its memory with it; the others go on."""
-        self.told.pop(worker, None)
+        self.forget_told(worker)
         if self.lineage is not None:
             self.lineage.lost(worker)
         if worker not in self._current.workers:
@@ -256,7 +256,7 @@ class Turns(Standing, ABC):
 
     def left(self, worker: WorkerId) -> None:
         """A worker has left the cluster; another one of its number may come."""
-        self.told.pop(worker, None)
+        self.forget_told(worker)
         if self.lineage is not None:
             self.lineage.lost(worker)
 
@@ -269,6 +269,7 @@ class Turns(Standing, ABC):
             f"were reading its outputs: start the query again, or let cluster.run(...) do so"
         )
         self.told.clear()
+        self.ordered.clear()
         self.lineage.restarted()
         self.routing = self.routing.reassign(workers)
 
@@ -301,6 +302,7 @@ class Turns(Standing, ABC):
             groups = self.routing.groups_of(worker)
             for message, plan in self.lineage.restore(worker, deployment, groups, base, self.routing):
                 self.tells(worker)
+                self.ordered[worker] = self.told[worker]
                 restores.append(ToWorker(worker, message, plan))
         superseded = self.transfer.superseded() if restores and self.transfer is not None else []
         return [*superseded, *restores]

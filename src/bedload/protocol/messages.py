@@ -292,6 +292,8 @@ class Restored(Message, frozen=True):
     keys: int
     bytes: int
     error: WireError | None = None
+    told: int = 0
+    """How often it had been told what is its own: by that it is known which orders it speaks of."""
 
 
 class Settle(Message, frozen=True):

@@ -151,7 +151,7 @@ class Restoring:
         keys = 0 if hosted.runtime is None else hosted.runtime.keys
         wire = None if error is None else m.WireError.of(error)
         left = hosted.parking.left
-        news = m.Restored(self.worker, hosted.name, hosted.base, hosted.restored, left, keys, read, wire)
+        news = m.Restored(self.worker, hosted.name, hosted.base, hosted.restored, left, keys, read, wire, hosted.told)
         return [(COORDINATOR, news, None)]
 
     def _answer_reads(self, hosted: Hosted) -> list[Out]:
