@@ -609,7 +609,7 @@ def test_word_of_an_earlier_order_to_read_state_back_does_not_count_for_the_last
     early = restored(rig, 1, FIRST, 1)
     rig.lose(2)
     rig.did(rig.coordinator.worker_not_replaced(WorkerId(2), "no room"))
-    assert len([worker for worker, _ in rig.told(m.Restore) if worker == 1]) == 2
+    assert len([worker for worker, _ in rig.told(m.Restore) if worker == 1]) > 1
     rig.did(rig.coordinator.from_worker(early))
     assert not rig.epochs.at_rest, "it has not read what it got of worker 2"
     for worker in (0, 1):
