@@ -22,6 +22,8 @@ from bedload.testing.simulator import simulate
         pytest.param(63019953, id="state comes before the code that takes it in"),
         pytest.param(65000424, id="word of an earlier order to read state back counts for the last one"),
         pytest.param(65010848, id="opens that a restart held up wait for ever when it is called off"),
+        pytest.param(65001444, id="a worker that was lost and came again for a change that failed stays"),
+        pytest.param(65007067, id="a query that begins again is taken for one that has ended"),
         pytest.param(61009909, id="a change that failed waits for state that cannot be read back"),
     ],
 )

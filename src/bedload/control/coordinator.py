@@ -545,7 +545,8 @@ class Coordinator:
         for worker in gone:
             del self._missing[worker]
             self._shipping.forget(worker)
-            if self._addresses.pop(worker, None) is not None:
+            here = self._addresses.pop(worker, None), self._newcomers.pop(worker, None)
+            if here != (None, None):
                 out += [ToWorker(worker, m.Stop()), WorkersLeft((worker,))]
         return [*out, *self._go_on()]
 

@@ -479,7 +479,11 @@ class OperatorEpochs(Turns):
 
     def _unpark(self, found: Found | None = None) -> list[Instruction]:
         parked, self._parked = self._parked, []
-        return [step for token, ask in parked for step in self.open(token, ask, found)]
+        turn, out = self.turn, list[Instruction]()
+        for token, ask in parked:
+            # What was found out about a query does not hold any more when it has begun another turn.
+            out += self.open(token, ask, found if self.turn == turn else None)
+        return out
 
     def _look(
         self, query: QueryId, place: str = "", *, gap: tuple[Epoch, ...] = (), pause: float = 0.0

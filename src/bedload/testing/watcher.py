@@ -92,6 +92,8 @@ class Watcher:
         self._forgiven: set[tuple[QueryId, Epoch]] = set()
         """Epochs that went when the checkpoint of another query was set back, or when the state was given up."""
         self._damaged = False
+        self._fresh = False
+        """The state was given up, and no turn has begun since."""
         self._latest: History = ()
         self._back = 0
         """How many epochs Spark went back in all."""
@@ -109,6 +111,9 @@ class Watcher:
             return
         where = f"turn {turn} ({query}, epoch {epoch}) on {base}"
         log = self._logs[query]
+        if self._fresh and not base:
+            self._forgive_all()  # also what was committed meanwhile without a turn
+        self._fresh = False
         self._forgiven -= {(query, epoch)}
         mine = [done for name, done in base if name == query]
         wanted = [Epoch(e) for e in range(epoch) if e not in log.quiet(self.name)]
@@ -134,7 +139,10 @@ class Watcher:
 
     def fresh(self) -> None:
         """The user gives the state up: what comes next begins anew, unless it is lost before it is durable."""
-        self.history = ()
+        self._fresh, self.history = True, ()
+        self._forgive_all()
+
+    def _forgive_all(self) -> None:
         # Also what is sealed, and what Spark is about to commit.
         self._forgiven |= {(name, Epoch(e)) for name, it in self._logs.items() for e in range(it.committed + 1)}
 
@@ -189,7 +197,9 @@ class Watcher:
         blind = [generation for generation, seen in later.items() if name not in seen]
         # One that came before its garbage was collected has told those after it, by the state that it wrote.
         assert not later or min(later) not in blind, f"{where}, but the generations {blind} do not know of it"
-        if not later:
+        listed = map(paths.parse_turn, self._storage.list(paths.turns(self.name)))
+        over = any(it is not None and it > turn for it in listed)  # it woke up late: its turn may be collected by now
+        if not later and not over:
             assert self._storage.exists(paths.turn(self.name, turn)), f"{where}, which is not on record"
             assert self._storage.exists(path), f"{where}, but its segment is not there"
 
