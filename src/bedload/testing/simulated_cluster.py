@@ -305,7 +305,7 @@ class SimulatedDriver:
                 if hosted is None or not worker.alive or name not in links:
                     continue
                 assert hosted.turn <= turn, f"{worker.name} is at turn {hosted.turn}, ahead of {turn}"
-                if name not in members or (durable and hosted.turn < turn):
+                if name not in members or (hosted.turn < turn and (durable or hosted.turn < 0)):
                     continue  # it came later, and gets its state when it is needed
                 if phase is ControlPhase.SEALED:
                     same = hosted.turn == turn and hosted.phase is Phase.SEALED
