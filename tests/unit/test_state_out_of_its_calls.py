@@ -136,6 +136,32 @@ def test_a_container_of_an_aborted_key_is_of_no_use_in_the_replay() -> None:
         h.run_epoch([row("a", 12, to="a")])
 
 
+KEPT: list[Any] = []
+
+
+class Keeping(Operator):
+    items: list[int] = bl.list()
+
+    def process(self, key: Any, rows: Rows, ctx: Context) -> Any:
+        KEPT.append(self.items)
+        self.items.append(1)
+        if any(row.x for row in rows):
+            ctx.forget()
+
+
+@pytest.mark.parametrize("forgotten", [False, True])
+def test_a_container_of_a_key_that_went_is_of_no_key_whatever_object_gets_its_id(forgotten: bool) -> None:
+    KEPT.clear()
+    h = harness(Keeping)
+    if forgotten:
+        h.run_epoch([row("a", 0)])
+        h.run_epoch([row("a", 1)])
+    else:
+        h.feed([row("a", 0)])
+        h.abort()
+    assert {kept._bl_key for kept in KEPT} == {None}
+
+
 def test_results_may_change_what_other_keys_have_and_it_is_checked_and_kept() -> None:
     class Late(Operator):
         items: list[int] = bl.list()

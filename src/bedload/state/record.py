@@ -112,6 +112,7 @@ class RecordLayout:
         self._variables = tuple(_Variable(spec) for spec in self.specs)
         self.tracked = tuple(v.live is not None for v in self._variables)
         """Which variables are containers, or hold some."""
+        self._containers = tuple(name for name, tracked in zip(self.names, self.tracked, strict=True) if tracked)
         self._numbers = tuple(accumulate(self.tracked[:-1], initial=0))
         """For each variable, how many with containers come before it: its place on an object."""
         self.scalars_only = all(v.live is None and v.encode is None for v in self._variables)
@@ -147,6 +148,13 @@ class RecordLayout:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.specs,)
+
+    def disown(self, obj: Any) -> None:
+        """An object goes: its containers are of no key any more, also when another object gets its id."""
+        for name in self._containers:
+            value = getattr(obj, name, None)
+            if isinstance(value, Tracked):
+                object.__setattr__(value, "_bl_key", None)
 
     def changed_names(self, obj: Any, image: tuple[Any, ...] | None) -> tuple[str, ...]:
         """The variables that differ from the image."""

@@ -231,6 +231,8 @@ class RowStore:
         self._journal.commit()
         for row in self._touched:
             row._bedload_image = None
+        for row in self._gone.values():
+            self._layout.disown(row)
         self._end()
 
     def abort(self) -> None:
@@ -241,8 +243,10 @@ class RowStore:
             if image is not _ABSENT:
                 restore(row, image)
                 row._bedload_image = None
-            elif rows.get(key) is row:
-                del rows[key]
+            else:
+                self._layout.disown(row)
+                if rows.get(key) is row:
+                    del rows[key]
         rows.update(self._gone)
         self._journal.abort()
         self._end()
