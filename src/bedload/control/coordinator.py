@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from functools import partial
 
 from bedload.checkpoint.records import Manifest, TurnRecord
 from bedload.control import refusals
@@ -125,7 +126,7 @@ class Coordinator:
                 known = self._operators[operator] = OperatorEpochs(
                     operator, routing, self._addresses, lineage, self._missing, self._clock
                 )
-                known.hold = self._holds
+                known.hold, known.loads = self._holds, partial(self._shipping.loads, operator)
                 if fresh:
                     known.reset(routing)
                 if lineage is not None:
@@ -140,7 +141,6 @@ class Coordinator:
             newcomers=self._newcomers,
             active=known.deployment,
         )
-        known.loading += 1
         # Without a worker nobody would answer; the replacements get the code when they come.
         return deployment, out if self._addresses else [*out, *self._deployed_by_all()]
 
@@ -444,7 +444,6 @@ class Coordinator:
     def _deployed_by_all(self) -> list[Instruction]:
         out: list[Instruction] = []
         for operator, deployment, result in self._shipping.finished():
-            self._operators[operator].loading -= 1
             if result.error is None:
                 out += self._operators[operator].prefetch(deployment)
             out.append(result)
@@ -504,7 +503,7 @@ class Coordinator:
         if message.error is not None:
             epochs.unrestored(message.worker, message.error.error())
         elif message.left == 0 and epochs.lineage is not None:
-            epochs.lineage.has_read(message.worker, message.base)
+            epochs.lineage.has_read(message.worker)
         return []
 
     def _then(self, steps: list[Instruction]) -> list[Instruction]:

@@ -54,8 +54,8 @@ class Lineage:
         self._holds: dict[WorkerId, Turn | None] = {}
         self._partakers: set[WorkerId] = set()
         """The workers that have been in the current turn from its beginning."""
-        self._reading: dict[WorkerId, Turn] = {}
-        """The state that a worker was told to read last, until it has all that it was told to read."""
+        self._reading: set[WorkerId] = set()
+        """Who was told to read state, until it has all that it was told to read."""
         self._owed: dict[WorkerId, set[KeyGroup]] = {}
         """Key groups that a worker took over from a lost one, and has not got yet."""
         for turn in reversed(history.chain()):
@@ -109,22 +109,21 @@ class Lineage:
         """A worker could not read its state. Word of that may be late: its part in the current turn is as it was."""
         self._holds.pop(worker, None)
         self._owed.pop(worker, None)
-        self._reading.pop(worker, None)
+        self._reading.discard(worker)
 
     def left_out(self, worker: WorkerId) -> None:
         """A worker owns nothing any more: nobody waits for what it has not read."""
         self._owed.pop(worker, None)
-        self._reading.pop(worker, None)
+        self._reading.discard(worker)
 
     def restarted(self) -> None:
         """All workers begin anew, with nothing."""
         for worker in {*self._holds, *self._owed, *self._reading, *self._partakers}:
             self.lost(worker)
 
-    def has_read(self, worker: WorkerId, base: Turn) -> None:
-        """A worker has all that it was told to read, the state at this turn last."""
-        if self._reading.get(worker) == base:  # else it is word of an earlier order
-            del self._reading[worker]
+    def has_read(self, worker: WorkerId) -> None:
+        """A worker has all that it was told to read."""
+        self._reading.discard(worker)
 
     @property
     def epoch_of_head(self) -> tuple[Epoch, QueryId]:
@@ -166,7 +165,7 @@ class Lineage:
     def reset(self) -> None:
         """The state is given up: the next epoch starts from the empty one, which no worker is known to have."""
         self.head = None
-        self._holds, self._owed, self._reading = {}, {}, {}
+        self._holds, self._owed, self._reading = {}, {}, set()
 
     def begins(self, workers: Iterable[WorkerId]) -> None:
         """A turn begins on the head, with these workers."""
@@ -197,7 +196,7 @@ class Lineage:
         if not groups and not hosts:
             self._owed.pop(worker, None)
             self._holds[worker] = base  # nothing is all that it needs
-            self._reading.pop(worker, None)
+            self._reading.discard(worker)
             return []
         groups = (*groups, *sorted(hosts))
         holds = worker in self._holds and self._holds[worker] == base
@@ -210,9 +209,9 @@ class Lineage:
         self._owed.pop(worker, None)
         if not holds:
             self._holds[worker] = base
-            self._reading.pop(worker, None)  # it forgets all that it was told before
+            self._reading.discard(worker)  # it forgets all that it was told before
         if base is not None:
-            self._reading[worker] = base
+            self._reading.add(worker)
         if routing.pins:
             hosted = tuple(sorted(hosts & set(groups)))
             message = msgspec.structs.replace(message, guests=guests, hosts=hosted, away=routing.away_from(worker))

@@ -62,6 +62,10 @@ class Shipping:
         """The deployment of an operator that was applied last."""
         return self._shipped[operator][-1].deployment
 
+    def loads(self, operator: OperatorName) -> bool:
+        """Whether a worker has not loaded yet what was applied."""
+        return any(pending.operator == operator for pending in self._deploying.values())
+
     # --- to all ---
 
     def ship(

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Container
+from collections.abc import Callable, Container
 
 from bedload.control.attempt import Attempt
 from bedload.control.lineage import Lineage
@@ -60,8 +60,8 @@ class Standing:
         self.run: RunId | None = None
         self.committed: dict[QueryId, Epoch] = {}
         self.addresses = addresses
-        self.loading = 0
-        """Deployments that some worker has not loaded yet."""
+        self.loads: Callable[[], bool] = lambda: False
+        """Whether a worker has not loaded yet what was applied."""
         self._clock = clock or SystemClock()
         self.transfer: Transfer | None = None
         """State that is on its way between workers."""
@@ -148,7 +148,7 @@ class Standing:
     @property
     def at_rest(self) -> bool:
         """Whether a move may begin: all workers are there with their state, and with the code to take it in."""
-        if self.loading:
+        if self.loads():
             return False
         missing = any(worker in self._missing for worker in self.routing.workers)
         taken_up = self._current.taken_up and self.phase is Phase.SEALED

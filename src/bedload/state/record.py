@@ -15,7 +15,7 @@ specs they cost several times that.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property, lru_cache
 from itertools import accumulate
 from operator import attrgetter
@@ -149,12 +149,15 @@ class RecordLayout:
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.specs,)
 
-    def disown(self, obj: Any) -> None:
-        """An object goes: its containers are of no key any more, also when another object gets its id."""
-        for name in self._containers:
-            value = getattr(obj, name, None)
-            if isinstance(value, Tracked):
-                object.__setattr__(value, "_bl_key", None)
+    def disown(self, objs: Iterable[Any]) -> None:
+        """Objects go: their containers are of no key any more, also when another object gets the id of one."""
+        if not self._containers:
+            return
+        for obj in objs:
+            for name in self._containers:
+                value = getattr(obj, name, None)
+                if isinstance(value, Tracked):
+                    object.__setattr__(value, "_bl_key", None)
 
     def changed_names(self, obj: Any, image: tuple[Any, ...] | None) -> tuple[str, ...]:
         """The variables that differ from the image."""

@@ -231,22 +231,20 @@ class RowStore:
         self._journal.commit()
         for row in self._touched:
             row._bedload_image = None
-        for row in self._gone.values():
-            self._layout.disown(row)
+        self._layout.disown(self._gone.values())
         self._end()
 
     def abort(self) -> None:
         """Put the before-images back."""
         rows, restore = self._rows, self._layout.restore
+        self._layout.disown(row for row in self._touched if row._bedload_image is _ABSENT)
         for row in self._touched:
             image, key = row._bedload_image, row._bedload_key
             if image is not _ABSENT:
                 restore(row, image)
                 row._bedload_image = None
-            else:
-                self._layout.disown(row)
-                if rows.get(key) is row:
-                    del rows[key]
+            elif rows.get(key) is row:
+                del rows[key]
         rows.update(self._gone)
         self._journal.abort()
         self._end()

@@ -195,8 +195,13 @@ def different(hosted: Hosted, what: str) -> NotDeterministic:
     )
 
 
+def as_ours(error: Exception) -> BedloadError:
+    """What was raised, as an error of ours: whatever else goes wrong ends the turn as well, and is not swallowed."""
+    return error if isinstance(error, BedloadError) else bug(error)
+
+
 def bug(error: Exception) -> ProtocolError:
-    """Whatever else goes wrong ends the turn as well, and is not swallowed."""
+    """An error that is not ours, with where it was raised."""
     return ProtocolError("".join(traceback.format_exception(error)))
 
 

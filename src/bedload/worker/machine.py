@@ -58,7 +58,7 @@ from bedload.worker.hosted import (
     Peer,
     Phase,
     TurnMessage,
-    bug,
+    as_ours,
     different,
     hash_of_key,
     one_key,
@@ -146,7 +146,7 @@ class WorkerMachine(Moving):
 
     def last_words(self, error: BaseException) -> Out:
         """For what raised where nobody waits for an answer: the worker says this to the coordinator, and ends."""
-        problem = error if isinstance(error, BedloadError) or not isinstance(error, Exception) else bug(error)
+        problem = as_ours(error) if isinstance(error, Exception) else error
         return COORDINATOR, m.WorkerFailed(self.worker, m.WireError.of(problem)), None
 
     def close(self) -> None:
@@ -176,7 +176,7 @@ class WorkerMachine(Moving):
             if message.start:
                 self._activate(hosted, message.deployment)
         except Exception as problem:
-            cause = problem if isinstance(problem, BedloadError) else bug(problem)
+            cause = as_ours(problem)
             if message.start:
                 why = f"worker {self.worker} cannot run operator {hosted.name}: {cause.message}"
                 raise WorkerStartFailed(why, worker=self.worker) from problem
@@ -212,7 +212,7 @@ class WorkerMachine(Moving):
             hosted.room = Room(hosted.name, self.worker, self._epoch_bytes if limit is None else limit)
             hosted.runtime.begin(message.epoch, (*message.groups, *sorted(hosted.lodging)))
         except Exception as error:
-            out = self._fail(hosted, error if isinstance(error, BedloadError) else bug(error))
+            out = self._fail(hosted, as_ours(error))
         else:
             out = []
         for peer, waiting, body in early:
@@ -333,7 +333,7 @@ class WorkerMachine(Moving):
                 case _:
                     return []
         except Exception as raised:
-            problem = raised if isinstance(raised, BedloadError) else bug(raised)
+            problem = as_ours(raised)
             refusal: list[Out] = [(peer, m.Refused(m.WireError.of(problem)), None)]
             # SUBTLE: a sealed epoch may be committed by Spark at any moment, so a zombie task must not be
             # able to roll it back. Refusing is enough: if the query fails over it, the replay rolls back.
@@ -430,7 +430,7 @@ class WorkerMachine(Moving):
             try:
                 return self._seal(hosted)
             except Exception as error:
-                return self._fail(hosted, error if isinstance(error, BedloadError) else bug(error))
+                return self._fail(hosted, as_ours(error))
         # SUBTLE: a feeder that came and whose task crashed has lost its slot to whichever task was next.
         placed = all(feeder.peers or feeder.batches is not None for feeder in feeders.values())
         if len(feeders) == hosted.expected and placed:
@@ -472,7 +472,7 @@ class WorkerMachine(Moving):
         try:
             return self._find(peer, message, body)
         except Exception as error:  # of state that cannot be encoded, say: whoever asks has to hear of it
-            problem = error if isinstance(error, BedloadError) else bug(error)
+            problem = as_ours(error)
             return [(peer, m.Refused(m.WireError.of(problem)), None)]
 
     def _find(self, peer: Peer, message: m.Read | m.Inspect, body: Body) -> list[Out]:

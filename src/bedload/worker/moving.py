@@ -26,7 +26,7 @@ from bedload.protocol import messages as m
 from bedload.protocol.messages import Body
 from bedload.protocol.split import pack_whole, unpack_whole
 from bedload.store.shelf import Shelf
-from bedload.worker.hosted import COORDINATOR, Hosted, Out, Peer, Phase, bug, state_hashes
+from bedload.worker.hosted import COORDINATOR, Hosted, Out, Peer, Phase, as_ours, bug, state_hashes
 from bedload.worker.restoring import Restoring
 
 Mover = m.Ship | m.HandOver | m.Shipped | m.Fetch | m.Copy | m.Flip | m.Weigh
@@ -339,7 +339,7 @@ class Moving(Restoring):
         try:
             out = self._go_on(hosted, freed)
         except Exception as error:
-            problem = error if isinstance(error, BedloadError) else bug(error)
+            problem = as_ours(error)
             if hosted.phase is not Phase.OPEN:
                 raise
             out = self._fail(hosted, problem)  # the rows have failed, not the move: what arrived is here

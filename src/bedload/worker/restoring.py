@@ -17,7 +17,18 @@ from bedload.core.ids import NO_TURN, DeploymentId, KeyGroup, OperatorName, Work
 from bedload.protocol import messages as m
 from bedload.protocol.messages import Body
 from bedload.worker.durability import Load, Loaded, LoadFailed
-from bedload.worker.hosted import COORDINATOR, LOADER, Hosted, Out, Peer, Phase, bug, of_groups, one_output, own_keys
+from bedload.worker.hosted import (
+    COORDINATOR,
+    LOADER,
+    Hosted,
+    Out,
+    Peer,
+    Phase,
+    as_ours,
+    of_groups,
+    one_output,
+    own_keys,
+)
 
 
 class Restoring:
@@ -66,7 +77,7 @@ class Restoring:
             assert hosted.runtime is not None
             hosted.runtime.drop(message.groups)
         except Exception as error:
-            return self._not_restored(hosted, error if isinstance(error, BedloadError) else bug(error))
+            return self._not_restored(hosted, as_ours(error))
         hosted.base = message.base
         hosted.committed, hosted.committed_query = message.epoch, message.query
         hosted.owned = (hosted.owned | frozenset(message.groups)) - frozenset(message.hosts)
@@ -107,12 +118,12 @@ class Restoring:
                 del hosted.orders[news.ticket]
             freed = hosted.parking.arrive(groups, self._clock.monotonic())
         except Exception as error:
-            return self._not_restored(hosted, error if isinstance(error, BedloadError) else bug(error))
+            return self._not_restored(hosted, as_ours(error))
         try:
             out = self._go_on(hosted, freed)
         except Exception as error:
             # The rows have failed, not the reading: what was read is here, and the rest still comes.
-            out = self._fail(hosted, error if isinstance(error, BedloadError) else bug(error))
+            out = self._fail(hosted, as_ours(error))
         out += self._progress(hosted, news.bytes)
         if hosted.phase is Phase.OPEN:
             out += self._settle(hosted)
