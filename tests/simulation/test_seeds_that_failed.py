@@ -25,6 +25,7 @@ from bedload.testing.simulator import simulate
         pytest.param(65001444, id="a worker that was lost and came again for a change that failed stays"),
         pytest.param(65007067, id="a query that begins again is taken for one that has ended"),
         pytest.param(61009909, id="a change that failed waits for state that cannot be read back"),
+        pytest.param(67002913, id="a key on its way arrives without state when all is set back"),
     ],
 )
 def test_it_passes_now(seed: int) -> None:

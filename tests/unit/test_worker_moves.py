@@ -11,7 +11,7 @@ import pytest
 import bedload as bl
 from bedload.core.clock import SystemClock
 from bedload.core.errors import EpochAborted, StoreError
-from bedload.core.ids import DeploymentId, Epoch, KeyGroup, OperatorName, QueryId, Turn, WorkerId
+from bedload.core.ids import NO_EPOCH, NO_TURN, DeploymentId, Epoch, KeyGroup, OperatorName, QueryId, Turn, WorkerId
 from bedload.keys import hash_columns, key_groups
 from bedload.migration import strategy_named
 from bedload.protocol import messages as m
@@ -136,6 +136,20 @@ def test_an_epoch_that_was_copied_and_rolled_back_after_the_hand_over_is_not_in_
     assert pair.state(NEW) == {7: {"n": 1}, 8: {"n": 1}}
     pair.begin(NEW, 2, 1)
     assert pair.run(NEW, 2, [7]) == [{"k": 7, "n": 2}]
+
+
+def test_an_old_owner_that_reads_another_state_back_sends_nothing_more_of_what_left() -> None:
+    pair = Pair("all_at_once")
+    pair.begin(OLD, 0, 0)
+    pair.run(OLD, 0, [7])
+    pair.tell(OLD, m.Commit(NAME, Turn(0)))
+    key = int(hash_columns([pa.array([7], pa.int64())])[0])
+    group = KeyGroup(key % len(GROUPS))
+    pin = m.Lot(OLD, NEW, (), (key,), (), (group,))
+    pair.tell(OLD, m.Flip(NAME, 1, Turn(0), CODE, (pin,), (), PLACES, pair.terms, Epoch(0), QUERY))
+    pair.tell(OLD, m.Restore(NAME, NO_TURN, CODE, GROUPS, NO_EPOCH, QUERY, away=(key,)))
+    pair.pump()
+    assert not pair.lane, "the key would arrive as one without state, at a worker that does not know better yet"
 
 
 def test_a_worker_that_owns_nothing_any_more_needs_no_state_that_it_could_not_read() -> None:

@@ -109,6 +109,7 @@ class Sender:
         """The key groups that leave as a whole."""
         self._clock = clock
         self._sealed: Turn | None = None
+        self._stopped = False
         self._told = False
         self._lanes: dict[WorkerId, _Lane] = {}
         for lot in lots:
@@ -163,6 +164,10 @@ class Sender:
             for lane in self._lanes.values():
                 lane.stale.add(lane.shelf.hashes[lane.cursor : lane.end])
                 lane.cursor = lane.end
+
+    def stop(self) -> None:
+        """All state is read back as of another turn, here and at the new owners: nothing goes there any more."""
+        self._stopped = True
 
     # --- what others say ---
 
@@ -229,7 +234,7 @@ class Sender:
         """What to send now, and in how many seconds to ask again; None: when something has happened."""
         now = self._clock.monotonic()
         delay: float | None = None
-        lanes = list(self._lanes.values())
+        lanes = [] if self._stopped else list(self._lanes.values())
         self._turn += 1
         for i in range(len(lanes)):
             lane = lanes[(self._turn + i) % len(lanes)]

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from bedload.core.errors import BedloadError, MoveFailed
-from bedload.core.ids import KeyGroup, OperatorName, WorkerId
+from bedload.core.ids import KeyGroup, OperatorName, Turn, WorkerId
 from bedload.keys import key_groups
 from bedload.keys.lookup import Hashes, distinct
 from bedload.migration.both_shelves import BothShelves
@@ -374,9 +374,13 @@ class Moving(Restoring):
             for source, keys in split.items()
         ]
 
-    def _restored_instead(self, hosted: Hosted, groups: tuple[KeyGroup, ...]) -> list[Out]:
-        """Key groups are read back that were on their way."""
-        receiver = hosted.receiver
+    def _restored_instead(self, hosted: Hosted, base: Turn, groups: tuple[KeyGroup, ...]) -> list[Out]:
+        """Key groups are read back that were on their way, or the state of another turn than what leaves is of."""
+        sender, receiver = hosted.sender, hosted.receiver
+        if sender is not None and sender.base not in (None, base):
+            # SUBTLE: a key that leaves alone was dropped with its group. The new owner may not know yet that it reads
+            # it back, and would take it for one without state.
+            sender.stop()
         if receiver is None or receiver.base is None or receiver.complete:
             return []
         receiver.superseded(groups, self._clock.monotonic())

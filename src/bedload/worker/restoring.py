@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from bedload.core.clock import Clock
 from bedload.core.errors import BedloadError, ProtocolError
-from bedload.core.ids import NO_TURN, DeploymentId, KeyGroup, OperatorName, WorkerId
+from bedload.core.ids import NO_TURN, DeploymentId, KeyGroup, OperatorName, Turn, WorkerId
 from bedload.protocol import messages as m
 from bedload.protocol.messages import Body
 from bedload.worker.durability import Load, Loaded, LoadFailed
@@ -57,7 +57,7 @@ class Restoring:
     def _look(self, peer: Peer, message: m.Read | m.Inspect, body: Body) -> list[Out]: ...
 
     @abstractmethod
-    def _restored_instead(self, hosted: Hosted, groups: tuple[KeyGroup, ...]) -> list[Out]: ...
+    def _restored_instead(self, hosted: Hosted, base: Turn, groups: tuple[KeyGroup, ...]) -> list[Out]: ...
 
     def _at(self, operator: OperatorName) -> Hosted:
         """An operator here, which the worker may hear of for the first time."""
@@ -89,7 +89,7 @@ class Restoring:
         if not hosted.orders:
             hosted.restored = 0
         hosted.parking.expect(message.groups)
-        instead = self._restored_instead(hosted, message.groups)
+        instead = self._restored_instead(hosted, message.base, message.groups)
         if plan is None or not message.groups:
             hosted.parking.arrive(message.groups)
             return [*instead, *self._progress(hosted, 0), *self._answer_reads(hosted)]
