@@ -146,6 +146,24 @@ def test_an_epoch_that_all_have_sealed_is_not_rolled_back_by_a_failed_move() -> 
     assert rig.epochs.committed == {"q": 1}
 
 
+def test_a_failed_move_ends_though_nobody_says_what_became_of_the_epoch_that_was_sealed_meanwhile() -> None:
+    rig = moving()
+    fail(rig)
+    rig.settled(0, sealed=True)
+    rig.settled(1, sealed=True)
+    released(rig)
+    stop(rig)
+    assert not results(rig.steps), "what has not arrived is read back when the epoch is committed"
+    for _ in range(MOST_LOOKS):
+        rig.facts(active=False, committed=0, log_read=True)
+    assert isinstance(results(rig.steps)[-1].error, MoveFailed)
+    assert rig.phase is Phase.SEALED
+    rig.forget_steps()
+    rig.stage += 1
+    assert rig.open(2, "r2") == "Opened"
+    assert [(worker, message.groups) for worker, message in rig.told(m.Restore)] == [(1, (0,))]
+
+
 def test_word_of_a_move_that_is_over_fails_nothing() -> None:
     rig = moving()
     rig.did(rig.coordinator.from_worker(m.Arrived(WorkerId(1), NAME, move(rig), 1, 1, 0, 0), np.zeros(1).tobytes()))

@@ -163,7 +163,7 @@ class Transfer:
     @property
     def _nothing_to_wait_for(self) -> bool:
         """Whether nothing more moves, and what moved last cannot be read back for now: it is when an epoch begins."""
-        return not self._steps and self.epochs.unread is not None
+        return not self._steps and (self.epochs.unread is not None or self.epochs.in_the_dark)
 
     @property
     def due(self) -> bool:

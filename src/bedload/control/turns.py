@@ -46,6 +46,11 @@ class Turns(Standing, ABC):
         self._reads_in_vain = 0
         """How often in a row."""
 
+    @property
+    @abstractmethod
+    def in_the_dark(self) -> bool:
+        """Whether nobody can say what became of the last turn, and no run goes on that would: it was tried for long."""
+
     @abstractmethod
     def _unpark(self) -> list[Instruction]:
         """Look again at those that wait."""

@@ -41,6 +41,8 @@ _MOMENT = 0.01
 """What looking at the clock takes, so that work takes time."""
 _LATE = 60.0
 """Until word of a copy comes at the latest."""
+_LONGEST_READ = 300.0
+"""A part of the state is read in so many seconds: less than a change waits for an epoch to end."""
 _LOOK_EVERY = 5
 """After so many messages that change no committed state it is looked at all the same."""
 _HARMLESS = (m.Join, m.Apply, m.Done, m.Backlog, m.Expect, m.Probe, m.Weigh, m.Shipped, m.Fetch, m.Deploy, m.Copy)
@@ -403,7 +405,8 @@ class SimulatedWorker:
         size, scale = -(-len(groups) // chance.number(1, 3)), chance.pick([1, 6, 30, 300])
         for start in range(0, len(groups), size):
             part = replace(order, groups=tuple(sorted(groups[start : start + size])))
-            self._network.after(scale * self._network.delay(), lambda part=part: self._read(part))  # type: ignore[misc]
+            delay = min(scale * self._network.delay(), _LONGEST_READ)
+            self._network.after(delay, lambda part=part: self._read(part))  # type: ignore[misc]
 
     def _read(self, order: Load) -> None:
         if not self.alive:
