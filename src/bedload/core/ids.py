@@ -34,9 +34,6 @@ epoch, run or query: a message whose turn is not the current one is from another
 Generation = NewType("Generation", int)
 """One attachment of a cluster to a checkpoint, numbered from 1. It is the upper half of its turns."""
 
-RoutingVersion = NewType("RoutingVersion", int)
-"""Counts the changes of one operator's routing table."""
-
 NO_TURN = Turn(-1)
 """Before the first turn."""
 

@@ -2,7 +2,7 @@
 
 ::
 
-    key columns ──hash_columns──▶ hashes ──key_groups──▶ key groups ──RoutingTable.owners_of──▶ workers
+    key columns ──hash_columns──▶ hashes ──key_groups──▶ key groups ──RoutingTable.owners─────▶ workers
     one key ──────hash_key──────▶ hash ────key_group───▶ key group ───RoutingTable.owner_of───▶ worker
 """
 

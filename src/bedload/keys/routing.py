@@ -3,7 +3,7 @@
 Invariants (:meth:`RoutingTable.check`, run at construction):
 
 - every key group has exactly one owner, and every owner is one of the table's workers;
-- a table never changes; :meth:`RoutingTable.reassign` makes the next version;
+- a table never changes; :meth:`RoutingTable.reassign` makes the next one;
 - ``initial`` and ``reassign`` spread key groups evenly (the shares differ by at most one), and ``reassign``
   moves as few as that allows;
 - the same arguments give the same table, in every process.
@@ -23,14 +23,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
-from bedload.core.errors import DefinitionError, KeyGroupsChanged, ProtocolError
-from bedload.core.ids import KeyGroup, RoutingVersion, WorkerId
+from bedload.core.errors import DefinitionError, KeyGroupsChanged
+from bedload.core.ids import KeyGroup, WorkerId
 from bedload.keys.groups import check_key_groups
-
-FIRST_VERSION = RoutingVersion(0)
 
 
 @dataclass(frozen=True, order=True)
@@ -56,9 +51,8 @@ class Pin:
 
 @dataclass(frozen=True)
 class RoutingTable:
-    """The owner of each key group, at one version."""
+    """The owner of each key group."""
 
-    version: RoutingVersion
     owners: tuple[WorkerId, ...]
     """The owner of each key group, by its number."""
     workers: tuple[WorkerId, ...]
@@ -71,7 +65,7 @@ class RoutingTable:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Built again, so that the invariants hold on the other side too, and caches stay here.
-        return (RoutingTable, (self.version, self.owners, self.workers, self.pins))
+        return (RoutingTable, (self.owners, self.workers, self.pins))
 
     @classmethod
     def initial(cls, key_groups: int, workers: Iterable[WorkerId]) -> RoutingTable:
@@ -82,7 +76,7 @@ class RoutingTable:
         owners: list[WorkerId] = []
         for i, worker in enumerate(members):
             owners += [worker] * (share + (i < larger))
-        return cls(FIRST_VERSION, tuple(owners), members)
+        return cls(tuple(owners), members)
 
     @property
     def key_groups(self) -> int:
@@ -94,11 +88,6 @@ class RoutingTable:
         if not 0 <= key_group < len(self.owners):
             raise DefinitionError(f"there is no key group {key_group}: they are 0 to {len(self.owners) - 1}")
         return self.owners[key_group]
-
-    def owners_of(self, key_groups: npt.NDArray[np.integer]) -> npt.NDArray[np.int32]:
-        """The owner of each of the key groups, which must come from ``bedload.keys.key_groups``."""
-        owners: npt.NDArray[np.int32] = self._owner_array[key_groups]
-        return owners
 
     def groups_of(self, worker: WorkerId) -> tuple[KeyGroup, ...]:
         """The key groups of one worker, in ascending order; none for a worker that is not in the table."""
@@ -124,15 +113,14 @@ class RoutingTable:
         workers: Iterable[WorkerId] | None = None,
         pins: Mapping[int, WorkerId] | None = None,
     ) -> RoutingTable:
-        """The next version, with these parts replaced."""
+        """The next table, with these parts replaced."""
         members = self.workers if workers is None else _members(workers)
         wanted = dict(self._pinned) if pins is None else dict(pins)
         kept = tuple(Pin(key, worker) for key, worker in sorted(wanted.items()) if worker in members)
-        version = RoutingVersion(self.version + 1)
-        return RoutingTable(version, self.owners if owners is None else tuple(owners), members, kept)
+        return RoutingTable(self.owners if owners is None else tuple(owners), members, kept)
 
     def reassign(self, workers: Iterable[WorkerId]) -> RoutingTable:
-        """The next version, spread evenly over these workers, with as few moves as possible."""
+        """The next table, spread evenly over these workers, with as few moves as possible."""
         members = _members(workers)
         share, larger = divmod(self.key_groups, len(members))
         # SUBTLE: whoever has more than an even share gets the larger ones: any other choice moves more.
@@ -152,8 +140,8 @@ class RoutingTable:
         """What moves when this table gives way to the other, by source and target, in ascending order."""
         if self.key_groups != other.key_groups:
             raise KeyGroupsChanged(
-                f"routing table {other.version} has {other.key_groups} key groups and table {self.version} has "
-                f"{self.key_groups}: their number is fixed when the state is created"
+                f"a routing table of {self.key_groups} key groups cannot give way to one of {other.key_groups}: their "
+                f"number is fixed when the state is created"
             )
         moved: dict[tuple[WorkerId, WorkerId], list[KeyGroup]] = {}
         singles: dict[tuple[WorkerId, WorkerId], list[int]] = {}
@@ -179,40 +167,14 @@ class RoutingTable:
         strangers = set(self.owners) - set(self.workers)
         if strangers:
             raise DefinitionError(
-                f"routing table {self.version} gives key groups to workers {sorted(strangers)}, which are not "
+                f"a routing table gives key groups to workers {sorted(strangers)}, which are not "
                 f"among its workers {list(self.workers)}"
             )
         lost = {pin.worker for pin in self.pins} - set(self.workers)
         if lost or list(self.pins) != sorted({pin.key: pin for pin in self.pins}.values()):
             raise DefinitionError(
-                f"routing table {self.version} has damaged pins: each key once, in ascending order, with one of "
-                f"{list(self.workers)}"
+                f"a routing table has damaged pins: each key once, in ascending order, with one of {list(self.workers)}"
             )
-
-    def to_wire(self) -> dict[str, Any]:
-        """The table as plain data: integers, and lists of them."""
-        pins = [[pin.key, int(pin.worker)] for pin in self.pins]
-        return {"version": int(self.version), "owners": list(self.owners), "workers": list(self.workers), "pins": pins}
-
-    @classmethod
-    def from_wire(cls, data: Mapping[str, Any]) -> RoutingTable:
-        """What :meth:`to_wire` took apart. Raises :class:`ProtocolError` if it is damaged."""
-        try:
-            version = RoutingVersion(_integer(data["version"]))
-            owners = tuple(WorkerId(_integer(worker)) for worker in data["owners"])
-            workers = tuple(WorkerId(_integer(worker)) for worker in data["workers"])
-            pins = tuple(Pin(_integer(key), WorkerId(_integer(worker))) for key, worker in data.get("pins", ()))
-            return cls(version, owners, workers, pins)
-        except (KeyError, TypeError, DefinitionError) as error:
-            raise ProtocolError(
-                f"a message holds a damaged routing table ({error}): check that both ends run the same version"
-            ) from error
-
-    @cached_property
-    def _owner_array(self) -> npt.NDArray[np.int32]:
-        array = np.array(self.owners, np.int32)
-        array.setflags(write=False)
-        return array
 
     @cached_property
     def _pinned(self) -> dict[int, WorkerId]:
@@ -236,9 +198,3 @@ def _members(workers: Iterable[WorkerId]) -> tuple[WorkerId, ...]:
     if not 0 <= members[0] <= members[-1] < 2**31:
         raise DefinitionError(f"worker numbers must be from 0 to {2**31 - 1}: {list(members)}")
     return members
-
-
-def _integer(value: object) -> int:
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise TypeError(f"{value!r} is not an integer")
-    return value
