@@ -19,6 +19,7 @@ from bedload.core.errors import (
     ClusterStopped,
     ProtocolError,
     SecretRefused,
+    Unanswered,
     WorkerUnreachable,
 )
 from bedload.transport import Channel, Credentials, Endpoint, Handler, Peer, Phase, encode_frame
@@ -632,4 +633,4 @@ def test_a_call_to_one_who_never_answers_is_given_up():
         endpoint.call_soon(lambda: None)
         assert handler.ended.get(timeout=PATIENCE) is peer
         assert peer.reason is not None
-        assert peer.reason.timed_out  # type: ignore[attr-defined]
+        assert isinstance(peer.reason, Unanswered)

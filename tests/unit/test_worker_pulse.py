@@ -11,7 +11,7 @@ import pytest
 from tests.patience import PATIENCE
 from tests.unit.transport_kit import HandClock
 
-from bedload.core.errors import ClusterStopped, WorkerUnreachable
+from bedload.core.errors import ClusterStopped, Unanswered, WorkerUnreachable
 from bedload.core.ids import WorkerId
 from bedload.protocol import messages as m
 from bedload.worker.pulse import Pulse
@@ -95,7 +95,7 @@ def test_a_far_driver_is_reached() -> None:
 
     def connect(seconds: float) -> Line:
         if seconds < 4.0:
-            raise WorkerUnreachable("no handshake in time", address="x", timed_out=True)
+            raise Unanswered("no handshake in time", address="x")
         return line
 
     it = pulse(loop, connect, HandClock())

@@ -30,6 +30,9 @@
     │   ├── WorkerStartFailed      a worker process did not come up; carries the end of its log
     │   ├── WorkerLost             a worker died; its key groups are gone unless they are durable
     │   ├── WorkerUnreachable      no connection to an endpoint
+    │   │   ├── Unanswered         there is one, and no answer in time
+    │   │   └── HungUp             it was closed before it was made
+    │   ├── Timeout                not done in time: wait longer, or see where it stands
     │   ├── MoveRefused            the cluster cannot be changed like that: see why
     │   ├── MoveFailed             a worker could not send or take state: the message says where the state is now
     │   └── MoveCancelled          a change of the cluster was called off; nothing had moved
@@ -52,11 +55,14 @@ processes (worker to feeder, executor to driver), so each of them pickles, and `
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 
 class BedloadError(Exception):
     """The root: catch this to catch everything of ours."""
+
+    retryable: ClassVar[bool] = True
+    """Whether to start the query again may help. What comes again however often it is started says no."""
 
     def __init__(self, message: str, **details: Any) -> None:
         super().__init__(message)
@@ -75,6 +81,8 @@ class BedloadError(Exception):
 
 class DefinitionError(BedloadError):
     """Fix the code that defines the operator or the query."""
+
+    retryable = False
 
 
 class StateTypeError(DefinitionError, TypeError):
@@ -103,6 +111,8 @@ class KeyGroupsChanged(DefinitionError):
 
 class DataError(BedloadError):
     """Fix the data, or the code that meets it. The epoch was rolled back."""
+
+    retryable = False
 
 
 class NullKey(DataError):
@@ -140,9 +150,13 @@ class NotDeterministic(EpochError):
 class EpochIncomplete(EpochError):
     """A consumer stopped early, so that an epoch was never whole."""
 
+    retryable = False
+
 
 class EpochMismatch(EpochError):
     """Spark asks for an epoch that does not follow the one the state is at."""
+
+    retryable = False
 
 
 class StaleAttempt(EpochError):
@@ -156,9 +170,13 @@ class ClusterError(BedloadError):
 class ClusterStopped(ClusterError):
     """The cluster was stopped."""
 
+    retryable = False
+
 
 class OperatorBusy(ClusterError):
     """Another running query uses this operator's state."""
+
+    retryable = False
 
 
 class UnknownOperator(ClusterError, LookupError):
@@ -179,6 +197,18 @@ class WorkerLost(ClusterError):
 
 class WorkerUnreachable(ClusterError):
     """No connection to an endpoint of the cluster."""
+
+
+class Unanswered(WorkerUnreachable):
+    """An endpoint did not answer, or did not take a message, in time."""
+
+
+class HungUp(WorkerUnreachable):
+    """An endpoint closed the connection before it was made: call again."""
+
+
+class Timeout(ClusterError, TimeoutError):
+    """What was asked for was not done in time. It goes on."""
 
 
 class MoveRefused(ClusterError):
@@ -204,25 +234,37 @@ class StoreError(CheckpointError):
 class CheckpointDamaged(CheckpointError):
     """A file of the checkpoint is not what was written."""
 
+    retryable = False
+
 
 class CheckpointForeign(CheckpointError):
     """The folder holds files, and no checkpoint."""
+
+    retryable = False
 
 
 class CheckpointVersion(CheckpointError):
     """The checkpoint was written by a newer version of Bedload."""
 
+    retryable = False
+
 
 class Fenced(CheckpointError):
     """A newer attachment has taken the checkpoint over."""
+
+    retryable = False
 
 
 class SchemaChanged(CheckpointError):
     """The operator's state has another shape than the stored one."""
 
+    retryable = False
+
 
 class EpochNotRetained(CheckpointError):
     """The state of that epoch is not kept, or not any more."""
+
+    retryable = False
 
 
 class SecretRefused(BedloadError):

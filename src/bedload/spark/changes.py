@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from bedload.control.changes import Kind, Stage, Wish
-from bedload.core.errors import BedloadError, ClusterStopped, DefinitionError, UnknownOperator
+from bedload.core.errors import BedloadError, ClusterStopped, DefinitionError, Timeout, UnknownOperator
 from bedload.core.ids import KeyGroup, OperatorName, WorkerId
 from bedload.migration import Strategy, strategy_named
 from bedload.migration.record import MoveRecord
@@ -128,7 +128,7 @@ class Change:
         self._future = future
 
     def wait(self, timeout: float = WAIT_SECONDS) -> MoveResult:
-        """Return what it did when it is over; raises what went wrong, or ``TimeoutError`` after so many seconds."""
+        """Return what it did when it is over; raises what went wrong, or :class:`Timeout` after so many seconds."""
         try:
             return MoveResult(self.what, self._future.result(timeout))
         except TimeoutError:
@@ -136,8 +136,8 @@ class Change:
                 raise
             raise self._late(timeout) from None
 
-    def _late(self, timeout: float) -> TimeoutError:
-        return TimeoutError(
+    def _late(self, timeout: float) -> Timeout:
+        return Timeout(
             f"{self.what} is not over after {timeout:g} seconds ({self.stage}); it goes on. Wait longer, or call "
             f"cancel() while nothing has moved. State moves between two epochs: if a query has failed in one, start it "
             f"again"

@@ -308,7 +308,7 @@ class Cluster:
 
         Every epoch is durable without it. It makes the next restore fast, and the state readable as Parquet by
         whatever reads that. Returns the last committed epoch of each operator that has one. After
-        ``timeout`` seconds ``TimeoutError`` is raised, and the writing goes on.
+        ``timeout`` seconds :class:`Timeout` is raised, and the writing goes on.
         """
         self._durable("checkpoint()")
         names = self._driver.call(lambda c: c.operators)
@@ -390,7 +390,7 @@ class Cluster:
     def wait_for_epoch(self, query: StreamingQuery | Supervised, epoch: int = 0, *, seconds: float = 600.0) -> None:
         """Return when Spark has committed this epoch of a query, and live reads show it; the first one unless given.
 
-        Raises what the query failed with, and ``TimeoutError`` after so many seconds.
+        Raises what the query failed with, and :class:`Timeout` after so many seconds.
         """
 
         def committed(query: str) -> int:

@@ -50,6 +50,7 @@ from bedload.core.errors import (
     BedloadError,
     ClusterStopped,
     ProtocolError,
+    Timeout,
     WorkerStartFailed,
 )
 from bedload.core.ids import DeploymentId, Epoch, OperatorName, QueryId, RunId, WorkerId
@@ -498,7 +499,7 @@ def _result(future: Future[None], what: str, seconds: float) -> None:
     try:
         future.result(seconds)
     except TimeoutError:
-        raise TimeoutError(
+        raise Timeout(
             f"{what} is not over after {seconds:g} seconds; it goes on. See cluster.workers and cluster.restoring(), "
             f"and the workers' logs"
         ) from None

@@ -28,6 +28,7 @@ from bedload.core.errors import (
     DefinitionError,
     EpochAborted,
     NullKey,
+    Unanswered,
     WorkerLost,
     WorkerUnreachable,
 )
@@ -182,9 +183,7 @@ class _Feed:
         try:
             self._coordinator.send(m.encode(self._opening), timeout=_ANSWER_SECONDS)
             return m.decode(self._coordinator.recv(_ANSWER_SECONDS).header)
-        except WorkerUnreachable as error:
-            if not error.details.get("timed_out"):
-                raise
+        except Unanswered as error:
             raise EpochAborted(
                 f"operator {self._spec.operator}, epoch {self._opening.epoch}: the coordinator did not let a task in "
                 f"within {_ANSWER_SECONDS:g} seconds. Look at cluster.workers and cluster.restoring(), then start the "
@@ -236,10 +235,10 @@ class _Feed:
                 worker = self._names[channel.fileno()]
                 try:
                     frame = channel.recv(_ASK_SECONDS)
+                except Unanswered:  # in the middle of a frame
+                    self._check_goes_on()
+                    continue
                 except WorkerUnreachable as error:
-                    if error.details.get("timed_out"):  # in the middle of a frame
-                        self._check_goes_on()
-                        continue
                     raise self._lost(worker, error) from error
                 session.receive(worker, m.decode(frame.header), frame.body)
             for body in session.outputs():

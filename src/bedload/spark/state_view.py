@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 import pyarrow as pa
 
 from bedload.control.coordinator import Coordinator
-from bedload.core.errors import BedloadError, UnknownOperator, WorkerUnreachable
+from bedload.core.errors import BedloadError, Unanswered, UnknownOperator, WorkerUnreachable
 from bedload.core.ids import Epoch, OperatorName, QueryId, WorkerId
 from bedload.keys import RoutingTable, canonical_key, hash_key, key_group
 from bedload.protocol import messages as m
@@ -177,7 +177,7 @@ class OperatorState:
                 return sum(self._count_at(address, deadline) for address in self._where().addresses.values())
             except (WorkerUnreachable, UnknownOperator) as error:
                 # A worker has left, or came a moment ago: those that are there now have its keys.
-                if deadline.over or error.details.get("unanswered"):
+                if deadline.over or isinstance(error, Unanswered):
                     raise
                 time.sleep(_LOSS_PAUSE_SECONDS)
 
@@ -204,7 +204,7 @@ class OperatorState:
                 try:
                     found = self._ask(address, message, body, deadline, partial(self._has_left, hashed, owner, address))
                 except (WorkerUnreachable, UnknownOperator) as error:
-                    if error.details.get("unanswered") or deadline.over:
+                    if isinstance(error, Unanswered) or deadline.over:
                         raise
                     lost = True
             if found is not None:
@@ -245,7 +245,7 @@ class OperatorState:
                     channel.close()  # what is answered after all must not be taken for another answer
                     return None
         except WorkerUnreachable as error:
-            raise WorkerUnreachable(f"operator {self.name}: {error.message}", **error.details) from error
+            raise type(error)(f"operator {self.name}: {error.message}", **error.details) from error
         answer = m.decode(frame.header)
         if isinstance(answer, m.Refused):
             problem: BedloadError = answer.error.error()
@@ -256,15 +256,13 @@ class OperatorState:
         while True:
             try:
                 return channel.recv(min(_LOOK_SECONDS, deadline.left))
-            except WorkerUnreachable as error:
-                if not error.details.get("timed_out"):
-                    raise
+            except Unanswered:
+                pass
             if deadline.over:
-                raise WorkerUnreachable(
+                raise Unanswered(
                     f"there is no answer from {channel.address} within {deadline.seconds:g} seconds: the state is "
                     "being read back or on its way from another worker, or the worker is busy; look at "
-                    "cluster.restoring(), and try again",
-                    unanswered=True,
+                    "cluster.restoring(), and try again"
                 )
             if in_vain():
                 return None

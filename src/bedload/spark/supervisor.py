@@ -28,22 +28,6 @@ from bedload.core.errors import BedloadError, ClusterStopped, DefinitionError
 _log = logging.getLogger("bedload")
 
 _NAMED = re.compile(r"bedload\.core\.errors\.(\w+)")
-_FINAL: tuple[type[BedloadError], ...] = (
-    errors.DataError,
-    errors.DefinitionError,
-    errors.EpochIncomplete,
-    errors.EpochMismatch,
-    errors.EpochNotRetained,
-    errors.CheckpointDamaged,
-    errors.CheckpointForeign,
-    errors.CheckpointVersion,
-    errors.SchemaChanged,
-    errors.Fenced,
-    errors.ClusterStopped,
-    errors.OperatorBusy,
-)
-"""What comes again however often the query is started."""
-
 _POLL_SECONDS = 0.2
 _STOP_SECONDS = 300.0
 
@@ -51,9 +35,9 @@ _STOP_SECONDS = 300.0
 def is_final(error: BaseException) -> bool:
     """Whether starting the query again would end the same way."""
     if isinstance(error, BedloadError):
-        return isinstance(error, _FINAL)
+        return not error.retryable
     kinds = [getattr(errors, name, None) for name in _NAMED.findall(str(error))]
-    return any(isinstance(kind, type) and issubclass(kind, _FINAL) for kind in kinds)
+    return any(isinstance(kind, type) and issubclass(kind, BedloadError) and not kind.retryable for kind in kinds)
 
 
 class Supervised:

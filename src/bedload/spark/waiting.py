@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pyspark.sql.streaming.query import StreamingQuery
 
 from bedload.core.clock import Clock, SystemClock
-from bedload.core.errors import ClusterStopped
+from bedload.core.errors import ClusterStopped, Timeout
 from bedload.spark.supervisor import Supervised
 
 _POLL_SECONDS = 0.02
@@ -37,5 +37,5 @@ def wait_for_epoch(
             known = f"the last one that is known to be committed is {last}" if last >= 0 else "none is committed yet"
             if over:
                 raise ClusterStopped(f"the query was stopped before its epoch {epoch} was committed; {known}")
-            raise TimeoutError(f"epoch {epoch} was not committed within {seconds:g} seconds; {known}")
+            raise Timeout(f"epoch {epoch} was not committed within {seconds:g} seconds; {known}")
         pause(_POLL_SECONDS)

@@ -23,7 +23,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from bedload.core.clock import Clock, SystemClock
-from bedload.core.errors import ProtocolError, WorkerUnreachable
+from bedload.core.errors import ProtocolError, Unanswered, WorkerUnreachable
 from bedload.transport import silence, sockets, tls
 from bedload.transport.auth import PROTOCOL_VERSION, ClientHandshake, NonceSource
 from bedload.transport.credentials import Credentials
@@ -79,9 +79,9 @@ class Channel:
     ) -> None:
         """Send a frame; blocks while the other end is too busy to take it.
 
-        If ``timeout`` seconds pass before it is sent, the channel is closed and ``WorkerUnreachable`` is raised with
-        ``timed_out`` true: a half frame cannot be taken back. With ``blocked``, that is called instead, each time, and
-        the send goes on unless it raises.
+        If ``timeout`` seconds pass before it is sent, the channel is closed and ``Unanswered`` is raised: a half frame
+        cannot be taken back. With ``blocked``, that is called instead, each time, and the send goes on unless it
+        raises.
         """
         queue = SendQueue()
         queue.push(encode_frame(header, buffers))
@@ -101,11 +101,10 @@ class Channel:
             self.close()
             if error.errno == errno.ETIMEDOUT:  # the system gave the connection up
                 raise self._ended(f"while sending ({error})") from error
-            raise WorkerUnreachable(
+            raise Unanswered(
                 f"{self.address} did not take a message within {timeout:g} seconds; its process may be busy or stuck: "
                 "wait longer, or look at its log",
                 address=self.address,
-                timed_out=True,
             ) from error
         except OSError as error:
             self.close()
@@ -117,8 +116,8 @@ class Channel:
     def recv(self, timeout: float | None = None) -> Frame:
         """The next frame, as (header, body).
 
-        If ``timeout`` seconds pass without it, ``WorkerUnreachable`` is raised with ``timed_out`` true; the
-        channel stays usable, and what has come of the frame is kept for the next call.
+        If ``timeout`` seconds pass without it, ``Unanswered`` is raised; the channel stays usable, and what has come
+        of the frame is kept for the next call.
         """
         self._check_open()
         deadline = None if timeout is None else self._clock.monotonic() + timeout
@@ -137,11 +136,10 @@ class Channel:
             if error.errno == errno.ETIMEDOUT:  # the system gave the connection up
                 self.close()
                 raise self._ended(f"while receiving ({error})") from error
-            raise WorkerUnreachable(
+            raise Unanswered(
                 f"no answer from {self.address} within {timeout:g} seconds; its process may be busy or "
                 "stuck: wait longer, or look at its log",
                 address=self.address,
-                timed_out=True,
             ) from error
         except OSError as error:
             self.close()

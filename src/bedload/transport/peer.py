@@ -31,7 +31,7 @@ import socket
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Protocol
 
-from bedload.core.errors import ProtocolError
+from bedload.core.errors import ProtocolError, Unanswered, WorkerUnreachable
 from bedload.transport import silence, sockets, tls
 from bedload.transport.auth import TLS_ONLY, Handshake
 from bedload.transport.frames import Frame, FrameReader, SendQueue, encode_frame
@@ -271,7 +271,8 @@ class Peer:
     def _connected(self) -> None:
         code = self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if code:
-            self._end(sockets.unreachable(self.address, os.strerror(code), timed_out=code == errno.ETIMEDOUT))
+            kind = Unanswered if code == errno.ETIMEDOUT else WorkerUnreachable
+            self._end(sockets.unreachable(self.address, os.strerror(code), kind))
             return
         if self._securing is None:
             self._phase = Phase.PROVING
@@ -390,7 +391,7 @@ class Peer:
         return None
 
     def _late(self, seconds: float) -> None:
-        error = sockets.unreachable(self.address, f"no handshake within {seconds:g} seconds", timed_out=True)
+        error = sockets.unreachable(self.address, f"no handshake within {seconds:g} seconds", Unanswered)
         self._fail_handshake(error)
 
     def _fail_handshake(self, error: BaseException, *, linger: bool = False) -> None:

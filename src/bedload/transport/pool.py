@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterator
 
 from bedload.core.clock import Clock, SystemClock
-from bedload.core.errors import WorkerUnreachable
+from bedload.core.errors import Unanswered
 from bedload.transport.channel import Channel
 from bedload.transport.credentials import Credentials
 
@@ -38,11 +38,10 @@ class ChannelPool:
             room = self._room.setdefault(address, threading.Semaphore(self._most))
             closings = self._closings
         if not room.acquire(timeout=max(0.0, seconds)):
-            raise WorkerUnreachable(
+            raise Unanswered(
                 f"all {self._most} connections to {address} were in use for {seconds:g} seconds; ask with fewer "
                 "threads at once, or wait longer",
                 address=address,
-                timed_out=True,
             )
         try:
             channel = self._take(address)

@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable
 
 from bedload.core.clock import Clock
-from bedload.core.errors import BedloadError, ClusterError, ProtocolError, WorkerUnreachable
+from bedload.core.errors import BedloadError, ClusterError, HungUp, ProtocolError, Unanswered, WorkerUnreachable
 from bedload.transport import tls
 from bedload.transport.auth import ClientHandshake
 from bedload.transport.credentials import Credentials
@@ -133,9 +133,7 @@ def call(
     for pause in _AGAIN_SECONDS:
         try:
             return _call(address, deadline, timeout, clock, handshake(), credentials)
-        except WorkerUnreachable as error:
-            if not error.details.get("hung_up"):
-                raise
+        except HungUp:
             time.sleep(max(0.0, min(pause, deadline - clock.monotonic())))
     return _call(address, deadline, timeout, clock, handshake(), credentials)
 
@@ -188,20 +186,18 @@ def not_secured(address: str, error: OSError) -> BedloadError:
     """The error for a handshake that did not come to its end."""
     known = tls.explained(error)
     if isinstance(error, ConnectionResetError | BrokenPipeError | ssl.SSLEOFError):
-        return unreachable(address, f"it closed the connection during the handshake ({error})", hung_up=True)
+        return unreachable(address, f"it closed the connection during the handshake ({error})", HungUp)
     return unreachable(address, error) if known is None else at_address(known, address)
 
 
 def unreachable(
-    address: str, cause: BaseException | str, *, timed_out: bool = False, hung_up: bool = False
+    address: str, cause: BaseException | str, kind: type[WorkerUnreachable] = WorkerUnreachable
 ) -> WorkerUnreachable:
     """The error for a connection that did not come up."""
-    return WorkerUnreachable(
+    return (Unanswered if isinstance(cause, TimeoutError) else kind)(
         f"no connection to {address}: {cause}; check that its process runs and that the network lets this "
         "host reach it",
         address=address,
-        timed_out=timed_out or isinstance(cause, TimeoutError),
-        hung_up=hung_up,
     )
 
 
@@ -210,7 +206,6 @@ def closed(address: str, how: str) -> WorkerUnreachable:
     return WorkerUnreachable(
         f"connection to {address} closed {how}; look at the log of the process at that address",
         address=address,
-        timed_out=False,
     )
 
 
