@@ -7,7 +7,15 @@
 """
 
 from bedload.keys.canonical import NAN, canonical_key, freeze_keys
-from bedload.keys.groups import DEFAULT_KEY_GROUPS, MAX_KEY_GROUPS, check_key_groups, key_group, key_groups
+from bedload.keys.groups import (
+    DEFAULT_KEY_GROUPS,
+    MAX_KEY_GROUPS,
+    check_key_groups,
+    groups_in,
+    key_group,
+    key_groups,
+    without_groups,
+)
 from bedload.keys.hashing import hash_columns, hash_key
 from bedload.keys.kinds import check_key_type, kept_type
 from bedload.keys.routing import Move, Pin, RoutingTable
@@ -23,9 +31,11 @@ __all__ = [
     "check_key_groups",
     "check_key_type",
     "freeze_keys",
+    "groups_in",
     "hash_columns",
     "hash_key",
     "kept_type",
     "key_group",
     "key_groups",
+    "without_groups",
 ]

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from bedload.core.errors import DefinitionError
 from bedload.core.ids import KeyGroup
@@ -44,3 +45,14 @@ def key_groups(hashes: npt.NDArray[np.int64], key_groups: int) -> npt.NDArray[np
         # The same for a power of two, in two's complement, and thirty times faster.
         return (hashes & np.int64(key_groups - 1)).astype(np.int32)
     return (hashes % np.int64(key_groups)).astype(np.int32)
+
+
+def groups_in(batch: pa.RecordBatch) -> npt.NDArray[np.int16]:
+    """The key group of each row of what a feeder sends: its last column."""
+    groups: npt.NDArray[np.int16] = batch.column(batch.num_columns - 1).to_numpy(zero_copy_only=False)
+    return groups
+
+
+def without_groups(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The same rows, without their key groups."""
+    return batch.select(range(batch.num_columns - 1))

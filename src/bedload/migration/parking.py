@@ -17,6 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from bedload.core.ids import KeyGroup
+from bedload.keys import groups_in
 from bedload.keys.lookup import Hashes, distinct
 from bedload.migration.hash_set import NONE, Flags, HashSet
 
@@ -207,7 +208,7 @@ class Parking:
         return kinds
 
     def _groups(self, batch: pa.RecordBatch) -> npt.NDArray[np.int16]:
-        groups: npt.NDArray[np.int16] = batch.column(batch.num_columns - 1).to_numpy(zero_copy_only=False)
+        groups = groups_in(batch)
         self._room(int(groups.max(initial=-1)))
         return groups
 

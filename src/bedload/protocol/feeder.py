@@ -26,7 +26,7 @@ import pyarrow as pa
 
 from bedload.core.errors import ProtocolError
 from bedload.core.ids import OperatorName, WorkerId
-from bedload.keys import hash_columns, key_groups
+from bedload.keys import groups_in, hash_columns, key_groups
 from bedload.protocol.messages import Applied, Apply, Backlog, Body, Done, Finished, Join, Message, Opened, Refused
 from bedload.protocol.split import Pins, pack, split
 
@@ -85,7 +85,7 @@ class FeederSession:
 
     def _announce(self, batch: pa.RecordBatch, number: int, key: Sequence[int]) -> list[Send]:
         """Tell old owners which of the keys that leave them are in a batch, the most frequent first."""
-        groups = batch.column(batch.num_columns - 1).to_numpy(zero_copy_only=False)
+        groups = groups_in(batch)
         sends: list[Send] = []
         columns = [batch.column(i) for i in key]
         for worker, (leaving, keys) in self._backlog.items():

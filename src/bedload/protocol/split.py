@@ -11,7 +11,7 @@ import pyarrow as pa
 import xxhash
 
 from bedload.core.ids import WorkerId
-from bedload.keys import hash_columns
+from bedload.keys import groups_in, hash_columns
 from bedload.keys.lookup import places_in
 
 GROUP_COLUMN = "__bedload_group"
@@ -33,7 +33,7 @@ class Pins:
 
     def owners(self, batch: pa.RecordBatch, owners: np.ndarray, key: Sequence[pa.Array]) -> np.ndarray:
         """The owner of each row; ``key`` has the key's columns."""
-        groups = batch.column(batch.num_columns - 1).to_numpy(zero_copy_only=False)
+        groups = groups_in(batch)
         owner: np.ndarray = owners[groups]
         rows = np.flatnonzero(self._groups[groups])
         if len(rows):
@@ -54,7 +54,7 @@ def split(
     if batch.num_rows == 0:
         return []
     if owner is None:
-        owner = owners[batch.column(batch.num_columns - 1).to_numpy(zero_copy_only=False)]
+        owner = owners[groups_in(batch)]
     first = int(owner[0])
     if (owner == first).all():
         return [(WorkerId(first), batch)]

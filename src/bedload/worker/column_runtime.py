@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from bedload.core.errors import BedloadError, OperatorFailed, ProtocolError
 from bedload.core.ids import NO_EPOCH, Epoch, KeyGroup, OperatorName, WorkerId
+from bedload.keys import groups_in, without_groups
 from bedload.store import Changes
 from bedload.store.columns import ColumnStore, ColumnTable, warm_up
 from bedload.store.columns.index import Slots
@@ -113,11 +114,9 @@ class ColumnRuntime:
     def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch | None:
         """Take a sub-batch; the outputs that leave at once, if there are any."""
         self.rows += batch.num_rows
-        last = batch.num_columns - 1
-        groups = batch.column(last).to_numpy(zero_copy_only=False)
-        rows = batch.select(range(last))
+        rows = without_groups(batch)
         partial = self._is_partial(batch)
-        slots = self._table.locate(self._key_columns(batch, partial), groups)
+        slots = self._table.locate(self._key_columns(batch, partial), groups_in(batch))
         if partial:
             self._call("process", lambda: self._merge(slots, rows))
             return None

@@ -41,6 +41,7 @@ from bedload.core.ids import (
     OperatorName,
     WorkerId,
 )
+from bedload.keys import groups_in
 from bedload.keys.lookup import Hashes
 from bedload.migration.parking import Parking
 from bedload.protocol import messages as m
@@ -383,7 +384,7 @@ class WorkerMachine(Moving):
         assert hosted.runtime is not None
         assert body is not None
         batch = unpack(body, feeder.schema)
-        hosted.count(batch.column(batch.num_columns - 1).to_numpy(zero_copy_only=False))
+        hosted.count(groups_in(batch))
         rows, parked = hosted.parking.cut(
             (message.feeder, message.number), batch, hosted.runtime.hashes, self._clock.monotonic()
         )

@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from bedload.core.errors import BedloadError, DataError, DefinitionError, OperatorFailed, ProtocolError
 from bedload.core.ids import NO_EPOCH, Epoch, KeyGroup, OperatorName, WorkerId
+from bedload.keys import groups_in
 from bedload.state import RecordLayout, codec
 from bedload.state.settling import Settling
 from bedload.store import Changes, RowStore
@@ -398,7 +399,7 @@ class OperatorRuntime:
         """Key hashes of the rows of these key groups that wait for the seal."""
         found = [np.empty(0, np.int64)]
         for batch in self._waiting:
-            column = batch.column(batch.num_columns - 1).to_numpy(zero_copy_only=False)
+            column = groups_in(batch)
             mine = np.isin(column, np.fromiter(groups, np.int64, len(groups)))
             if mine.any():
                 found.append(self.hashes(batch)[mine])
@@ -469,7 +470,7 @@ class OperatorRuntime:
         deployment = self.deployment
         if outputs is None:
             outputs = OutputRows(deployment.name, deployment.output)
-        group_column = batch.column(batch.num_columns - 1).to_numpy(zero_copy_only=False)
+        group_column = groups_in(batch)
         grouped = group_rows([batch.column(i) for i in deployment.key], group_column)
         objects: list[Any] = []
         for group, start, stop in grouped.groups:
