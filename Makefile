@@ -40,7 +40,7 @@ setup: $(INSTALL_STAMP) $(JAVA_STAMP) ## make .venv, install everything into it,
 	@echo "Ready: $$($(BIN)/python --version), Java in $$(sed -n 1p $(JAVA_STAMP))"
 
 demo: $(INSTALL_STAMP) $(JAVA_STAMP) ## run the demo (ARGS=--help shows its options)
-	@$(WITH_JAVA) $(BIN)/python -m bedload.demo $(ARGS)
+	@$(WITH_JAVA) $(BIN)/python -m examples.traffic $(ARGS)
 
 test: $(INSTALL_STAMP) $(JAVA_STAMP) ## run all suites: the fast ones in parallel, then those on Spark
 	@echo "== fast suites"
@@ -52,7 +52,7 @@ test-fast: $(INSTALL_STAMP) ## run the suites that need no Spark
 	@$(BIN)/python -m pytest $(FAST) $(ARGS)
 
 simulate: $(INSTALL_STAMP) ## seeded simulations against an oracle, on all cores: make simulate SEEDS=100000 ARGS="--moves"
-	@$(BIN)/python -m bedload.testing.simulate --seeds $(SEEDS) $(ARGS)
+	@$(BIN)/python -m tests.simulator --seeds $(SEEDS) $(ARGS)
 
 soak: $(INSTALL_STAMP) $(JAVA_STAMP) ## random faults on real Spark against an oracle: make soak SECONDS=600 ARGS="--seed 7"
 	@$(WITH_JAVA) $(BIN)/python -m tests.soak --seconds $(SECONDS) $(ARGS)
@@ -62,6 +62,7 @@ check: $(INSTALL_STAMP) ## formatting, lint, types, layers: what must pass befor
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/mypy scripts
+	$(BIN)/mypy -p tests.simulator -p examples
 	$(BIN)/lint-imports --no-logo
 
 fix: $(INSTALL_STAMP) ## format, and repair what ruff can repair

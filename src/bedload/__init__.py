@@ -21,9 +21,8 @@ exactly once, and Spark stays the data pipeline::
 
 The layers, from the top; each imports only those below it:
 
-- ``demo``: the traffic demo
 - ``spark``: feeders, worker hosts, the driver's endpoint: all that touches pyspark;
-  ``testing``: the public testing kit, with the simulator
+  ``testing``: the public testing kit
 - ``operators``: ready-made ones: aggregates
 - ``control``: the coordinator; ``worker``: the operator runtime and the worker's protocol
 - ``migration``: moving state while the query runs

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import pytest
-
-from bedload.testing import Scenario
-from bedload.testing.simulator import simulate
+from tests.simulator import Scenario
+from tests.simulator.simulation import simulate
 
 Patch = pytest.MonkeyPatch
 SEEDS = 400

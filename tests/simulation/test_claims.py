@@ -18,6 +18,7 @@ import pyarrow as pa
 import pytest
 from fsspec import AbstractFileSystem, register_implementation
 from tests.checkpoint_states import COUNTS, OPERATOR, QUERY, Writer, delta, rows_of
+from tests.simulator.chance import Chance
 from tests.thorough import TIMES
 
 from bedload.checkpoint import fsspec_storage, marks, paths
@@ -30,7 +31,6 @@ from bedload.checkpoint.restore import Restore
 from bedload.core.errors import CheckpointDamaged, CheckpointError, Fenced
 from bedload.core.ids import NO_TURN, Epoch, Generation, Turn, WorkerId
 from bedload.spark.keeper import Keeper
-from bedload.testing.chance import Chance
 from bedload.worker.durable import CheckpointDurability
 
 SEEDS = 80 * TIMES

@@ -11,6 +11,12 @@ from typing import Any
 
 import pytest
 from tests.simulation.mutants import Patch, first_failure
+from tests.simulator import Scenario
+from tests.simulator.application import Application
+from tests.simulator.desk import Desk
+from tests.simulator.faults import ALWAYS
+from tests.simulator.storage import SlowStorage
+from tests.simulator.workload import NAME
 
 from bedload.checkpoint import paths
 from bedload.checkpoint.checkpoint import Checkpoint
@@ -21,12 +27,6 @@ from bedload.control.epochs import OperatorEpochs
 from bedload.control.lineage import Lineage
 from bedload.core.errors import StoreError
 from bedload.migration.parking import Parking
-from bedload.testing import Scenario
-from bedload.testing.faults import ALWAYS
-from bedload.testing.simulated_application import Application
-from bedload.testing.simulated_desk import Desk
-from bedload.testing.simulated_storage import SlowStorage
-from bedload.testing.workload import NAME
 from bedload.worker import durable
 from bedload.worker.durable import CheckpointDurability
 from bedload.worker.machine import WorkerMachine

@@ -6,6 +6,10 @@ from collections.abc import Callable
 
 import pytest
 from tests.simulation.mutants import Patch, first_failure
+from tests.simulator import Scenario
+from tests.simulator.faults import ALWAYS, DURABLE, DURABLE_MOVES, MOVES
+from tests.simulator.simulation import simulate
+from tests.simulator.workload import Layout
 
 from bedload.control.coordinator import Coordinator
 from bedload.control.epochs import OperatorEpochs
@@ -14,10 +18,6 @@ from bedload.control.transfer import Transfer
 from bedload.control.turns import Turns
 from bedload.core.errors import MoveCancelled
 from bedload.core.ids import OperatorName
-from bedload.testing import Scenario
-from bedload.testing.faults import ALWAYS, DURABLE, DURABLE_MOVES, MOVES
-from bedload.testing.simulator import simulate
-from bedload.testing.workload import Layout
 from bedload.worker.machine import WorkerMachine
 
 TWO = [Layout.BESIDE, Layout.CHAINED, Layout.APART]

@@ -13,6 +13,8 @@ import msgspec
 import numpy as np
 import pytest
 from tests.simulation.mutants import Patch, first_failure
+from tests.simulator import Scenario
+from tests.simulator.faults import ALWAYS
 
 from bedload.control.changes import Changes
 from bedload.control.epochs import OperatorEpochs
@@ -25,8 +27,6 @@ from bedload.migration.parking import Parking
 from bedload.migration.receiver import Receiver
 from bedload.migration.sender import Sender
 from bedload.protocol.feeder import FeederSession
-from bedload.testing import Scenario
-from bedload.testing.faults import ALWAYS
 from bedload.worker import restoring
 from bedload.worker.machine import WorkerMachine
 

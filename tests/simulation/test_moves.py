@@ -10,13 +10,14 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from tests.simulator import Scenario
+from tests.simulator.__main__ import main
+from tests.simulator.faults import ALWAYS, DURABLE, DURABLE_MOVES, MOVES
+from tests.simulator.simulation import simulate
 
 import bedload as bl
 from bedload.migration import STRATEGIES
-from bedload.testing import InProcessCluster, Scenario
-from bedload.testing.faults import ALWAYS, DURABLE, DURABLE_MOVES, MOVES
-from bedload.testing.simulate import main
-from bedload.testing.simulator import simulate
+from bedload.testing import InProcessCluster
 
 CHUNK = 50
 KINDS = ["rescale", "move", "drain", "rebalance", "pin", "unpin"]

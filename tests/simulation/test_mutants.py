@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 from tests.simulation.mutants import Patch, first_failure
+from tests.simulator import Scenario
+from tests.simulator.faults import ALWAYS
 
 from bedload.control import refusals
 from bedload.control.epochs import OperatorEpochs
@@ -18,8 +20,6 @@ from bedload.control.standing import Phase as ControlPhase
 from bedload.protocol import messages as m
 from bedload.protocol.split import unpack
 from bedload.store.rows import RowStore
-from bedload.testing import Scenario
-from bedload.testing.faults import ALWAYS
 from bedload.worker.hosted import Applied
 from bedload.worker.machine import Phase, WorkerMachine
 from bedload.worker.runtime import OperatorRuntime
@@ -230,4 +230,4 @@ def test_a_broken_protocol_is_caught(
     mutate(monkeypatch)
     message = first_failure(scenario)
     assert message is not None, "no seed noticed"
-    assert "replay it with: python -m bedload.testing.simulate --seed" in message
+    assert "replay it with: python -m tests.simulator --seed" in message

@@ -8,15 +8,15 @@ from typing import Any
 import msgspec
 import pytest
 from tests.simulation.mutants import Patch, first_failure
+from tests.simulator import Scenario, desk, simulation
+from tests.simulator.faults import ALWAYS, DURABLE_EXTRA, EXTRA
+from tests.simulator.simulation import simulate
 
 from bedload.checkpoint import export, heritage, marks, restore
 from bedload.checkpoint.filing import Filing
 from bedload.control.compaction import Compaction
 from bedload.core.errors import CheckpointDamaged
 from bedload.store.rows import RowStore
-from bedload.testing import Scenario, simulated_desk, simulator
-from bedload.testing.faults import ALWAYS, DURABLE_EXTRA, EXTRA
-from bedload.testing.simulator import simulate
 from bedload.worker.machine import WorkerMachine
 from bedload.worker.runtime import OperatorRuntime
 
@@ -71,7 +71,7 @@ def writer_of_a_snapshot_that_leaves_is_waited_for(patch: Patch) -> None:
 
 
 def types_are_not_checked_at_the_seal(patch: Patch) -> None:
-    patch.setattr(simulator, "MAX_EVENTS", 10_000)  # it goes round in circles, which can be said sooner
+    patch.setattr(simulation, "MAX_EVENTS", 10_000)  # it goes round in circles, which can be said sooner
     original = RowStore.seal
     patch.setattr(RowStore, "seal", lambda self, verify=True: original(self, verify=False))
 
@@ -136,7 +136,7 @@ def renamed_variables_are_taken_for_new(patch: Patch) -> None:
         variables = tuple(msgspec.structs.replace(it, renamed_from=None) for it in wanted.variables)
         return original(files, operator, msgspec.structs.replace(wanted, variables=variables), **options)
 
-    patch.setattr(simulated_desk, "inherit", inherit)
+    patch.setattr(desk, "inherit", inherit)
 
 
 def another_key_is_not_noticed(patch: Patch) -> None:

@@ -6,8 +6,7 @@ What a seed draws changes with the simulator, so each has a test of its own else
 from __future__ import annotations
 
 import pytest
-
-from bedload.testing.simulator import simulate
+from tests.simulator.simulation import simulate
 
 
 @pytest.mark.parametrize(

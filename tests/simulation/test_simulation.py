@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import pytest
-
-from bedload.testing import Scenario
-from bedload.testing.faults import ALWAYS, BUDGETS, DURABLE
-from bedload.testing.simulate import main
-from bedload.testing.simulator import simulate
+from tests.simulator import Scenario
+from tests.simulator.__main__ import main
+from tests.simulator.faults import ALWAYS, BUDGETS, DURABLE
+from tests.simulator.simulation import simulate
 
 CHUNK = 50
 FAULTS = sorted({*BUDGETS, "noise", "poison", "second query"})

@@ -11,7 +11,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from bedload.testing.chance import Chance
+from tests.simulator.chance import Chance
 from tests.soak.links import Links, own_network
 from tests.soak.rounds import Means, Round
 from tests.spark.standalone import Standalone, standalone

@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 
-from bedload.testing.chance import Chance
+from tests.simulator.chance import Chance
 from tests.soak.links import Links, ports_of
 from tests.spark.apps import App
 from tests.spark.apps.beside import INPUTS, check_beside, check_beside_states

@@ -16,7 +16,7 @@ def test_the_demo_ends_by_itself_and_its_check_is_good(tmp_path: Path) -> None:
     summary = tmp_path / "summary.json"
     arguments = ["--cars", "50", "--rate", "2000", "--seconds", "5", "--plain", "--json", str(summary)]
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-m", "bedload.demo", *arguments],
+        [sys.executable, "-W", "error", "-m", "examples.traffic", *arguments],
         capture_output=True,
         text=True,
         timeout=PATIENCE,

@@ -21,7 +21,7 @@ from bedload.checkpoint.checkpoint import Checkpoint
 from bedload.checkpoint.storage import open_storage
 from bedload.core.ids import OperatorName, generation_of
 from bedload.spark.supervisor import Supervised
-from bedload.testing.chance import Chance
+from tests.simulator.chance import Chance
 from tests.spark.apps import alive, eventually
 from tests.spark.apps.recovering import gated
 from tests.spark.conftest import Sink, committed, fail, run

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bedload.testing.chance import Chance
+from tests.simulator.chance import Chance
 from tests.soak.rounds import EPOCHS_AFTER, Round
 
 pytestmark = pytest.mark.spark

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 from tests.checkpoint_states import COUNTS, OPERATOR, Writer, delta
+from tests.simulator.chance import Chance
 from tests.source_states import Baskets
 from tests.thorough import TIMES
 
@@ -29,7 +30,6 @@ from bedload.spark.source_columns import columns_of
 from bedload.spark.source_options import SourceOptions
 from bedload.spark.source_read import partitions_of, read
 from bedload.spark.source_view import resolve
-from bedload.testing.chance import Chance
 from bedload.worker.durability import Load
 from bedload.worker.durable import load
 

@@ -21,7 +21,6 @@ def test_everything_public_is_in_all() -> None:
         "checkpoint",
         "control",
         "core",
-        "demo",
         "keys",
         "migration",
         "operators",

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tests.simulator.chance import Chance
+from tests.simulator.faults import Faults, Scenario
+from tests.simulator.network import Broken, Connection, Network
+from tests.simulator.oracle import Oracle
+from tests.simulator.workload import NAME, EpochPlan, Kind, QueryPlan, Row
 
 from bedload.core.ids import Epoch, QueryId, Turn
 from bedload.protocol import messages as m
-from bedload.testing.chance import Chance
-from bedload.testing.faults import Faults, Scenario
-from bedload.testing.network import Broken, Connection, Network
-from bedload.testing.oracle import Oracle
-from bedload.testing.workload import NAME, EpochPlan, Kind, QueryPlan, Row
 
 
 class Box:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from tests.simulator.storage import MemoryStorage, Outages, SlowStorage, TroubledStorage
 
 from bedload.core.errors import StoreError
-from bedload.testing.simulated_storage import MemoryStorage, Outages, SlowStorage, TroubledStorage
 
 
 def test_files_are_read_as_they_were_written_and_listed_by_folder() -> None:

@@ -29,7 +29,7 @@ from bedload.worker.runtime import Deployment, OperatorRuntime
 LIMITS = (
     "one worker that owns all key groups",
     "no Spark: input and output types are Arrow's, and nothing checks that Spark has them",
-    "no retries, no second actions and no lost workers: see InProcessCluster and simulate() for those",
+    "no retries, no second actions and no lost workers: see InProcessCluster for those",
 )
 
 Output = dict[str, Any]

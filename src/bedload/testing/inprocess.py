@@ -9,7 +9,6 @@ Workers may come and go, and state move between them, at any time: :meth:`InProc
 move needs an epoch boundary for happens at the next one.
 
 Invariant: every message is carried to its end before the next is made, so a test has no interleavings.
-:func:`~bedload.testing.simulator.simulate` is for those.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 import bedload as bl
 from bedload.spark.supervisor import Supervised
-from bedload.testing.chance import Chance
+from tests.simulator.chance import Chance
 from tests.spark.apps import say
 from tests.spark.tally import KEYS, ROWS, applied, check_epochs, check_states, is_empty, stream
 

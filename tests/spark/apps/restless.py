@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import bedload as bl
-from bedload.testing.chance import Chance
 from tests.patience import PATIENCE
+from tests.simulator.chance import Chance
 from tests.spark.apps import say
 
 STRATEGIES = ["seamless", "seamless", "adaptive", "hybrid", "lazy", "progressive", "all_at_once", "auto"]
