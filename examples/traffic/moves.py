@@ -80,7 +80,7 @@ class Moves:
 
     def report(self) -> list[dict[str, Any]]:
         """The moves with what they did to the latency of epochs."""
-        return [{name: row[name] for name in _SHOWN} for row in self._cluster.history(as_rows=True)]
+        return [{name: row[name] for name in _SHOWN} for row in self._cluster.history()]
 
     def _move_car(self) -> Change:
         """The watched car goes to the worker after the one that it is with."""

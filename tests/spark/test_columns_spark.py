@@ -232,3 +232,15 @@ def test_what_is_wrong_with_an_aggregate_is_said_at_once(spark: SparkSession, cl
         cluster.aggregate(df, key="key", x=bl.agg.sum("speed"))
     with pytest.raises(errors.SchemaError, match="must be a number"):
         cluster.aggregate(df, key="key", total=bl.agg.sum("text"))
+
+
+def test_a_second_aggregate_needs_a_name(spark: SparkSession) -> None:
+    df = numbers(spark).selectExpr("value as key", "value")
+    with bl.attach(spark, workers=1) as cluster:
+        for _ in range(2):  # applied again it is the same one
+            cluster.aggregate(df, key="key", n=bl.agg.count())
+        with pytest.raises(
+            errors.DefinitionError, match=r"n=count\(\) by key has no name .* s=sum\(value\) by key needs"
+        ):
+            cluster.aggregate(df, key="key", s=bl.agg.sum("value"))
+        cluster.aggregate(df, key="key", name="sums", s=bl.agg.sum("value"))

@@ -36,7 +36,7 @@ def durable(spark: SparkSession, place: Path) -> Iterator[bl.Cluster]:
 
 
 def rows_of(cluster: bl.Cluster, kind: str) -> list[dict[str, Any]]:
-    return [row for row in cluster.history(as_rows=True) if row["kind"] == kind]
+    return [row for row in cluster.history() if row["kind"] == kind]
 
 
 # --- what comes out ---
@@ -71,7 +71,7 @@ def test_a_stream_that_is_rescaled_and_has_keys_moved_equals_one_that_was_left_a
         cluster.move(key_groups=range(0, 256, 2), to=1, operator="columns").wait(PATIENCE)
         running.go_on()
         assert [row["workers_after"] for row in rows_of(cluster, "rescale")[::2]] == [4, 3, 1, 2]
-        assert all(row["outcome"] == "done" for row in cluster.history(as_rows=True))
+        assert all(row["outcome"] == "done" for row in cluster.history())
 
 
 def test_state_that_is_in_memory_only_moves_too(spark: SparkSession, tmp_path: Path) -> None:
@@ -183,7 +183,7 @@ def test_a_cluster_without_operators_is_rescaled(spark: SparkSession, tmp_path: 
     with bl.attach(spark, workers=1) as cluster:
         done = cluster.rescale(2).wait(PATIENCE)
         assert (done.records, done.moved_keys, sorted(cluster.workers)) == ((), 0, [0, 1])
-        assert cluster.history().count() == 0
+        assert cluster.history().df().count() == 0
         cluster.drain(0).wait(PATIENCE)
         assert sorted(cluster.workers) == [1]
         sink = Sink()
@@ -226,7 +226,7 @@ def test_a_change_that_is_called_off_while_its_workers_start_leaves_the_cluster_
         with pytest.raises(MoveCancelled):
             change.wait(PATIENCE)
         assert sorted(cluster.workers) == [0]
-        assert [row["outcome"] for row in cluster.history(as_rows=True)] == ["called off"]
+        assert [row["outcome"] for row in cluster.history()] == ["called off"]
         cluster.rescale(2).wait(PATIENCE)
         assert sorted(cluster.workers) == [0, 1]
         run(out, sink, tmp_path / "spark", 4)
@@ -276,13 +276,13 @@ def test_every_change_is_in_the_history_and_the_next_attachment_sees_it(
 ) -> None:
     place, sink = tmp_path / "checkpoint", Sink()
     with bl.attach(spark, workers=1, checkpoint=place) as cluster:
-        assert cluster.history(as_rows=True) == []
+        assert cluster.history() == []
         out = applied(cluster, stream(spark), "columns", "Kept")
         run(out, sink, tmp_path / "spark", 3)
         committed(cluster, "Kept", 2)
         cluster.rescale(2).wait(PATIENCE)
         run(out, sink, tmp_path / "spark", 5)
-        row = cluster.history().first()
+        row = cluster.history().df().first()
         assert row is not None
         assert (row.attachment, row.number, row.kind, row.operator, row.outcome) == (1, 0, "rescale", "Kept", "done")
         assert (row.workers_before, row.workers_after, row.moved_groups) == (1, 2, 128)
@@ -298,18 +298,21 @@ def test_every_change_is_in_the_history_and_the_next_attachment_sees_it(
     with bl.attach(spark, workers=2, checkpoint=place) as cluster, caplog.at_level(logging.WARNING, "bedload"):
         run(applied(cluster, stream(spark), "columns", "Kept"), sink, tmp_path / "spark", 6)
         cluster.move(key_groups=[0], to=1).wait(PATIENCE)
-        found = cluster.history(as_rows=True)
+        found = cluster.history()
         assert [(row["attachment"], row["number"], row["kind"]) for row in found] == [
             (1, 0, "rescale"),
             (2, 0, "move"),
         ]
         assert found[0]["requested"] < found[1]["requested"]
         assert "0000000001-0000000009-Kept.json" in caplog.text
-        assert cluster.history().count() == 2
+        assert cluster.history().df().count() == 2
+        epoch = cluster.epochs().df().collect()[-1].asDict()
+        assert epoch == cluster.epochs()[-1], "all three are lists of dicts, and DataFrames"
+        assert [row.asDict() for row in cluster.restoring().df().collect()] == cluster.restoring()
         check_epochs("columns", sink.epochs, 6)
         copy = bl.attach(spark, workers=1, checkpoint=cluster.export(tmp_path / "copy"))
         with copy:
-            assert copy.history(as_rows=True) == [], "a copy has a story of its own"
+            assert copy.history() == [], "a copy has a story of its own"
 
 
 # --- what is refused ---

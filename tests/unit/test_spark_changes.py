@@ -93,6 +93,17 @@ def test_a_strategy_is_given_as_it_is_by_name_or_left_to_the_chooser() -> None:
         assert carrier.wishes[0].strategy is meant
 
 
+def test_a_variant_of_a_strategy_keeps_what_is_not_named() -> None:
+    mine = STRATEGIES["lazy"].with_(bandwidth=1e6).with_(share=0.5)
+    assert (mine.bandwidth, mine.share) == (1e6, 0.5)
+    assert mine.with_(bandwidth=None) == STRATEGIES["lazy"].with_(share=0.5)
+
+
+def test_a_site_is_not_taken_for_a_worker() -> None:
+    with pytest.raises(DefinitionError, match="to='edge': there are no sites to choose from"):
+        wishes(Carrier(), "A").move(None, [0], "edge", None, None)
+
+
 def test_as_many_workers_as_there_are_is_nothing_to_do_unless_something_is_under_way() -> None:
     carrier = Carrier()
     assert wishes(carrier, members=2).rescale(2, None).wait(0).records == ()

@@ -7,6 +7,7 @@ decides what is sent next, and what a row waits for. Nothing else differs betwee
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from types import EllipsisType
 from typing import Literal
 
 from bedload.core.errors import DefinitionError
@@ -43,9 +44,10 @@ class Strategy:
         if self.groups_per_flip is not None and self.groups_per_flip < 1:
             raise DefinitionError(f"strategy {self.name}: groups_per_flip={self.groups_per_flip}: at least one moves")
 
-    def with_(self, *, share: float | None = None, bandwidth: float | None = None) -> Strategy:
-        """The same with other limits for the background."""
-        return replace(self, share=self.share if share is None else share, bandwidth=bandwidth)
+    def with_(self, *, share: float | None = None, bandwidth: float | EllipsisType | None = ...) -> Strategy:
+        """The same with other limits for the background. What is left out stays; ``bandwidth=None``: no limit."""
+        limit = self.bandwidth if isinstance(bandwidth, EllipsisType) else bandwidth
+        return replace(self, share=self.share if share is None else share, bandwidth=limit)
 
     @property
     def terms(self) -> Terms:

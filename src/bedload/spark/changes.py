@@ -250,7 +250,7 @@ class Wishes:
         self,
         keys: Iterable[Any] | None,
         key_groups: Iterable[int] | None,
-        to: int,
+        to: int | str,
         operator: str | type | None,
         strategy: str | Strategy | None,
     ) -> Change:
@@ -278,7 +278,9 @@ class Wishes:
         """Even loads."""
         return self._ask("rebalance", "rebalance", _in_place(_strategy(strategy), "rebalance()"))
 
-    def pin(self, keys: list[Any], worker: int, operator: str | type | None, strategy: str | Strategy | None) -> Change:
+    def pin(
+        self, keys: list[Any], worker: int | str, operator: str | type | None, strategy: str | Strategy | None
+    ) -> Change:
         """Keys live with a worker."""
         name = self._operator(operator)
         hashes = self._hashes(name, keys)
@@ -342,7 +344,11 @@ def _several(items: Iterable[Any], what: str) -> list[Any]:
     return found
 
 
-def _worker(worker: int, name: str) -> WorkerId:
+def _worker(worker: int | str, name: str) -> WorkerId:
+    if isinstance(worker, str):
+        raise DefinitionError(
+            f"{name}={worker!r}: there are no sites to choose from; give the number of a worker, one of cluster.workers"
+        )
     if not _is_count(worker):
         raise DefinitionError(f"{name}={worker!r}: give the number of a worker, one of cluster.workers")
     return WorkerId(worker)

@@ -6,7 +6,7 @@ import contextlib
 import os
 from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
-from typing import Any, Literal, overload
+from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
@@ -32,10 +32,17 @@ from bedload.spark.moves import table_schema
 from bedload.spark.plan import Plans, keep_empty_partitions
 from bedload.spark.state_view import OperatorState
 from bedload.spark.supervisor import Supervised, starter
+from bedload.spark.table import Table
 from bedload.spark.waiting import wait_for_epoch
 from bedload.transport import Credentials
 from bedload.worker.operator import Operator
 from bedload.worker.vector import VectorOperator
+
+_RESTORING = "operator string, worker int, read int, left int, keys bigint, bytes bigint"
+_EPOCHS = (
+    "operator string, query string, epoch bigint, committed boolean, rows bigint, keys map<int, bigint>, "
+    "busy map<int, double>, bytes bigint, seconds double"
+)
 
 
 def attach(
@@ -167,7 +174,7 @@ class Cluster:
         df: DataFrame,
         *,
         key: str | list[str] | tuple[str, ...],
-        name: str = "aggregate",
+        name: str | None = None,
         key_groups: int | None = None,
         fresh: bool = False,
         initial_state: DataFrame | None = None,
@@ -176,12 +183,15 @@ class Cluster:
         """Aggregate a streaming DataFrame by key: ``cluster.aggregate(df, key="car", n=bl.agg.count())``.
 
         The result has the key's columns and one column per aggregate; each epoch gives a row for every key that
-        changed in it, as Spark's update mode does. ``name``, ``key_groups``, ``fresh`` and ``initial_state`` are as
-        for :meth:`apply`; there an aggregate that gives its state as it is (a count, a sum, ...) goes by its name here.
+        changed in it, as Spark's update mode does. ``name`` (``"aggregate"`` for the only one), ``key_groups``,
+        ``fresh`` and ``initial_state`` are as for :meth:`apply`; there an aggregate that gives its state as it is (a
+        count, a sum, ...) goes by its name here.
         """
-        keyed = self._keyed(OperatorName(name), df, key, key_groups)
+        keyed = self._keyed(OperatorName(name or "aggregate"), df, key, key_groups)
         applied = applying.of_aggregates(self._spark, keyed, aggregates, initial_state)
-        return self._deployments.launch(applied, fresh=fresh)
+        functions = ", ".join(f"{column}={it.name}({', '.join(it.columns)})" for column, it in aggregates.items())
+        unnamed = f"the aggregate {functions} by {', '.join(keyed.names)}"
+        return self._deployments.launch(applied, fresh=fresh, unnamed=None if name else unnamed)
 
     def state(self, name: str | type[Operator] | type[VectorOperator]) -> OperatorState:
         """The live state of an operator, by its name or class."""
@@ -207,7 +217,7 @@ class Cluster:
         *,
         keys: Iterable[Any] | None = None,
         key_groups: Iterable[int] | None = None,
-        to: int,
+        to: int | str,
         operator: str | type[Operator] | type[VectorOperator] | None = None,
         strategy: str | Strategy | None = None,
     ) -> Change:
@@ -255,25 +265,16 @@ class Cluster:
         self._check_running()
         return self._wishes.unpin([key], operator, strategy)
 
-    @overload
-    def history(self, *, as_rows: Literal[False] = ...) -> DataFrame: ...
-
-    @overload
-    def history(self, *, as_rows: Literal[True]) -> list[dict[str, Any]]: ...
-
-    def history(self, *, as_rows: bool = False) -> DataFrame | list[dict[str, Any]]:
+    def history(self) -> Table:
         """Every change of the cluster and what it cost, oldest first: a row per change and operator.
 
-        A batch DataFrame, or a list of dicts (``as_rows``). With a checkpoint, changes of earlier attachments are in
-        it too. ``outcome`` is ``done``, ``called off`` or what went wrong; ``stoppage_ms_*`` is how long rows of a key
-        on its way were held up; ``spike`` is the longest epoch meanwhile over the median before, and ``stabilise_s``
-        the time until epochs were as short as before (null: not yet known).
+        A list of dicts, which also is a DataFrame (``.df()``, ``.show()``), as :meth:`epochs` and :meth:`restoring`
+        are. With a checkpoint, changes of earlier attachments are in it too. ``outcome`` is ``done``, ``called off`` or
+        what went wrong; ``stoppage_ms_*`` is how long rows of a key on its way were held up; ``spike`` is the longest
+        epoch meanwhile over the median before, and ``stabilise_s`` the time until epochs were as short as before (null:
+        not yet known).
         """
-        rows = self._driver.moves.rows()
-        if as_rows:
-            return rows
-        schema = table_schema()
-        return self._spark.createDataFrame([tuple(row[name] for name in schema.names) for row in rows], schema)
+        return Table(self._spark, table_schema(), self._driver.moves.rows())
 
     # --- keeping it ---
 
@@ -333,10 +334,10 @@ class Cluster:
         keeper.checkpoint.export(target)
         return target.url
 
-    def restoring(self) -> list[dict[str, Any]]:
+    def restoring(self) -> Table:
         """How far each worker has come with reading state back: key groups read and left, keys, bytes."""
         found = self._driver.call(lambda c: dict(c.restoring))
-        return [
+        rows = (
             {
                 "operator": str(operator),
                 "worker": int(worker),
@@ -346,7 +347,8 @@ class Cluster:
                 "bytes": item.bytes,
             }
             for (operator, worker), item in sorted(found.items())
-        ]
+        )
+        return Table(self._spark, _RESTORING, rows)
 
     def _durable(self, what: str) -> Keeper:
         self._check_running()
@@ -362,12 +364,12 @@ class Cluster:
         alive = self._driver.call(lambda c: c.workers)
         return {int(worker): self._driver.pids[worker] for worker in alive}
 
-    def epochs(self) -> list[dict[str, Any]]:
+    def epochs(self) -> Table:
         """The latest epochs, oldest first: operator, query, epoch, committed, rows, keys, busy seconds, bytes, seconds.
 
         Rows are counted as they reach the workers: those that a feeder combined by key count as one.
         """
-        return [
+        rows = (
             {
                 "operator": str(item.operator),
                 "query": str(item.query),
@@ -380,7 +382,8 @@ class Cluster:
                 "seconds": item.seconds,
             }
             for item in list(self._driver.ended)
-        ]
+        )
+        return Table(self._spark, _EPOCHS, rows)
 
     def committed(self, name: str) -> dict[str, Epoch]:
         """The last committed epoch of each query that used this operator."""

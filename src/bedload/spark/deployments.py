@@ -12,7 +12,7 @@ from bedload.checkpoint.evolution import check_stored, other_key, same_key
 from bedload.checkpoint.records import OperatorSchema
 from bedload.control.coordinator import Coordinator
 from bedload.control.refusals import groups_changed
-from bedload.core.errors import OperatorNotShippable, SchemaChanged, StateTypeError, UnknownOperator
+from bedload.core.errors import DefinitionError, OperatorNotShippable, SchemaChanged, StateTypeError, UnknownOperator
 from bedload.core.ids import DeploymentId, OperatorName
 from bedload.spark.application import Application, Shape
 from bedload.spark.attachment import Attachment
@@ -33,9 +33,16 @@ class Deployments:
         """The live state of each operator."""
         self._shapes: dict[OperatorName, Shape] = {}
         """What each operator was shipped with, whether or not the workers could load it."""
+        self._unnamed: str | None = None
+        """What was applied without a name of its own, in words."""
 
-    def launch(self, applied: Application, *, fresh: bool) -> DataFrame:
-        """Ship an application, and plan it."""
+    def launch(self, applied: Application, *, fresh: bool, unnamed: str | None = None) -> DataFrame:
+        """Ship an application, and plan it; ``unnamed``: what it is, if the user gave it no name."""
+        if unnamed is not None and not fresh and self._unnamed not in (None, unnamed):
+            raise DefinitionError(
+                f"{self._unnamed} has no name of its own on this cluster, so {unnamed} needs one: "
+                f"cluster.aggregate(..., name=...). State is kept by name"
+            )
         try:
             number = self._deploy(applied, fresh=fresh)
         except OperatorNotShippable:
@@ -44,6 +51,7 @@ class Deployments:
                 self._shapes[applied.name] = applied.shape
             raise
         self._remember(applied)
+        self._unnamed = unnamed or self._unnamed
         return applied.plan(number, self._driver.address, self._credentials)
 
     def state(self, name: OperatorName) -> OperatorState:

@@ -15,7 +15,6 @@ from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
-from pyspark.sql import types as t
 
 from bedload.control.instructions import EpochEnded
 from bedload.core.clock import Clock
@@ -136,25 +135,17 @@ def _of(record: MoveRecord, epoch: EpochEnded) -> bool:
 
 # --- as a table ---
 
-_TYPES: dict[Any, t.DataType] = {
-    "int": t.LongType(),
-    "float": t.DoubleType(),
-    "float | None": t.DoubleType(),
-    "bool": t.BooleanType(),
-    "str": t.StringType(),
-}
+_TYPES = {"int": "bigint", "float": "double", "float | None": "double", "bool": "boolean", "str": "string"}
 _ATTACHMENT = "attachment"
 _LEFT_OUT = frozenset({"began"})
 """It is on a clock that nobody else has."""
 
 
-def table_schema() -> t.StructType:
-    """The columns of the history."""
-    columns = [t.StructField(_ATTACHMENT, t.LongType())]
-    for name, kind in MoveRecord.__annotations__.items():
-        if name not in _LEFT_OUT:
-            columns.append(t.StructField(name, t.TimestampType() if name == "requested" else _TYPES[kind]))
-    return t.StructType(columns)
+def table_schema() -> str:
+    """The columns of the history, as DDL."""
+    columns = {_ATTACHMENT: "bigint"} | {name: _TYPES[kind] for name, kind in MoveRecord.__annotations__.items()}
+    columns["requested"] = "timestamp"
+    return ", ".join(f"{name} {kind}" for name, kind in columns.items() if name not in _LEFT_OUT)
 
 
 def _row(attachment: int | None, record: MoveRecord) -> dict[str, Any]:
