@@ -61,6 +61,7 @@ check: $(INSTALL_STAMP) ## formatting, lint, types, layers: what must pass befor
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/python scripts/markdown.py
 	$(BIN)/mypy scripts
 	$(BIN)/mypy -p tests.simulator -p examples
 	$(BIN)/lint-imports --no-logo
@@ -68,6 +69,7 @@ check: $(INSTALL_STAMP) ## formatting, lint, types, layers: what must pass befor
 fix: $(INSTALL_STAMP) ## format, and repair what ruff can repair
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+	$(BIN)/python scripts/markdown.py --fix
 
 ifeq ($(strip $(BENCH)),)
 bench: ## run a benchmark: make bench BENCH=counter ARGS=--quick (without BENCH: list them)

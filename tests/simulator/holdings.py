@@ -88,7 +88,7 @@ class Holdings:
         base, routing = self._watcher.base[message.turn], self._watcher.routings[message.turn]
         mine = {key for key, value in HASH_OF.items() if routing.owner_of_key(value) == self.worker}
         if not self.keys or not mine:
-            self.history = base  # it has taken no part, or takes none: nothing is all that it needs
+            self.history = base  # it has taken no part, or takes none: it owns nothing, so it has all that it needs
         where = f"{self.name} begins turn {message.turn}"
         assert self.history == base, f"{where} on {self.history}, not on {base}"
         new = mine - self.keys

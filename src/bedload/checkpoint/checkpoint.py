@@ -11,7 +11,7 @@ Invariants:
   the reverse; those are swept with the next garbage.
 
 Others may write and delete while this reads: an older attachment that does not know that it is over, or garbage
-collection. A file that was listed and is gone when it is read was not needed any more, and is looked over.
+collection. A file that was listed and is gone when it is read was not needed any more, and is ignored.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Where each file of a checkpoint is, and what a file's name says.
 
 Invariants: every path is relative to the root and uses ``/``. Parsing is the inverse of naming, and gives
-None for a name that is not one of ours: strangers' files are looked over, never an error. Numbers are
+None for a name that is not one of ours: strangers' files are ignored, never an error. Numbers are
 padded, so that the order of names is the order of turns.
 
 ::

@@ -2,7 +2,7 @@
 
 Invariants: each file names its kind and the version of its layout, and stands for itself. A file that is
 not whole, or of another kind, is :class:`CheckpointDamaged` with its path; one of a later version is
-:class:`CheckpointVersion`. Fields that this version does not know are looked over, so a later one may add
+:class:`CheckpointVersion`. Fields that this version does not know are ignored, so a later one may add
 some without breaking this one.
 
 Binary values are base64 (as msgspec does), 64-bit checksums are hexadecimal text: JSON readers elsewhere

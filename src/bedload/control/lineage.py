@@ -195,7 +195,7 @@ class Lineage:
         hosts = {KeyGroup(key % routing.key_groups) for key in guests} - set(groups)
         if not groups and not hosts:
             self._owed.pop(worker, None)
-            self._holds[worker] = base  # nothing is all that it needs
+            self._holds[worker] = base  # it owns nothing, so it has all of the state that it needs
             self._reading.discard(worker)
             return []
         groups = (*groups, *sorted(hosts))

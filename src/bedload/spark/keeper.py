@@ -53,7 +53,7 @@ class Keeper(Filing):
         self.checkpoint.write_move(record.number, OperatorName(record.operator), msgspec.json.format(data, indent=1))
 
     def moves(self) -> list[tuple[Generation, MoveRecord]]:
-        """The moves of former attachments, oldest first; a file that is not whole is looked over."""
+        """The moves of former attachments, oldest first; a file that is not whole is ignored."""
         found = []
         for (generation, number, operator), data in sorted(self.checkpoint.moves().items()):
             if generation == self.generation:
