@@ -742,7 +742,7 @@ def test_what_another_query_s_open_had_looked_at_before_does_not_explain_a_gap(r
 # --- fencing ---
 
 
-@pytest.mark.parametrize("how", ["seal", "record", "check"])
+@pytest.mark.parametrize("how", ["seal", "record", "check", "read"])
 def test_a_cluster_whose_checkpoint_was_taken_over_is_over(rig: Rig, how: str) -> None:
     rig.open(0)
     error = Fenced("generation 2 has it")
@@ -750,6 +750,9 @@ def test_a_cluster_whose_checkpoint_was_taken_over_is_over(rig: Rig, how: str) -
         steps = rig.coordinator.from_worker(m.Failed(WorkerId(0), NAME, rig.turn, m.WireError.of(error)))
     elif how == "record":
         steps = rig.coordinator.turn_unwritten(NAME, rig.turn, error)
+    elif how == "read":
+        unread = m.Restored(WorkerId(0), NAME, NO_TURN, 0, 2, 0, 0, m.WireError.of(error))
+        steps = rig.coordinator.from_worker(unread)
     else:
         steps = rig.coordinator.failed(error)
     assert isinstance(rig.coordinator.error, Fenced)
