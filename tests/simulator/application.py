@@ -111,7 +111,8 @@ class Application:
         faults = self._world.faults
         if self._number > 1:
             self._world.damage()
-        another = self._number > 1 and faults.strikes("another key", 4)
+        # If the file that says what the keys are is gone, whoever comes first makes another one.
+        another = self._number > 1 and not faults.happened["damaged file"] and faults.strikes("another key", 4)
         fresh = {name for name in self.deployments if self._number > 1 and faults.strikes("fresh", 2)}
         try:
             if another:

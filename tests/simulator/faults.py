@@ -131,6 +131,7 @@ EXPLAINS: dict[str, tuple[str, ...]] = {
     "OperatorBusy": ("second query",),
     "NullKey": ("bad data",),
     "ProtocolError": ("unreadable plan",),
+    "StaleAttempt": ("fresh",),
 }
 """Which faults may be behind an error that a live query fails with."""
 

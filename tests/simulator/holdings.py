@@ -120,6 +120,8 @@ class Holdings:
             {key for lot in lots for key in keys_of(lot.groups, lot.stay, lot.keys)}
             for lots in (message.arriving, message.leaving)
         )
+        if not there:  # what is owned without state passes on without a word
+            self.keys = (self.keys - came) | left
         assert left <= self.keys, f"{self.name} is to hand over {sorted(left - self.keys)}, which it does not own"
         assert not came & self.keys, f"{self.name} is handed {sorted(came & self.keys)}, which it owns"
         self._flips[message.move] = came, left, there

@@ -172,7 +172,7 @@ class Wishes:
         lineage = coordinator.operator(name).lineage
         assert lineage is not None
         there = [turn for turn in lineage.history.retained() if lineage.history.manifest(turn) is not None]
-        gone = self._faults.happened["set back"]
+        gone = self._faults.happened["set back"] or self._faults.happened["fresh"]
         assert wanted is None or gone or any(turn >= wanted for turn in there), f"no snapshot of {name} at {wanted}"
 
     def _cancel(self, coordinator: Coordinator, number: int) -> list[Instruction]:

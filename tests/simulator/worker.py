@@ -416,7 +416,7 @@ class SimulatedWorker:
             return
         assert self._place is not None
         try:
-            news: list[Loaded | LoadFailed] = list(load(self._place[0], order))
+            news: list[Loaded | LoadFailed] = list(load(*self._place, order))
         except BedloadError as error:
             self._network.note(f"{self.name} cannot read {order.groups}: {error}"[:300])
             news = [LoadFailed(order.operator, order.ticket, error)]

@@ -23,7 +23,7 @@ from bedload.checkpoint.checkpoint import Checkpoint
 from bedload.checkpoint.compaction import compact, restore_at
 from bedload.checkpoint.orders import RestoreOrder, encode_order
 from bedload.checkpoint.storage import open_storage
-from bedload.core.errors import BedloadError, CheckpointDamaged, CheckpointError
+from bedload.core.errors import BedloadError, CheckpointDamaged, CheckpointError, Fenced
 from bedload.core.ids import KeyGroup, Turn, generation_of
 from bedload.spark.keeper import Keeper
 from bedload.spark.source_columns import columns_of
@@ -136,7 +136,7 @@ class Looked:
         groups = tuple(map(KeyGroup, range(lineage.schema.key_groups)))
         wanted = Load(OPERATOR, 1, head, groups, encode_order(order), None)
         runtime = self.baskets.deployment.start(self.baskets.runtime._worker)
-        for news in load(keeper.checkpoint.storage, wanted):
+        for news in load(keeper.checkpoint.storage, keeper.generation, wanted):
             runtime.install(news.groups, news.state)
         self.right(head, {key: _plain(state) for key, state in runtime.snapshot()})
 
@@ -260,3 +260,17 @@ def test_a_missing_schema_is_damage_also_one_that_state_only_went_through(missin
     (tmp_path / paths.schema(OPERATOR, missing)).unlink()
     with pytest.raises(CheckpointDamaged, match=rf"000{missing}\.json is missing"):
         Keeper(str(tmp_path)).lineage(OPERATOR, COUNTS)
+
+
+def test_files_that_a_newer_attachment_has_deleted_are_no_damage(tmp_path: Path) -> None:
+    storage = open_storage(str(tmp_path))
+    ours = Checkpoint.open(storage).claim()
+    record = Writer(storage, COUNTS).turn(delta(COUNTS, {1: {"n": 1}}))
+    (tmp_path / paths.delta(OPERATOR, record.turn, record.workers[0])).unlink()
+    plan = encode_order(RestoreOrder({1: COUNTS}, 1, None, [record]))
+    order = Load(OPERATOR, 1, record.turn, tuple(map(KeyGroup, range(8))), plan, None)
+    with pytest.raises(CheckpointDamaged, match="is not there"):
+        list(load(storage, ours, order))
+    Checkpoint.open(storage).claim()
+    with pytest.raises(Fenced, match="taken over by generation 2"):
+        list(load(storage, ours, order))

@@ -184,7 +184,7 @@ def test_a_load_fails(hanging: Any, tmp_path: Path) -> None:
     order = RestoreOrder({1: COUNTS}, 1, None, [record])
     answer: Future[Loaded | LoadFailed] = Future()
     plan = Load(OPERATOR, 1, record.turn, tuple(map(KeyGroup, range(8))), encode_order(order), None)
-    Loader(storage).start(plan, answer.set_result)
+    Loader(storage, Generation(1)).start(plan, answer.set_result)
     found = answer.result(120)
     assert isinstance(found, LoadFailed)
     assert isinstance(found.error, StoreError)

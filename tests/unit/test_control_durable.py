@@ -547,6 +547,24 @@ def test_a_worker_whose_reading_failed_between_turns_is_told_again(rig: Rig) -> 
     assert [worker for worker, _ in rig.told(m.Restore)] == [0]
 
 
+def test_a_worker_that_sealed_without_rows_while_it_read_in_vain_has_not_got_the_state(rig: Rig) -> None:
+    rig.whole(0)
+    rig.progress(0)
+    rig.lose(1)
+    rig.join(1)
+    rig.stage += 1
+    rig.open(1, "r2")
+    rig.recorded()
+    rig.seal()
+    told = rig.epochs.told[WorkerId(1)]
+    rig.did(rig.coordinator.from_worker(m.Restored(WorkerId(1), NAME, NO_TURN, 0, 0, 0, 0, ERROR, told)))
+    rig.forget_steps()
+    rig.stage += 1
+    rig.open(2, "r2")
+    assert rig.epochs.committed == {"q": 1}
+    assert [(worker, message.groups) for worker, message in rig.told(m.Restore)] == [(1, (2, 3))]
+
+
 def test_no_epoch_begins_on_state_that_cannot_be_read_however_often_spark_asks(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -742,7 +760,7 @@ def test_what_another_query_s_open_had_looked_at_before_does_not_explain_a_gap(r
 # --- fencing ---
 
 
-@pytest.mark.parametrize("how", ["seal", "record", "check"])
+@pytest.mark.parametrize("how", ["seal", "record", "check", "read"])
 def test_a_cluster_whose_checkpoint_was_taken_over_is_over(rig: Rig, how: str) -> None:
     rig.open(0)
     error = Fenced("generation 2 has it")
@@ -750,6 +768,9 @@ def test_a_cluster_whose_checkpoint_was_taken_over_is_over(rig: Rig, how: str) -
         steps = rig.coordinator.from_worker(m.Failed(WorkerId(0), NAME, rig.turn, m.WireError.of(error)))
     elif how == "record":
         steps = rig.coordinator.turn_unwritten(NAME, rig.turn, error)
+    elif how == "read":
+        unread = m.Restored(WorkerId(0), NAME, NO_TURN, 0, 2, 0, 0, m.WireError.of(error))
+        steps = rig.coordinator.from_worker(unread)
     else:
         steps = rig.coordinator.failed(error)
     assert isinstance(rig.coordinator.error, Fenced)

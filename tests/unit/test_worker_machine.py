@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pytest
 
@@ -563,6 +564,20 @@ def test_an_order_to_restore_goes_to_the_loader_with_its_plan(fresh: Restoring) 
     (order,) = fresh.restore(base=7)
     assert (order.base, order.groups, order.plan) == (7, GROUPS, b"plan")
     assert fresh.totals == {}
+
+
+def test_what_is_read_of_a_guests_key_group_stays_one_key_also_after_another_order(fresh: Restoring) -> None:
+    guest = "a"
+    other = next(key for key in map(str, range(100)) if group_of(key) == group_of(guest))
+    hosted = (group_of(guest),)
+    message = m.Restore(NAME, Turn(7), DeploymentId(0), GROUPS[:1] + hosted, Epoch(4), QueryId("q"))
+    message = msgspec.structs.replace(message, guests=(FORM.hash(guest),), hosts=hosted)
+    ((_, order, _),) = fresh.machine.handle(COORDINATOR, message, b"plan")
+    assert isinstance(order, Load)
+    more = next(group for group in GROUPS[1:] if group not in hosted)
+    fresh.restore(groups=(more,))  # a worker was lost meanwhile, and its key group comes here
+    fresh.loaded(order, *hosted, **{guest: 3, other: 4})
+    assert fresh.totals == {guest: 3}
 
 
 def test_without_a_plan_the_state_is_empty_and_nothing_is_read(fresh: Restoring) -> None:

@@ -498,10 +498,13 @@ class Coordinator:
     def _restored(self, message: m.Restored) -> list[Instruction]:
         self.restoring[message.operator, message.worker] = message
         epochs = self._operators[message.operator]
+        error = None if message.error is None else message.error.error()
+        if isinstance(error, Fenced):
+            return self._end(error)
         if message.told < epochs.ordered.get(message.worker, 0):
             return []  # it speaks of what it was told before: there is more to read by now
-        if message.error is not None:
-            epochs.unrestored(message.worker, message.error.error())
+        if error is not None:
+            epochs.unrestored(message.worker, error)
         elif message.left == 0 and epochs.lineage is not None:
             epochs.lineage.has_read(message.worker)
         return []

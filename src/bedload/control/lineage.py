@@ -56,6 +56,8 @@ class Lineage:
         """The workers that have been in the current turn from its beginning."""
         self._reading: set[WorkerId] = set()
         """Who was told to read state, until it has all that it was told to read."""
+        self._failed: set[WorkerId] = set()
+        """Who could not read its state, and was not told again."""
         self._owed: dict[WorkerId, set[KeyGroup]] = {}
         """Key groups that a worker took over from a lost one, and has not got yet."""
         for turn in reversed(history.chain()):
@@ -103,6 +105,7 @@ class Lineage:
     def lost(self, worker: WorkerId) -> None:
         """Nothing is known of a worker's memory any more."""
         self.unread(worker)
+        self._failed.discard(worker)
         self._partakers.discard(worker)
 
     def unread(self, worker: WorkerId) -> None:
@@ -110,6 +113,7 @@ class Lineage:
         self._holds.pop(worker, None)
         self._owed.pop(worker, None)
         self._reading.discard(worker)
+        self._failed.add(worker)
 
     def left_out(self, worker: WorkerId) -> None:
         """A worker owns nothing any more: nobody waits for what it has not read."""
@@ -165,7 +169,7 @@ class Lineage:
     def reset(self) -> None:
         """The state is given up: the next epoch starts from the empty one, which no worker is known to have."""
         self.head = None
-        self._holds, self._owed, self._reading = {}, {}, set()
+        self._holds, self._owed, self._reading, self._failed = {}, {}, set(), set()
 
     def begins(self, workers: Iterable[WorkerId]) -> None:
         """A turn begins on the head, with these workers."""
@@ -177,8 +181,9 @@ class Lineage:
 
     def committed(self, turn: Turn) -> None:
         """A turn counts: it is the head, and every worker that took part in it has it."""
-        # SUBTLE: a replacement that came meanwhile has read the parent, and still has to get this one.
-        self._holds |= dict.fromkeys(self._partakers, turn)
+        # SUBTLE: a replacement that came meanwhile has read the parent, and still has to get this one. And a worker
+        # without rows in the turn has sealed it while it still read the parent, perhaps in vain.
+        self._holds |= dict.fromkeys(self._partakers - self._failed, turn)
         self.head = turn
 
     def restore(
@@ -195,6 +200,7 @@ class Lineage:
         hosts = {KeyGroup(key % routing.key_groups) for key in guests} - set(groups)
         if not groups and not hosts:
             self._owed.pop(worker, None)
+            self._failed.discard(worker)
             self._holds[worker] = base  # it owns nothing, so it has all of the state that it needs
             self._reading.discard(worker)
             return []
@@ -207,6 +213,7 @@ class Lineage:
         # SUBTLE: first of all, as it may raise: then the worker is not told, and has nothing of it.
         message, plan = self._order(deployment, groups, base)
         self._owed.pop(worker, None)
+        self._failed.discard(worker)
         if not holds:
             self._holds[worker] = base
             self._reading.discard(worker)  # it forgets all that it was told before

@@ -81,8 +81,9 @@ class CheckpointDurability:
 class Loader:
     """Reads state back in the background."""
 
-    def __init__(self, storage: Storage) -> None:
+    def __init__(self, storage: Storage, generation: Generation) -> None:
         self._storage = storage
+        self._generation = generation
 
     def start(self, order: Load, deliver: Callable[[Loaded | LoadFailed], None]) -> None:
         """Read what an order says; ``deliver`` gets it, some key groups at a time, on another thread."""
@@ -90,7 +91,7 @@ class Loader:
 
     def _run(self, order: Load, deliver: Callable[[Loaded | LoadFailed], None]) -> None:
         try:
-            for news in load(self._storage, order):
+            for news in load(self._storage, self._generation, order):
                 deliver(news)
         except BedloadError as error:
             deliver(LoadFailed(order.operator, order.ticket, error))
@@ -99,7 +100,7 @@ class Loader:
             deliver(LoadFailed(order.operator, order.ticket, problem))
 
 
-def load(storage: Storage, order: Load) -> Any:
+def load(storage: Storage, generation: Generation, order: Load) -> Any:
     """Read what an order says, some key groups at a time."""
     # Compiled code comes with it, which a worker without state to read back can do without.
     from bedload.checkpoint.restore import Restore
@@ -117,6 +118,7 @@ def load(storage: Storage, order: Load) -> Any:
         for groups, state in restore.chunks(order.groups, progress=progress):
             yield Loaded(order.operator, order.ticket, tuple(KeyGroup(group) for group in groups), state, read)
     except CheckpointDamaged as error:
+        check_fence(storage, generation)  # a newer attachment deletes what its own state does not need
         raise advise(storage, order.operator, order.base, error) from error
 
 

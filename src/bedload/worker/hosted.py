@@ -122,8 +122,8 @@ class Hosted:
     parking: Parking = field(default_factory=Parking)
     base: Turn = NO_TURN
     """The state that was last read back."""
-    orders: dict[int, set[KeyGroup]] = field(default_factory=dict)
-    """What is being read, by ticket."""
+    orders: dict[int, tuple[m.Restore, set[KeyGroup]]] = field(default_factory=dict)
+    """What is being read, by ticket: what was asked for, and what of it is not here yet."""
     tickets: int = 0
     restored: int = 0
     unrestored: BedloadError | None = None
@@ -134,8 +134,6 @@ class Hosted:
     """Reads of key groups that are on their way."""
     key_groups: int = 0
     """How many there are."""
-    filter: m.Restore | None = None
-    """The last word on single keys that live with other workers than their key groups do."""
     room: Room | None = None
     """What the current epoch takes beside the state."""
     # --- a move ---
@@ -253,9 +251,9 @@ def state_hashes(state: pa.RecordBatch) -> npt.NDArray[np.int64]:
     return hash_columns([state.column(name) for name in names])
 
 
-def own_keys(state: pa.RecordBatch | None, told: m.Restore | None) -> pa.RecordBatch | None:
+def own_keys(state: pa.RecordBatch | None, told: m.Restore) -> pa.RecordBatch | None:
     """What is left of state that was read back without the single keys that live with another worker."""
-    if state is None or told is None or not (told.guests or told.away or told.hosts):
+    if state is None or not (told.guests or told.away or told.hosts):
         return state
     hashes = state_hashes(state)
     groups = state.column(GROUP).to_numpy(zero_copy_only=False)

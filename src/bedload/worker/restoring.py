@@ -82,10 +82,9 @@ class Restoring:
         hosted.committed, hosted.committed_query = message.epoch, message.query
         hosted.owned = (hosted.owned | frozenset(message.groups)) - frozenset(message.hosts)
         hosted.lodging |= frozenset(message.hosts)
-        hosted.filter = message
-        for wanted in hosted.orders.values():
+        for _, wanted in hosted.orders.values():
             wanted.difference_update(message.groups)
-        hosted.orders = {ticket: wanted for ticket, wanted in hosted.orders.items() if wanted}
+        hosted.orders = {ticket: order for ticket, order in hosted.orders.items() if order[1]}
         if not hosted.orders:
             hosted.restored = 0
         hosted.parking.expect(message.groups)
@@ -94,7 +93,7 @@ class Restoring:
             hosted.parking.arrive(message.groups)
             return [*instead, *self._progress(hosted, 0), *self._answer_reads(hosted)]
         hosted.tickets += 1
-        hosted.orders[hosted.tickets] = set(message.groups)
+        hosted.orders[hosted.tickets] = message, set(message.groups)
         variables = hosted.deployments[message.deployment].variables
         order = Load(hosted.name, hosted.tickets, message.base, message.groups, bytes(plan), variables)
         return [*instead, (LOADER, order, None)]
@@ -102,16 +101,16 @@ class Restoring:
     def loaded(self, news: Loaded | LoadFailed) -> list[Out]:
         """Some of the state that was to be read is here, or cannot be read."""
         hosted = self._hosted[news.operator]
-        wanted = hosted.orders.get(news.ticket)
-        if wanted is None:
+        if news.ticket not in hosted.orders:
             return []  # an order that was taken back
         if isinstance(news, LoadFailed):
             return self._not_restored(hosted, news.error)
         assert hosted.runtime is not None
+        message, wanted = hosted.orders[news.ticket]
         groups = [group for group in news.groups if group in wanted]
         try:
             state = of_groups(news.state, groups, len(news.groups))
-            hosted.runtime.install(groups, own_keys(state, hosted.filter))
+            hosted.runtime.install(groups, own_keys(state, message))
             hosted.restored += len(groups)
             wanted.difference_update(groups)
             if not wanted:

@@ -89,7 +89,7 @@ class WorkerServer(Handler):
     ) -> None:
         storage = None if place is None else place.open()
         durability = None if storage is None or place is None else CheckpointDurability(storage, place.generation)
-        self._loader = None if storage is None else Loader(storage)
+        self._loader = None if storage is None or place is None else Loader(storage, place.generation)
         self._compactor = None if place is None else Compactor(worker, place)
         self._clock = SystemClock()
         self._machine = WorkerMachine(worker, self._load_deployment, self._clock, durability, epoch_share())
