@@ -35,7 +35,8 @@ from bedload.keys import DEFAULT_KEY_GROUPS, hash_columns, key_groups
 from bedload.operators.aggregates import Aggregates
 from bedload.protocol.split import GROUP_COLUMN
 from bedload.worker.column_runtime import ColumnDeployment
-from bedload.worker.runtime import Deployment, Runtime, Startable
+from bedload.worker.row_runtime import Deployment
+from bedload.worker.runtime import Runtime, Startable
 from bedload.worker.state_schema import state_schema
 from bench.counter_bedload import WORKERS, Count
 from bench.isolate import WrongAnswer

@@ -15,7 +15,7 @@ from bedload.checkpoint.storage import Storage
 from bedload.core.ids import Epoch, KeyGroup, Turn, WorkerId
 from bedload.state import codec
 from bedload.worker.operator import state_of
-from bedload.worker.runtime import Deployment, OperatorRuntime
+from bedload.worker.row_runtime import Deployment, OperatorRuntime
 from bedload.worker.state_schema import state_schema
 from tests.checkpoint_states import OPERATOR, Writer, groups_of_keys
 

@@ -15,7 +15,7 @@ from bedload.checkpoint.storage import open_storage
 from bedload.core.ids import Epoch, KeyGroup, WorkerId
 from bedload.keys import hash_columns, key_groups
 from bedload.worker.operator import state_of
-from bedload.worker.runtime import Deployment
+from bedload.worker.row_runtime import Deployment
 from bedload.worker.state_schema import state_schema
 from tests.checkpoint_states import OPERATOR, Writer
 

@@ -16,7 +16,7 @@ import bedload as bl
 from bedload.core.ids import OperatorName
 from bedload.operators.aggregates import Aggregates
 from bedload.worker.column_runtime import ColumnDeployment
-from bedload.worker.runtime import Deployment
+from bedload.worker.row_runtime import Deployment
 
 NAME = OperatorName("Golden state")
 GROUPS = 4

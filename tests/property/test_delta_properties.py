@@ -23,8 +23,9 @@ from bedload.store.deltas import GROUP, OP, PATCHES
 from bedload.testing.input import InputFormat
 from bedload.worker.column_runtime import ColumnDeployment
 from bedload.worker.operator import Context, Operator
+from bedload.worker.row_runtime import Deployment
 from bedload.worker.rows import Rows
-from bedload.worker.runtime import Deployment, Runtime, Startable
+from bedload.worker.runtime import Runtime, Startable
 
 GROUPS = 4
 FORGET = 0

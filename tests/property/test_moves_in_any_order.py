@@ -26,7 +26,7 @@ from bedload.protocol import messages as m
 from bedload.protocol.split import pack
 from bedload.worker.machine import COORDINATOR, WorkerMachine
 from bedload.worker.moving import Neighbour
-from bedload.worker.runtime import Deployment
+from bedload.worker.row_runtime import Deployment
 
 NAME, QUERY, CODE = OperatorName("x"), QueryId("q"), DeploymentId(0)
 GROUPS = tuple(KeyGroup(group) for group in range(4))

@@ -30,7 +30,7 @@ from bedload.migration.parking import Parking
 from bedload.worker import durable
 from bedload.worker.durable import CheckpointDurability
 from bedload.worker.machine import WorkerMachine
-from bedload.worker.runtime import OperatorRuntime
+from bedload.worker.row_runtime import OperatorRuntime
 
 
 def scenario(*faults: str) -> Scenario:

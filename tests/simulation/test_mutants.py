@@ -22,7 +22,7 @@ from bedload.protocol.split import unpack
 from bedload.store.rows import RowStore
 from bedload.worker.hosted import Applied
 from bedload.worker.machine import Phase, WorkerMachine
-from bedload.worker.runtime import OperatorRuntime
+from bedload.worker.row_runtime import OperatorRuntime
 
 OFTEN = Scenario(ALWAYS | {"noise", "second query", "poison"}, 0.3)
 LOSSY = Scenario(ALWAYS | {"stop early", "no action"}, 0.2)

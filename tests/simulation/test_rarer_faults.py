@@ -18,7 +18,7 @@ from bedload.control.compaction import Compaction
 from bedload.core.errors import CheckpointDamaged
 from bedload.store.rows import RowStore
 from bedload.worker.machine import WorkerMachine
-from bedload.worker.runtime import OperatorRuntime
+from bedload.worker.row_runtime import OperatorRuntime
 
 ONLY_WITH_MOVES = {"aborted after copying"}
 NEEDS = {

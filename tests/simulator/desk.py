@@ -25,7 +25,8 @@ from bedload.control.paperwork import Event, FileStep, Paperwork, paperwork
 from bedload.core.errors import BedloadError, CheckpointError, SchemaChanged
 from bedload.core.ids import KeyGroup, OperatorName, Turn, WorkerId, generation_of
 from bedload.worker.operator import state_of
-from bedload.worker.runtime import Deployment, Startable
+from bedload.worker.row_runtime import Deployment
+from bedload.worker.runtime import Startable
 from bedload.worker.state_schema import state_schema
 from tests.simulator.network import Network
 from tests.simulator.storage import MemoryStorage

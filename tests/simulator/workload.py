@@ -22,8 +22,9 @@ from bedload.core.ids import Epoch, OperatorName, QueryId
 from bedload.keys import hash_columns
 from bedload.testing.input import InputFormat
 from bedload.worker.operator import Context, Operator
+from bedload.worker.row_runtime import Deployment
 from bedload.worker.rows import Rows
-from bedload.worker.runtime import Deployment, Startable
+from bedload.worker.runtime import Startable
 from tests.simulator.chance import Chance
 
 NAME = OperatorName("Simulated")

@@ -18,7 +18,7 @@ from bedload.migration import STRATEGIES, sender
 from bedload.migration.sender import Sender
 from bedload.testing import InProcessCluster
 from bedload.worker.machine import WorkerMachine
-from bedload.worker.runtime import OperatorRuntime
+from bedload.worker.row_runtime import OperatorRuntime
 
 MOVING = [name for name in STRATEGIES if name != "stop_restart"]
 KEYS = 300

@@ -122,7 +122,7 @@ def test_every_key_of_a_batch_can_be_forgotten_at_the_price_of_a_lookup(monkeypa
 
         __hash__ = str.__hash__
 
-    import bedload.worker.runtime as runtime
+    import bedload.worker.row_runtime as runtime
 
     def group_rows(*args: Any) -> Any:
         made = grouping(*args)

@@ -24,8 +24,9 @@ from bedload.store.shelf import Shelf
 from bedload.testing.input import InputFormat
 from bedload.worker.column_runtime import ColumnDeployment, ColumnRuntime
 from bedload.worker.operator import Context, Operator
+from bedload.worker.row_runtime import Deployment
 from bedload.worker.rows import Rows
-from bedload.worker.runtime import Deployment, Runtime, Startable
+from bedload.worker.runtime import Runtime, Startable
 
 GROUPS = 4
 FORGET = 0

@@ -30,7 +30,7 @@ from bedload.spark.deployments import Deployments
 from bedload.spark.keeper import Keeper
 from bedload.spark.state_view import RowDecoder
 from bedload.worker.operator import state_of
-from bedload.worker.runtime import Deployment
+from bedload.worker.row_runtime import Deployment
 
 NAME = OperatorName("Count")
 

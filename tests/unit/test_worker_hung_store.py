@@ -26,7 +26,7 @@ from bedload.spark.keeper import Keeper
 from bedload.spark.state_view import OperatorState, RowDecoder, Whereabouts
 from bedload.transport import Credentials
 from bedload.worker.operator import state_of
-from bedload.worker.runtime import Deployment
+from bedload.worker.row_runtime import Deployment
 from bedload.worker.state_schema import state_schema
 
 NAME = OperatorName("Trip")

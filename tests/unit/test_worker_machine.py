@@ -17,8 +17,8 @@ from bedload.testing.input import InputFormat
 from bedload.worker.durability import Durability, Load, Loaded, LoadFailed
 from bedload.worker.machine import COORDINATOR, LOADER, Phase, WorkerMachine
 from bedload.worker.operator import Context, Operator
+from bedload.worker.row_runtime import Deployment
 from bedload.worker.rows import Rows
-from bedload.worker.runtime import Deployment
 
 NAME = OperatorName("Sum")
 OUTPUT = pa.schema([("key", pa.string()), ("total", pa.int64())])

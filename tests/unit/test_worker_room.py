@@ -19,8 +19,8 @@ from bedload.worker import memory
 from bedload.worker.column_runtime import ColumnDeployment
 from bedload.worker.machine import COORDINATOR, Phase, WorkerMachine
 from bedload.worker.operator import Context, Operator
+from bedload.worker.row_runtime import Deployment
 from bedload.worker.rows import Rows
-from bedload.worker.runtime import Deployment
 from bedload.worker.vector import VectorLogic, VectorOperator
 
 NAME = OperatorName("op")

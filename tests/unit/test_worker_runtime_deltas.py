@@ -22,8 +22,9 @@ from bedload.store.columns import ColumnSpec
 from bedload.store.deltas import PATCH, PUT, REMOVE
 from bedload.worker.column_runtime import ColumnDeployment
 from bedload.worker.operator import Context, Operator
+from bedload.worker.row_runtime import Deployment, OperatorRuntime
 from bedload.worker.rows import Rows
-from bedload.worker.runtime import Deployment, OperatorRuntime, Runtime
+from bedload.worker.runtime import Runtime
 
 OUT = pa.schema([("key", pa.string()), ("n", pa.int64())])
 

@@ -21,7 +21,7 @@ from bedload.spark.bootstrap_task import Start, starts_of_columns, starts_of_row
 from bedload.spark.schemas import arrow_schema, output_schema
 from bedload.spark.state_view import RowDecoder
 from bedload.worker.operator import Operator, check_operator, state_of
-from bedload.worker.runtime import Deployment
+from bedload.worker.row_runtime import Deployment
 from bedload.worker.vector import VectorLogic, VectorOperator, check_vector_operator
 
 

@@ -1,6 +1,6 @@
 """One operator, no Spark: feed rows, look at outputs and state.
 
-The harness runs the real :class:`~bedload.worker.runtime.OperatorRuntime` on one worker: the same calls of
+The harness runs the real :class:`~bedload.worker.row_runtime.OperatorRuntime` on one worker: the same calls of
 ``process`` and ``result``, the same tracked state, the same errors as on a cluster. What it leaves out is in
 :data:`LIMITS`, which its ``repr`` prints, so that nobody takes a green test for more than it is.
 
@@ -24,7 +24,7 @@ from bedload.store import Changes
 from bedload.testing.input import InputFormat, Rows, as_schema
 from bedload.worker.operator import Operator, check_operator, state_of
 from bedload.worker.room import Room
-from bedload.worker.runtime import Deployment, OperatorRuntime
+from bedload.worker.row_runtime import Deployment, OperatorRuntime
 
 LIMITS = (
     "one worker that owns all key groups",

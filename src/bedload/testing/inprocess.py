@@ -49,7 +49,7 @@ from bedload.worker.durability import Load
 from bedload.worker.machine import COORDINATOR, Out, WorkerMachine
 from bedload.worker.moving import Neighbour
 from bedload.worker.operator import Operator, check_operator
-from bedload.worker.runtime import Deployment
+from bedload.worker.row_runtime import Deployment
 
 _ADDRESS = "in-process"
 

@@ -1,4 +1,4 @@
-"""Running code on columns: the counterpart of :class:`~bedload.worker.runtime.OperatorRuntime` for whole batches.
+"""Running code on columns: the counterpart of :class:`~bedload.worker.row_runtime.OperatorRuntime` for whole batches.
 
 One :class:`~bedload.store.columns.ColumnTable` holds all key groups that the worker owns. A sub-batch costs one pass to
 find the slots of its keys and whatever the logic does with them; there is no Python object per row or key.
