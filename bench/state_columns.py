@@ -13,7 +13,7 @@ import pyarrow as pa
 from bedload.core.ids import NO_EPOCH, KeyGroup, WorkerId
 from bedload.operators.aggregates import Aggregates
 from bedload.operators.aggregates import count as agg_count
-from bedload.store.columns import ColumnSpec, ColumnStore, ColumnTable, warm_up
+from bedload.store.columns import ColumnSpec, ColumnTable, warm_up
 from bedload.worker.operator import Context
 from bench.state_inputs import GROUPS, LIST_LENGTH, Batch, Keys, Shape
 from bench.state_layouts import from_bytes, to_bytes
@@ -38,12 +38,11 @@ class ColumnLayout:
         self._spec = spec
         warm_up()
         self._table = ColumnTable([pa.int64()], [spec], GROUPS)
-        self._stores = [ColumnStore(KeyGroup(group), self._table) for group in range(GROUPS)]
 
     def fill(self, keys: Keys, states: list[Any]) -> None:
         column = pa.array(states, self._spec.type)
         batch = pa.RecordBatch.from_arrays([column], names=[self._spec.name])
-        self._table.install([keys.column], keys.groups, batch)
+        self._table.put([keys.column], keys.groups, batch)
 
     def update(self, batch: Batch) -> None:
         table = self._table
@@ -74,7 +73,7 @@ class ColumnLayout:
         self._table.abort()
 
     def read(self, group: int, key: int) -> Any:
-        found = self._stores[group].read(key)
+        (found,) = self._table.read(KeyGroup(group), [key])
         return None if found is None else found[self._spec.name]
 
     def read_many(self, keys: Keys) -> Sequence[Any]:
@@ -96,11 +95,10 @@ class ColumnLayout:
     def install(self, payload: Any) -> None:
         (batch,) = from_bytes(payload)
         groups = batch.column("group").to_numpy()
-        self._table.install_batch(batch.select(range(batch.num_columns - 1)), groups)
+        self._table.put([batch.column(0)], groups, batch)
 
     def discard(self, groups: Iterable[int]) -> None:
-        for group in groups:
-            self._table.drop_group(KeyGroup(group))
+        self._table.drop(map(KeyGroup, groups))
 
     def fresh(self) -> "ColumnLayout":
         return ColumnLayout(self._shape)

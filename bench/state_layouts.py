@@ -20,7 +20,9 @@ from bedload import state as bl
 from bedload.core.ids import KeyGroup
 from bedload.keys import freeze_keys
 from bedload.state import RecordLayout, codec
+from bedload.state.settling import Settling
 from bedload.store import RowStore
+from bedload.store.deltas import plain_columns
 from bedload.worker.grouping import Grouped, group_rows
 from bedload.worker.operator import Operator, make_shared, state_of
 from bench.state_inputs import GROUPS, LIST_LENGTH, NESTED_LENGTH, Batch, Keys, Shape
@@ -244,8 +246,8 @@ class RowLayout:
         self._shape = shape
         operator = OPERATORS[shape.kind, shape.size]
         self._layout = RecordLayout(state_of(operator))
-        _, row = make_shared(operator)
-        self._stores = [RowStore(KeyGroup(group), self._layout, row) for group in range(GROUPS)]
+        _, self._row = make_shared(operator)
+        self._stores = list(map(self._store, range(GROUPS)))
 
     def fill(self, keys: Keys, states: list[Any]) -> None:
         by_group: dict[int, list[tuple[int, Any]]] = {}
@@ -253,7 +255,7 @@ class RowLayout:
             by_group.setdefault(group, []).append((key, state))
         for group, pairs in by_group.items():
             encoded = codec.encode(self._layout.specs, [{"state": state} for _, state in pairs])
-            self._stores[group].install([key for key, _ in pairs], encoded)
+            self._put(group, [key for key, _ in pairs], encoded)
 
     def update(self, batch: Batch) -> None:
         grouped = group_rows([batch.keys.column], batch.keys.groups)
@@ -266,8 +268,11 @@ class RowLayout:
         return sum(store.sizes().touched for store in self._stores)
 
     def commit(self) -> None:
+        settling = Settling(self._layout)
         for store in self._stores:
-            store.seal()
+            store.seal(settling)
+        settling.check()
+        for store in self._stores:
             store.commit()
 
     def abort(self) -> None:
@@ -275,42 +280,55 @@ class RowLayout:
             store.abort()
 
     def read(self, group: int, key: int) -> Any:
-        found = self._stores[group].read(key)
+        (found,) = self._stores[group].read([key])
         return None if found is None else found["state"]
 
     def read_many(self, keys: Keys) -> Sequence[Any]:
         stores = self._stores
         return [
-            stores[group].read(key) for group, key in zip(keys.groups.tolist(), keys.column.to_pylist(), strict=True)
+            stores[group].read([key])[0]
+            for group, key in zip(keys.groups.tolist(), keys.column.to_pylist(), strict=True)
         ]
 
     def scan(self) -> int:
-        return sum(1 for store in self._stores for _ in store.snapshot())
+        return sum(len(self._all(group)) for group in range(GROUPS))
 
     def state(self) -> dict[int, Any]:
-        return {key: found["state"] for store in self._stores for key, found in store.snapshot()}
+        return {key: found["state"] for group in range(GROUPS) for key, found in self._all(group)}
 
     def extract(self, groups: Iterable[int]) -> Any:
         parts = []
         for group in groups:
-            keys, state = self._stores[group].extract()
-            parts.append((group, state.append_column("key", pa.array(keys, pa.int64()))))
+            pairs = self._all(group)
+            state = codec.encode(self._layout.specs, [found for _, found in pairs])
+            parts.append((group, state.append_column("key", pa.array([key for key, _ in pairs], pa.int64()))))
         return [group for group, _ in parts], to_bytes([batch for _, batch in parts])
 
     def install(self, payload: Any) -> None:
         groups, data = payload
         for group, batch in zip(groups, from_bytes(data), strict=True):
-            self._stores[group].install(freeze_keys([batch.column("key")]), batch)
+            self._put(group, freeze_keys([batch.column("key")]), batch)
 
     def discard(self, groups: Iterable[int]) -> None:
         for group in groups:
-            self._stores[group].discard()
+            self._stores[group] = self._store(group)
 
     def fresh(self) -> "RowLayout":
         return RowLayout(self._shape)
 
     def close(self) -> None:
         """Nothing is held."""
+
+    def _store(self, group: int) -> RowStore:
+        return RowStore(KeyGroup(group), self._layout, self._row)
+
+    def _put(self, group: int, keys: list[Any], state: pa.RecordBatch) -> None:
+        self._stores[group].put(keys, plain_columns(self._layout.specs, state))
+
+    def _all(self, group: int) -> list[tuple[int, dict[str, Any]]]:
+        store = self._stores[group]
+        pairs = (pair for keys in store.scan() for pair in zip(keys, store.read(keys), strict=True))
+        return [(key, found) for key, found in pairs if found is not None]
 
 
 def to_bytes(batches: list[pa.RecordBatch]) -> pa.Buffer:

@@ -1,15 +1,16 @@
-"""What every layout of a key group's state must do: :class:`~bedload.store.KeyGroupStore`.
+"""What every store must do: :class:`~bedload.store.StateTable`, as production has it.
 
 A layout joins by a :class:`Subject` in ``LAYOUTS``: it says what state it has, and how operator code of that layout
-would change it. Everything else here goes through the interface, against a model of plain dicts.
+changes it. Another store of rows joins as a subject of its own, with another ``make_store``. Everything else goes
+through the protocol, against a model of plain dicts.
 """
 
 from __future__ import annotations
 
 import copy
 from collections import Counter, deque
-from collections.abc import Callable
-from typing import Any, Literal, NamedTuple, Protocol
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -18,16 +19,50 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.thorough import examples
 
+import bedload.store.columns.shelf
+import bedload.store.columns.table
+import bedload.store.row_shelf
+import bedload.store.rows
 from bedload import state as bl
+from bedload.checkpoint.forms import StateForm
+from bedload.checkpoint.merge import merge_checked
 from bedload.core.errors import ProtocolError, StateTypeError
-from bedload.core.ids import KeyGroup
-from bedload.state import RecordLayout
-from bedload.store import KeyGroupStore, RowStore
-from bedload.store.columns import ColumnSpec, ColumnStore, ColumnTable
+from bedload.core.ids import KeyGroup, OperatorName
+from bedload.keys import hash_columns
+from bedload.state import RecordLayout, codec
+from bedload.store import RowStore, StateTable
+from bedload.store.columns import ColumnSpec, ColumnTable
+from bedload.store.deltas import GROUP, OP, PUT, REMOVE, key_column
+from bedload.store.row_table import RowTable
+from bedload.store.shelf import Selection
 from bedload.worker.operator import Operator, make_shared, state_of
 
-GROUP = KeyGroup(3)
+KEYS = "abcdef"
+GROUPS = 3
+EVERY = [KeyGroup(group) for group in range(GROUPS)]
+KEY = key_column(0)
 Model = dict[str, dict[str, Any]]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _small_slices() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (bedload.store.rows, bedload.store.row_shelf):
+            patch.setattr(module, "SLICE", 2)
+        for module in (bedload.store.columns.shelf, bedload.store.columns.table):
+            patch.setattr(module, "SLICE", 2)
+        yield
+
+
+def group_of(key: str) -> KeyGroup:
+    return KeyGroup(KEYS.index(key) % GROUPS)
+
+
+def hashes_of(keys: Any) -> set[int]:
+    return set(hash_columns([pa.array(sorted(keys), pa.string())]).tolist())
+
+
+# --- what operator code does ---
 
 
 class Add(NamedTuple):
@@ -69,10 +104,11 @@ Op = Add | Undo | Drop | Forget | Misfit
 class Subject(Protocol):
     """One layout: its state, and how its operator code changes it. Every state has an integer ``total``."""
 
+    variables: dict[str, pa.DataType]
     named_by_drop: frozenset[str]
     """The variables that the changes name for a key of which only :class:`Drop` was run."""
 
-    def make(self) -> KeyGroupStore: ...
+    def make(self) -> StateTable: ...
 
     def fresh(self) -> dict[str, Any]:
         """The state of a new key."""
@@ -82,12 +118,8 @@ class Subject(Protocol):
         """What operator code does, to live state as to a model of it."""
         ...
 
-    def run(self, store: KeyGroupStore, op: Op) -> None:
-        """Do it in the store."""
-        ...
-
-    def damage(self, state: dict[str, Any]) -> None:
-        """Change what was read, as deep as it goes."""
+    def run(self, table: Any, op: Op) -> None:
+        """Do it in the table."""
         ...
 
 
@@ -102,11 +134,17 @@ class Shape(Operator):
 class Rows:
     """One object per key."""
 
+    operator: type[Operator] = Shape
     named_by_drop = frozenset({"tags", "items"})
 
-    def make(self) -> KeyGroupStore:
-        _, row = make_shared(Shape)
-        return RowStore(GROUP, RecordLayout(state_of(Shape)), row)
+    def __init__(self) -> None:
+        self.variables = {field.name: field.type for field in codec.arrow_schema(state_of(self.operator))}
+
+    def make(self) -> StateTable:
+        _, row = make_shared(self.operator)
+        table = RowTable(OperatorName("rows"), RowStore)
+        table.bind(RecordLayout(state_of(self.operator)), row, 1, [pa.string()])
+        return table
 
     def fresh(self) -> dict[str, Any]:
         return {"total": 0, "tags": {}, "tally": Counter(), "recent": deque(), "items": []}
@@ -129,17 +167,41 @@ class Rows:
             case Misfit():
                 state.items = 5
 
-    def run(self, store: KeyGroupStore, op: Op) -> None:
-        assert isinstance(store, RowStore)
+    def run(self, table: Any, op: Op) -> None:
+        store = table.stores[group_of(op.key)]
         (live,) = store.touch([op.key])
         if isinstance(op, Forget):
-            store.forget(op.key)
+            store.forget([op.key])
         else:
             self.change(live, op)
 
-    def damage(self, state: dict[str, Any]) -> None:
-        state["total"] = -1
-        state["tags"][1].append(99)
+
+class Numbers(Operator):
+    total: int = bl.value(0)
+    last: float | None = bl.value(None)
+
+
+class SmallRows(Rows):
+    """One object of small values per key: their delta is gathered in another way."""
+
+    operator = Numbers
+    named_by_drop = frozenset({"last"})
+
+    def fresh(self) -> dict[str, Any]:
+        return {"total": 0, "last": None}
+
+    def change(self, state: Any, op: Op) -> None:
+        match op:
+            case Add(number=number):
+                state.total += number
+                state.last = number / 2
+            case Undo(number=number):
+                state.total += number
+                state.total -= number
+            case Drop(number=number):
+                state.last = number / 4 + 0.1
+            case Misfit():
+                state.total = "five"
 
 
 class Slot:
@@ -165,22 +227,22 @@ class Slot:
 
 
 class Columns:
-    """Slots of arrays, in a table with keys of other groups. A row is one entry of the changes."""
+    """Slots of arrays. A row is one entry of the changes."""
 
     named_by_drop = frozenset({"total", "last", "label", "odd", "items"})
+    specs = (
+        ColumnSpec("total", pa.int64(), 0),
+        ColumnSpec("last", pa.float64()),
+        ColumnSpec("label", pa.string(), "new"),
+        ColumnSpec("odd", pa.bool_(), False),
+        ColumnSpec("items", pa.list_(pa.int64()), []),
+    )
 
-    def make(self) -> KeyGroupStore:
-        specs = (
-            ColumnSpec("total", pa.int64(), 0),
-            ColumnSpec("last", pa.float64()),
-            ColumnSpec("label", pa.string(), "new"),
-            ColumnSpec("odd", pa.bool_(), False),
-            ColumnSpec("items", pa.list_(pa.int64()), []),
-        )
-        table = ColumnTable([pa.string()], specs, 8, block=2)
-        table.locate([pa.array(["a", "b", "x"])], np.array([4, 4, 5]))
-        table.commit()
-        return ColumnStore(GROUP, table)
+    def __init__(self) -> None:
+        self.variables = {spec.name: spec.type for spec in self.specs}
+
+    def make(self) -> StateTable:
+        return ColumnTable([pa.string()], self.specs, GROUPS, block=2)
 
     def fresh(self) -> dict[str, Any]:
         return {"total": 0, "last": None, "label": "new", "odd": False, "items": []}
@@ -205,27 +267,20 @@ class Columns:
             case Misfit():
                 state.items = 5
 
-    def run(self, store: KeyGroupStore, op: Op) -> None:
-        assert isinstance(store, ColumnStore)
-        table = store.table
-        slots = table.locate([pa.array([op.key])], np.array([GROUP]))
+    def run(self, table: Any, op: Op) -> None:
+        slots = table.locate([pa.array([op.key])], np.array([group_of(op.key)]))
         if isinstance(op, Forget):
             table.delete(slots)
         else:
             self.change(Slot(table, int(slots[0])), op)
         table.check()
 
-    def damage(self, state: dict[str, Any]) -> None:
-        state["total"] = -1
-        state["items"].append(99)
+
+LAYOUTS: dict[str, Callable[[], Subject]] = {"columns": Columns, "rows": Rows, "small rows": SmallRows}
+layouts = pytest.mark.parametrize("layout", sorted(LAYOUTS))
 
 
-LAYOUTS: dict[str, Callable[[], Subject]] = {"columns": Columns, "rows": Rows}
-
-
-@pytest.fixture(params=sorted(LAYOUTS))
-def subject(request: pytest.FixtureRequest) -> Subject:
-    return LAYOUTS[request.param]()
+# --- a table beside a model of it ---
 
 
 class _Plain:
@@ -233,22 +288,193 @@ class _Plain:
         self.__dict__.update(state)
 
 
-def model_run(subject: Subject, model: Model, op: Op) -> None:
-    if isinstance(op, Forget):
-        model.pop(op.key, None)
-        return
-    plain = _Plain(model.get(op.key) or subject.fresh())
-    subject.change(plain, op)
-    model[op.key] = vars(plain)
+class Beside:
+    """A table, and what it must hold. Every step checks what can be seen from outside."""
+
+    def __init__(self, layout: str) -> None:
+        self.subject = LAYOUTS[layout]()
+        self.table = self.subject.make()
+        self.form = StateForm((pa.string(),), self.subject.variables, GROUPS)
+        self.committed: Model = {}
+        self.current: Model = {}
+        self.touched: set[str] = set()
+        self.sealed = False
+        self.table.begin(EVERY)
+
+    # --- epochs ---
+
+    def run(self, *steps: Op) -> None:
+        for op in steps:
+            self.subject.run(self.table, op)
+            self.touched.add(op.key)
+            self.sealed = False
+            if isinstance(op, Forget):
+                self.current.pop(op.key, None)
+                continue
+            plain = _Plain(copy.deepcopy(self.current.get(op.key) or self.subject.fresh()))
+            self.subject.change(plain, op)
+            self.current[op.key] = vars(plain)
+        self.check()
+
+    def seal(self) -> None:
+        self.table.seal()
+        self.sealed = True
+        before, after = self.committed, self.current
+        differing = {key for key in before.keys() | after.keys() if before.get(key) != after.get(key)}
+        found = list(self.table.changes())
+        named = {key for part in found for key in (*part.entries, *part.removed)}
+        assert differing <= named <= self.touched
+        assert all(group_of(key) == part.group for part in found for key in (*part.entries, *part.removed))
+        assert {key for part in found for key in part.removed} == before.keys() - after.keys()
+        created = {key for part in found for key in part.created}
+        assert after.keys() - before.keys() <= created <= after.keys() & named
+        delta = self.table.delta()
+        assert self.read_back(delta) == self.current
+        if delta is not None:
+            assert set(delta.column(KEY).to_pylist()) <= self.touched
+            assert delta.column(GROUP).to_pylist() == sorted(map(group_of, delta.column(KEY).to_pylist()))
+        self.check()
+
+    def read_back(self, delta: pa.RecordBatch | None) -> Model:
+        """What another table holds that gets the committed state with this delta."""
+        state = merge_checked(self.form, self.state_form(), [] if delta is None else [delta])
+        other = self.subject.make()
+        other.install(EVERY, state)
+        return dict(other.snapshot())
+
+    def state_form(self) -> pa.RecordBatch:
+        """The committed state."""
+        keys = sorted(self.committed, key=group_of)
+        parts = [self.form.empty().drop_columns([GROUP, KEY])]
+        parts += [self.table.read_encoded(group, [key for key in keys if group_of(key) == group]) for group in EVERY]
+        (state,) = pa.Table.from_batches(parts).combine_chunks().to_batches() or [parts[0]]
+        columns = [pa.array([group_of(key) for key in keys], pa.int16()), pa.array(keys, pa.string()), *state.columns]
+        return pa.RecordBatch.from_arrays(columns, schema=self.form.schema)
+
+    def commit(self) -> None:
+        self.seal()
+        self.table.commit()
+        self._ended(self.current)
+
+    def abort(self) -> None:
+        self.table.abort()
+        self._ended(self.committed)
+
+    def _ended(self, state: Model) -> None:
+        self.committed, self.current = state, copy.deepcopy(state)
+        self.touched, self.sealed = set(), False
+        self.check()
+        self.table.begin(EVERY)
+
+    # --- state that comes and goes ---
+
+    def collected(self, group: KeyGroup) -> pa.RecordBatch | None:
+        """What a shelf of a key group gives of it."""
+        mine = {key for key in self.committed.keys() | self.current.keys() if group_of(key) == group}
+        shelf = self.table.shelve(Selection([group], None, None))
+        # A key that came and went in the epoch may be there, too.
+        mine |= {key for key in self.touched if hashes_of(key) <= set(shelf.hashes.tolist()) and group_of(key) == group}
+        assert set(shelf.hashes.tolist()) == hashes_of(mine)
+        held = set() if self.sealed else mine & self.touched
+        batch, left = shelf.collect_range(0, len(shelf.hashes))
+        assert set(left.tolist()) == hashes_of(held)
+        ops = (
+            {} if batch is None else dict(zip(batch.column(KEY).to_pylist(), batch.column(OP).to_pylist(), strict=True))
+        )
+        assert ops == {key: PUT if key in self.current else REMOVE for key in mine - held}
+        noted = shelf.note().tolist()
+        assert set(noted) >= hashes_of(mine & self.touched)
+        return batch
+
+    def take_in(self, batch: pa.RecordBatch, state: Model) -> None:
+        """``batch`` has these keys, and takes the others out that it names."""
+        named = set(batch.column(KEY).to_pylist())
+        if named & self.touched:
+            with pytest.raises(ProtocolError, match="touched"):
+                self.table.take_in(batch)
+        else:
+            self.table.take_in(batch)
+            for model in (self.committed, self.current):
+                for key in named:
+                    model.pop(key, None)
+                model.update(copy.deepcopy({key: value for key, value in state.items() if key in named}))
+        self.check()
+
+    def drop(self, group: KeyGroup, *, shelf: bool) -> bool:
+        """Forget a key group, if the epoch has not touched it."""
+        mine = {key for key in self.committed.keys() | self.current.keys() if group_of(key) == group}
+        drop = self.table.shelve(Selection([group], None, None)).drop if shelf else lambda: self.table.drop([group])
+        touched = {key for key in self.touched if group_of(key) == group}
+        if mine & touched or (touched and not shelf):
+            with pytest.raises(ProtocolError, match="touched"):
+                drop()
+        elif not touched:
+            drop()
+            for model in (self.committed, self.current):
+                for key in mine:
+                    model.pop(key, None)
+        self.check()
+        return not touched
+
+    def install(self, group: KeyGroup, state: pa.RecordBatch | None, model: Model) -> None:
+        """Put a key group in; it must be empty."""
+        if any(group_of(key) == group for key in (*self.committed, *self.current, *self.touched)):
+            with pytest.raises(ProtocolError, match="has state already"):
+                self.table.install([group], state)
+        else:
+            self.table.install([group], state)
+            self.committed.update(copy.deepcopy(model))
+            self.current.update(copy.deepcopy(model))
+        self.check()
+
+    def check(self) -> None:
+        found = list(self.table.snapshot())
+        assert dict(found) == self.committed
+        assert len(found) == len(self.committed)
+        for group in EVERY:
+            keys = [key for key in (*KEYS, "nobody") if key == "nobody" or group_of(key) == group]
+            assert self.table.read(group, keys) == [self.committed.get(key) for key in keys]
+        sizes = self.table.sizes()
+        assert sizes.keys == self.table.keys_in(EVERY) >= len(self.current)
+        assert (sizes.touched > 0) == (self.table.image_bytes() > 0) == bool(self.touched)
+        if not self.touched:
+            assert sizes.keys == len(self.committed)
+            assert (self.table.encoded_bytes() > 0) == bool(self.committed)
 
 
-def committed(store: KeyGroupStore) -> Model:
-    found = dict(store.snapshot())
-    assert all(store.read(key) == state for key, state in found.items())
-    return found
+@pytest.fixture(params=sorted(LAYOUTS))
+def beside(request: pytest.FixtureRequest) -> Beside:
+    return Beside(request.param)
 
 
-keys = st.sampled_from("abcd")
+def another(beside: Beside) -> Beside:
+    (name,) = (name for name, make in LAYOUTS.items() if type(beside.subject) is make)
+    return Beside(name)
+
+
+# --- random histories ---
+
+
+class Epoch(NamedTuple):
+    """The end of one."""
+
+    ending: str
+
+
+class Move(NamedTuple):
+    """A key group goes from a table to the other, as far as it can."""
+
+    group: KeyGroup
+    to: int
+
+
+class Reinstall(NamedTuple):
+    """A key group is dropped, and put in as it was."""
+
+    group: KeyGroup
+
+
+keys = st.sampled_from(KEYS)
 numbers = st.integers(0, 9)
 ops = st.one_of(
     st.builds(Add, keys, numbers),
@@ -256,244 +482,197 @@ ops = st.one_of(
     st.builds(Drop, keys, numbers),
     st.builds(Forget, keys),
 )
-endings: st.SearchStrategy[Literal["commit", "abort"]] = st.sampled_from(["commit", "commit", "abort"])
-histories = st.lists(st.tuples(st.lists(ops, max_size=8), endings), max_size=6)
-History = list[tuple[list[Op], Literal["commit", "abort"]]]
-layouts = pytest.mark.parametrize("layout", sorted(LAYOUTS))
+groups = st.sampled_from(EVERY)
+others = st.one_of(
+    st.builds(Epoch, st.sampled_from(["seal", "commit", "commit", "abort"])),
+    st.builds(Move, groups, st.integers(0, 1)),
+    st.builds(Reinstall, groups),
+)
+Step = Op | Epoch | Move | Reinstall
+histories = st.lists(st.tuples(st.integers(0, 1), st.one_of(ops, ops, ops, others)), max_size=30)
+
+
+def take(sides: list[Beside], at: int, step: Step) -> None:
+    side = sides[at]
+    match step:
+        case Epoch(ending):
+            getattr(side, ending)()
+        case Move(group, to):
+            batch, state = side.collected(group), copy.deepcopy(side.current)
+            if batch is not None and side.drop(group, shelf=True):
+                sides[to].take_in(batch, state)
+        case Reinstall(group):
+            batch, state = side.collected(group), copy.deepcopy(side.current)
+            side.install(group, None, {})
+            if side.drop(group, shelf=False):
+                mine = {key: value for key, value in state.items() if group_of(key) == group}
+                side.install(group, None if batch is None else batch.drop_columns([OP]), mine)
+        case _:
+            if side.sealed:
+                side.commit()
+            side.run(step)
 
 
 @layouts
-@examples(60)
+@examples(80)
 @given(history=histories)
-def test_reads_see_the_last_commit_and_abort_goes_back_to_it(layout: str, history: History) -> None:
-    subject = LAYOUTS[layout]()
-    store = subject.make()
-    model: Model = {}
-    for steps, ending in history:
-        current = copy.deepcopy(model)
-        store.begin()
-        for op in steps:
-            subject.run(store, op)
-            model_run(subject, current, op)
-            assert committed(store) == model
-        if ending == "commit":
-            store.seal()
-            store.commit()
-            model = current
-        else:
-            store.abort()
-        assert committed(store) == model
-        assert store.sizes().keys == len(model)
-        assert store.sizes().touched == 0
-
-
-@layouts
-@examples(60)
-@given(history=histories)
-def test_changes_name_every_key_that_differs_and_none_that_was_not_touched(layout: str, history: History) -> None:
-    subject = LAYOUTS[layout]()
-    store = subject.make()
-    before: Model = {}
-    for steps, _ in history:
-        after = copy.deepcopy(before)
-        store.begin()
-        for op in steps:
-            subject.run(store, op)
-            model_run(subject, after, op)
-        store.seal()
-        changes = store.changes()
-        differing = {key for key in before.keys() | after.keys() if before.get(key) != after.get(key)}
-        named = changes.entries.keys() | set(changes.removed)
-        assert changes.group == GROUP
-        assert differing <= named <= {op.key for op in steps}
-        assert set(changes.removed) == before.keys() - after.keys()
-        assert changes.created <= changes.entries.keys()
-        assert changes.created >= after.keys() - before.keys()
-        store.commit()
-        before = after
+def test_a_table_holds_what_plain_dicts_would_hold(layout: str, history: list[tuple[int, Any]]) -> None:
+    sides = [Beside(layout), Beside(layout)]
+    for at, step in history:
+        take(sides, at, step)
+    for side in sides:
+        side.commit()
 
 
 @layouts
 @examples(40)
-@given(history=histories, moved=st.sets(keys))
-def test_extracted_keys_live_on_in_another_store(layout: str, history: History, moved: set[str]) -> None:
-    subject = LAYOUTS[layout]()
-    store, other = subject.make(), subject.make()
-    for steps, ending in history:
-        store.begin()
-        for op in steps:
-            subject.run(store, op)
-        store.seal()
-        store.commit() if ending == "commit" else store.abort()
-    before = committed(store)
-    taken, state = store.extract(sorted(moved))
-    other.install(taken, state)
-    store.discard(taken)
-    assert committed(other) == {key: value for key, value in before.items() if key in moved}
-    assert committed(store) == {key: value for key, value in before.items() if key not in moved}
-    for target in (store, other):
-        for key in "abcd":
-            subject.run(target, Add(key, 1))
-        target.abort()
-    assert committed(store) | committed(other) == before
+@given(before=st.lists(ops, max_size=8), within=st.lists(ops, max_size=8), ending=st.sampled_from(["commit", "abort"]))
+def test_what_was_copied_before_an_epoch_is_put_right_by_what_the_epoch_noted(
+    layout: str, before: list[Op], within: list[Op], ending: str
+) -> None:
+    here, there = Beside(layout), Beside(layout)
+    here.run(*before)
+    here.commit()
+    shelf = here.table.shelve(Selection(EVERY, None, None))
+    swept, _ = shelf.collect_range(0, len(shelf.hashes))
+    here.run(*within)
+    here.seal()
+    noted = shelf.note()
+    changed, left = shelf.collect(noted)
+    assert not len(left)
+    getattr(here, ending)()
+    again, _ = shelf.collect(noted)
+    for batch in (swept, changed, again):
+        if batch is not None:
+            there.table.take_in(batch)
+    assert dict(there.table.snapshot()) == here.committed
 
 
-def test_extract_within_an_epoch_gives_the_committed_state(subject: Subject) -> None:
-    store, other = subject.make(), subject.make()
-    subject.run(store, Add("a", 1))
-    subject.run(store, Add("b", 2))
-    store.commit()
-    before = committed(store)
-    subject.run(store, Add("a", 5))
-    subject.run(store, Forget("b"))
-    subject.run(store, Add("c", 5))
-    other.install(*store.extract())
-    assert committed(other) == before
+# --- by example ---
 
 
-@pytest.mark.parametrize("ending", ["commit", "abort"])
-def test_keys_that_come_in_within_an_epoch_are_committed_state(subject: Subject, ending: str) -> None:
-    store, other = subject.make(), subject.make()
-    for key in "bc":
-        subject.run(other, Add(key, 2))
+def test_keys_that_come_in_within_an_epoch_are_committed_state(beside: Beside) -> None:
+    other = another(beside)
+    other.run(Add("b", 2), Add("e", 2))
     other.commit()
-    before = committed(other)
-    subject.run(store, Add("a", 1))
-    store.install(*other.extract())
-    assert committed(store) == before
-    subject.run(store, Add("b", 5))
-    subject.run(store, Forget("c"))
-    assert committed(store) == before
-    store.seal()
-    assert set(store.changes().entries) == {"a", "b"}
-    assert store.changes().created == {"a"}
-    assert store.changes().removed == ("c",)
-    if ending == "abort":
-        store.abort()
-        assert committed(store) == before
-    else:
-        store.commit()
-        assert {key: state["total"] for key, state in committed(store).items()} == {"a": 1, "b": 7}
+    batch = other.collected(group_of("b"))
+    assert batch is not None
+    beside.run(Add("a", 1))
+    beside.take_in(batch, other.committed)
+    beside.run(Add("b", 5), Forget("e"))
+    beside.seal()
+    assert beside.committed.keys() == {"b", "e"}
+    beside.abort()
+    assert {key: state["total"] for key, state in beside.committed.items()} == {"b": 2, "e": 2}
 
 
-@pytest.mark.parametrize("how", ["untouched", "touched", "made", "removed"])
-def test_within_an_epoch_keys_that_are_there_are_not_installed_over(subject: Subject, how: str) -> None:
-    store, other = subject.make(), subject.make()
-    for key in "xab":
-        subject.run(other, Add(key, 2))
+def test_state_that_does_not_fit_leaves_nothing(beside: Beside) -> None:
+    other = another(beside)
+    other.run(*(Add(key, 2) for key in KEYS))
     other.commit()
-    subject.run(store, Add("z" if how == "made" else "a", 1))
-    store.commit()
-    if how == "removed":
-        subject.run(store, Forget("a"))
-    else:
-        subject.run(store, Add("z" if how == "untouched" else "a", 3))
-    before = committed(store)
-    with pytest.raises(ProtocolError, match="there already"):
-        store.install(*other.extract(["x", "a", "b"]))
-    assert committed(store) == before
-    store.abort()
-    assert committed(store) == before
+    beside.run(Add("a", 1))
+    for group in EVERY[1:]:
+        batch = other.collected(group)
+        assert batch is not None
+        at = batch.schema.get_field_index("total")
+        wrong = batch.set_column(at, "total", pa.array(["x"] * batch.num_rows))
+        for arrive in (lambda wrong=wrong: beside.table.take_in(wrong), lambda wrong=wrong: _install(beside, wrong)):
+            with pytest.raises(StateTypeError):
+                arrive()
+            beside.check()
+    beside.commit()
 
 
-def test_between_epochs_an_install_takes_the_place_of_what_was_there(subject: Subject) -> None:
-    store, other = subject.make(), subject.make()
-    for key in "ab":
-        subject.run(other, Add(key, 2))
+def _install(beside: Beside, batch: pa.RecordBatch) -> None:
+    beside.table.install(
+        sorted({KeyGroup(group) for group in batch.column(GROUP).to_pylist()}), batch.drop_columns([OP])
+    )
+
+
+def test_a_variable_that_the_state_does_not_have_gets_its_default(beside: Beside) -> None:
+    other = another(beside)
+    other.run(Add("a", 3))
     other.commit()
-    subject.run(store, Add("a", 1))
-    store.commit()
-    store.install(*other.extract())
-    assert committed(store) == committed(other)
+    batch = other.collected(group_of("a"))
+    assert batch is not None
+    beside.table.install(EVERY, batch.select([GROUP, KEY, "total"]))
+    assert dict(beside.table.snapshot()) == {"a": {**beside.subject.fresh(), "total": 3}}
 
 
-def test_extract_leaves_keys_without_state_out(subject: Subject) -> None:
-    store = subject.make()
-    subject.run(store, Add("a", 1))
-    store.commit()
-    taken, state = store.extract(["a", "nobody"])
-    assert taken == ["a"]
-    assert state.num_rows == 1
+def test_just_the_keys_that_are_meant_are_on_a_shelf(beside: Beside) -> None:
+    beside.run(*(Add(key, 1) for key in KEYS))
+    beside.commit()
+    some = np.array(sorted(hashes_of("ab")))
+    table = beside.table
+    assert set(table.shelve(Selection(EVERY, some, None)).hashes.tolist()) == hashes_of("ab")
+    assert set(table.shelve(Selection(EVERY, None, some)).hashes.tolist()) == hashes_of("cdef")
+    assert set(table.shelve(Selection(EVERY[:1], some, None)).hashes.tolist()) == hashes_of("a")
+    table.shelve(Selection(EVERY, some, None)).drop()
+    assert {key for key, _ in table.snapshot()} == set("cdef")
 
 
-def test_a_key_that_was_changed_back_is_no_change(subject: Subject) -> None:
-    store = subject.make()
-    subject.run(store, Add("a", 1))
-    store.commit()
-    subject.run(store, Undo("a", 7))
-    assert store.changes().entries == {}
-    assert store.sizes().touched == 1
+def test_a_key_that_was_changed_back_is_no_change(beside: Beside) -> None:
+    beside.run(Add("a", 1))
+    beside.commit()
+    beside.run(Undo("a", 7))
+    beside.seal()
+    assert [part.entries for part in beside.table.changes() if part.entries or part.removed] == []
+    assert beside.table.delta() is None
+    assert beside.table.sizes().touched == 1
 
 
-def test_a_key_that_was_removed_and_made_again_is_whole_in_the_changes(subject: Subject) -> None:
-    store = subject.make()
-    subject.run(store, Add("a", 1))
-    store.commit()
-    subject.run(store, Forget("a"))
-    subject.run(store, Add("a", 2))
-    changes = store.changes()
-    assert changes.created == {"a"}
-    assert changes.removed == ()
-    assert changes.entries["a"]["total"] == 2
-    store.abort()
-    state = store.read("a")
-    assert state is not None
-    assert state["total"] == 1
+def test_a_key_that_was_removed_and_made_again_is_whole_in_the_changes(beside: Beside) -> None:
+    beside.run(Add("a", 1))
+    beside.commit()
+    beside.run(Forget("a"), Add("a", 2))
+    beside.seal()
+    (changes,) = beside.table.changes()
+    assert (changes.created, changes.removed, changes.entries["a"]["total"]) == ({"a"}, (), 2)
+    beside.abort()
 
 
-def test_a_key_that_came_and_went_in_one_epoch_leaves_nothing(subject: Subject) -> None:
-    store = subject.make()
-    subject.run(store, Add("a", 1))
-    subject.run(store, Forget("a"))
-    assert store.changes().entries == {}
-    assert store.changes().removed == ()
-    store.commit()
-    assert committed(store) == {}
+def test_a_key_that_came_and_went_in_one_epoch_leaves_nothing(beside: Beside) -> None:
+    beside.run(Add("a", 1), Forget("a"))
+    beside.seal()
+    assert beside.table.delta() is None
+    beside.commit()
 
 
-def test_changes_are_small_when_little_changed(subject: Subject) -> None:
-    store = subject.make()
-    for number in range(300):
-        subject.run(store, Add("a", number))
-    store.commit()
-    subject.run(store, Drop("a", 1))
-    assert set(store.changes().entries["a"]) == subject.named_by_drop
+def test_changes_are_small_when_little_changed(beside: Beside) -> None:
+    beside.run(*(Add("a", number) for number in range(300)))
+    beside.commit()
+    beside.run(Drop("a", 1))
+    beside.seal()
+    (changes,) = beside.table.changes()
+    assert set(changes.entries["a"]) == beside.subject.named_by_drop
 
 
-def test_what_does_not_fit_its_declaration_is_refused_at_the_seal(subject: Subject) -> None:
-    store = subject.make()
-    subject.run(store, Misfit("a"))
+def test_what_does_not_fit_its_declaration_is_refused_at_the_seal(beside: Beside) -> None:
+    beside.run(Misfit("a"))
     with pytest.raises(StateTypeError):
-        store.seal()
-    store.abort()
-    assert committed(store) == {}
+        beside.table.seal()
+    beside.abort()
 
 
-def test_an_epoch_cannot_begin_before_the_last_one_ended(subject: Subject) -> None:
-    store = subject.make()
-    store.begin()
-    subject.run(store, Add("a", 1))
+def test_an_epoch_cannot_begin_before_the_last_one_ended(beside: Beside) -> None:
+    beside.run(Add("a", 1))
     with pytest.raises(ProtocolError):
-        store.begin()
-    with pytest.raises(ProtocolError):
-        store.discard()
+        beside.table.begin(EVERY)
 
 
-def test_reads_share_nothing_with_the_live_state(subject: Subject) -> None:
-    store = subject.make()
-    subject.run(store, Add("a", 1))
-    store.commit()
-    state = store.read("a")
+def test_what_goes_out_shares_nothing_with_the_live_state(beside: Beside) -> None:
+    beside.run(Add("a", 1))
+    beside.commit()
+    (state,) = beside.table.read(group_of("a"), ["a"])
     assert state is not None
-    expected = copy.deepcopy(state)
-    subject.damage(state)
-    assert state != expected
-    assert store.read("a") == expected
-
-
-def test_discard_drops_everything(subject: Subject) -> None:
-    store = subject.make()
-    subject.run(store, Add("a", 1))
-    store.commit()
-    store.discard()
-    assert committed(store) == {}
+    batch = beside.collected(group_of("a"))
+    assert batch is not None
+    before = batch.to_pylist()
+    for name in ("tags", "items", "recent"):
+        if name in state:
+            state[name].clear()
+    state["total"] = -1
+    beside.check()
+    beside.run(Add("a", 5), Drop("a", 5))
+    beside.commit()
+    assert batch.to_pylist() == before

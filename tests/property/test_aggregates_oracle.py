@@ -263,7 +263,7 @@ class Running:
         other = ColumnTable([pa.string()], self.logic.columns, GROUPS)
         if len(slots):
             groups = self.table.index.group_of(slots)
-            other.install(self.table.keys(slots), groups.astype(np.int16), self.table.committed(slots))
+            other.put(self.table.keys(slots), groups.astype(np.int16), self.table.committed(slots))
         return other
 
 

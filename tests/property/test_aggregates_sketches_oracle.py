@@ -65,7 +65,7 @@ class Running:
         rows = self.table.extract(self.table.committed_slots())
         self.table = self.empty()
         if rows.num_rows:
-            self.table.install_batch(rows, groups_of(rows.column(0)))
+            self.table.put(rows.columns[:1], groups_of(rows.column(0)), rows)
 
     def results(self) -> dict[str, dict[str, Any]]:
         slots = self.table.committed_slots()

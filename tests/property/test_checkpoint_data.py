@@ -31,6 +31,7 @@ from bedload.checkpoint.storage import open_storage
 from bedload.core.ids import KeyGroup
 from bedload.keys import canonical_key, freeze_keys
 from bedload.state import RecordLayout, build_specs, codec, specs
+from bedload.state.settling import Settling
 from bedload.store.columns import ColumnSpec, ColumnTable
 from bedload.store.deltas import StateVariable, describe, key_column, rows_delta
 from bedload.store.rows import ROW_SLOTS, RowStore
@@ -295,14 +296,16 @@ def test_rows_come_back_as_plain_objects_would_be(keys: str, epochs: list[Any], 
                 (row,) = stores[group].touch([key])
                 plain = model.setdefault(key, Plain())
                 if what == FORGET:
-                    stores[group].forget(key)
+                    stores[group].forget([key])
                     del model[key]
                 else:
                     CHANGES[what](row, n)
                     CHANGES[what](plain, n)
                     del plain.recent[:-4]
+            settling = Settling(layout)
             for store in stores:
-                store.seal()
+                store.seal(settling)
+            settling.check()
             if commits:
                 delta = rows_delta(layout, [store.written() for store in stores], key_types)
                 durable.seal(delta, {key: vars(plain) for key, plain in model.items()})

@@ -122,7 +122,7 @@ class Side:
         table.check()
         assert _read(table, committed=True) == self.committed
         for group in range(GROUPS):
-            batch = table.extract_group(KeyGroup(group))
+            batch = table.extract(table.committed_slots(KeyGroup(group)))
             batch.validate(full=True)
             assert _model(batch) == {key: state for key, state in self.committed.items() if key[1] == group}
         changed = dict(zip(_keys(table, table.changed()), _values(table.current(table.changed())), strict=True))
@@ -187,9 +187,9 @@ def test_tables_do_what_dicts_do_whatever_happens(history: list[Op], plain_memor
 
 def _move_group(here: Side, there: Side, group: KeyGroup) -> None:
     here.run(Commit())
-    batch = here.table.extract_group(group)
-    there.table.install_batch(batch, np.full(batch.num_rows, group))
-    here.table.drop_group(group)
+    batch = here.table.extract(here.table.committed_slots(group))
+    there.table.put(batch.columns[:2], np.full(batch.num_rows, group), batch)
+    here.table.drop([group])
     _moved(here, there, [key for key in here.committed if key[1] == group])
 
 
@@ -198,7 +198,7 @@ def _move_keys(here: Side, there: Side, keys: list[Key]) -> None:
     slots = here.table.find(_columns(keys), _groups(keys))
     slots = slots[slots >= 0]
     batch = here.table.extract(slots)
-    there.table.install_batch(batch, here.table.index.group_of(slots))
+    there.table.put(batch.columns[:2], here.table.index.group_of(slots), batch)
     here.table.discard(slots)
     _moved(here, there, [key for key in dict.fromkeys(keys) if key in here.committed])
 

@@ -130,10 +130,10 @@ def test_keys_move_to_another_table_as_arrow(given_batches: Batches, plain_memor
                 counts[key] = counts.get(key, 0) + 1
             table.commit()
         for group in range(GROUPS):
-            batch = table.extract_group(KeyGroup(group))
+            batch = table.extract(table.committed_slots(KeyGroup(group)))
             batch.validate(full=True)
-            other.install_batch(batch, np.full(batch.num_rows, group))
-            table.drop_group(KeyGroup(group))
+            other.put(batch.columns[: len(types)], np.full(batch.num_rows, group), batch)
+            table.drop([KeyGroup(group)])
             table.check()
             other.check()
         slots = other.committed_slots()

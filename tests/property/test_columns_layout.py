@@ -84,7 +84,7 @@ def test_state_of_every_type_is_kept_over_commits_aborts_and_moves(kind: pa.Data
         assert np.isin(slots, table.changed()).tolist() == differs
         table.abort()
         moved = ColumnTable([pa.int64()], [spec], 2, block=4)
-        moved.install_batch(table.extract(slots), groups)
+        moved.put(keys, groups, table.extract(slots))
         assert moved.committed(moved.find(keys, groups)).column(0).equals(kept)
         table.check()
 

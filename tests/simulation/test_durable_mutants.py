@@ -211,7 +211,7 @@ def rows_are_applied_before_their_state_is_there(patch: Patch) -> None:
 
     def install(self: Any, groups: Any, state: Any) -> None:
         for group in groups:
-            self._stores.pop(group, None)
+            self._table.stores.pop(group, None)
         original(self, groups, state)
 
     patch.setattr(OperatorRuntime, "install", install)

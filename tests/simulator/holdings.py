@@ -19,15 +19,13 @@ from typing import Any
 import numpy as np
 
 from bedload.core.ids import Epoch, KeyGroup, QueryId, Turn, WorkerId
-from bedload.keys import freeze_keys
 from bedload.protocol import messages as m
 from bedload.state import apply_changes
 from bedload.worker.hosted import Hosted
 from bedload.worker.machine import Phase, WorkerMachine
-from bedload.worker.runtime import Runtime
 from tests.simulator.oracle import History
 from tests.simulator.watcher import Plain, Watcher
-from tests.simulator.workload import GROUP_OF, HASH_OF, KEY_GROUPS
+from tests.simulator.workload import GROUP_OF, HASH_OF
 
 
 def keys_of(groups: Iterable[int], without: Iterable[int] = (), single: Iterable[int] = ()) -> set[str]:
@@ -136,7 +134,7 @@ class Holdings:
         if runtime is None or hosted is None or hosted.unrestored is not None:
             return {}, set()
         here = {key for key in self.keys if not on_its_way(hosted, key)}
-        actual = {key: state for key, state in _committed(runtime) if key in here}
+        actual = {key: state for key, state in runtime.snapshot() if key in here}
         if not self._durable:
             came = (here - self._here) & actual.keys()
             self.backup = {key: state for key, state in self.backup.items() if key in here and key in self._here}
@@ -185,17 +183,6 @@ class Holdings:
         self.backup = later | backup
         self.history = (*self.history, epoch)
         assert self.history == self._watcher.histories[turn]
-
-
-def _committed(runtime: Runtime) -> Iterable[tuple[Any, dict[str, Any]]]:
-    """What ``snapshot`` gives; columns are read once, and not once for each key group."""
-    table = vars(runtime).get("_table")
-    if table is None:
-        return runtime.snapshot()
-    slots = np.concatenate([table.committed_slots(KeyGroup(group)) for group in range(KEY_GROUPS)])
-    if not len(slots):
-        return ()
-    return zip(freeze_keys(table.keys(slots)), table.committed(slots).to_pylist(), strict=True)
 
 
 def _apply(backup: Plain, change: Any) -> None:

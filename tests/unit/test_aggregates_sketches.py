@@ -234,7 +234,7 @@ def test_sketches_move_with_their_keys_and_go_on_elsewhere():
     running.take(["a"] * 300 + ["b"], [*range(300), None]).table.commit()
     moved = Running(pa.int64(), **ALL)
     extracted = running.table.extract(running.table.committed_slots())
-    moved.table.install_batch(extracted, np.zeros(2, np.int16))
+    moved.table.put(extracted.columns[:1], np.zeros(2, np.int16), extracted)
     assert moved.results() == running.results()
     assert moved.take(["b"], [3]).results()["b"] == (1, 3.0, [{"item": 3, "count": 1}])
 

@@ -15,7 +15,7 @@ from bedload.keys import hash_columns, key_groups
 from bedload.operators.aggregates.logic import Aggregates
 from bedload.store.columns import ColumnSpec, ColumnTable
 from bedload.store.columns.shelf import ColumnShelf
-from bedload.store.deltas import OP, PUT, REMOVE, incoming
+from bedload.store.deltas import OP, PUT, REMOVE
 from bedload.store.shelf import Selection
 from bedload.worker.column_runtime import ColumnDeployment
 from bedload.worker.runtime import Runtime
@@ -69,7 +69,7 @@ def test_blocks_and_interned_bytes_that_were_given_to_other_keys_do_not_mislead(
     subject.write(keys, 1)
     subject.table.commit()
     shelf = subject.shelve()
-    subject.table.drop_group(KeyGroup(0))
+    subject.table.drop([KeyGroup(0)])
     others = [f"other {i}" for i in range(6000)]
     subject.write(others, 2, group=1)
     subject.table.commit()
@@ -102,7 +102,7 @@ def test_another_shelf_learns_of_keys_that_were_dropped_or_taken_out() -> None:
     assert subject.given(both, "a", "b", "c") == {"a": (REMOVE, None), "b": (PUT, 1), "c": (PUT, 1)}
     gone, _ = both.collect(hash_columns([pa.array(["a"])]))
     assert gone is not None
-    subject.table.take_in(incoming(gone.set_column(2, "bedload_key_0", pa.array(["b"])), 1))
+    subject.table.take_in(gone.set_column(2, "bedload_key_0", pa.array(["b"])))
     assert subject.given(both, "a", "b", "c") == {"a": (REMOVE, None), "b": (REMOVE, None), "c": (PUT, 1)}
     both.drop()
     assert subject.table.index.live == 0
@@ -114,7 +114,7 @@ def test_keys_that_came_in_after_the_shelf_was_made_are_noted_when_they_change()
     other.table.commit()
     batch, _ = other.shelve().collect_range(0, 2)
     shelf = subject.shelve()
-    subject.table.take_in(incoming(batch, 1))
+    subject.table.take_in(batch)
     assert not len(shelf.hashes)
     subject.write(["a"], 6)
     subject.table.seal()
@@ -128,7 +128,7 @@ def test_slots_of_many_groups_come_group_by_group() -> None:
     table.locate([pa.array(keys)], keys % 7)
     table.commit()
     table.discard(table.find([pa.array(keys[:200])], keys[:200] % 7))
-    table.drop_group(KeyGroup(3))
+    table.drop([KeyGroup(3)])
     wanted = [KeyGroup(group) for group in (5, 0, 3, 6)]
     assert table.index.slots_in(wanted).tolist() == [
         slot for group in wanted for slot in table.index.slots_of(group).tolist()

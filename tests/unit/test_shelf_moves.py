@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any, ClassVar, NamedTuple
 from unittest import mock
 
@@ -323,13 +325,22 @@ def test_a_copy_that_follows_the_notes_is_the_state(
     copied(subject, before, plans, moved, selection)
 
 
+@contextmanager
+def hashed_by(function: Callable[[Any], Any]) -> Iterator[None]:
+    """All who hash keys do it so."""
+    with ExitStack() as stack:
+        for module in ("store.row_shelf", "store.columns.shelf", "worker.row_runtime", "worker.column_runtime"):
+            stack.enter_context(mock.patch(f"bedload.{module}.hash_columns", function))
+        yield
+
+
 @subjects
 @examples(20)
 @given(before=commands, plans=epochs, selection=selections)
 def test_keys_with_one_hash_move_together(
     subject: str, before: list[Command], plans: list[EpochPlan], selection: tuple[str, list[Key]]
 ) -> None:
-    with mock.patch("bedload.store.shelf.hash_columns", lambda columns: hash_columns(columns) % 2):
+    with hashed_by(lambda columns: hash_columns(columns) % 2):
         copied(subject, before, plans, set(EVERY), selection)
 
 
@@ -337,7 +348,7 @@ def test_keys_with_one_hash_move_together(
 def test_the_keys_of_a_hash_come_with_the_first_of_them(subject: str) -> None:
     worker = Worker(subject)
     worker.epoch(put(A, B, C, D))
-    with mock.patch("bedload.store.shelf.hash_columns", lambda columns: hash_columns(columns) % 2):
+    with hashed_by(lambda columns: hash_columns(columns) % 2):
         shelf = worker.runtime.shelve(EVERY)
         units = [set(ops_of(shelf.collect_range(i, 1)[0])) for i in range(len(shelf.hashes))]
     both = [unit for unit in units if unit]
@@ -629,7 +640,7 @@ def test_a_shelf_goes_on_while_the_code_is_replaced(subject: str) -> None:
 def test_a_key_that_was_touched_holds_back_those_with_its_hash(subject: str) -> None:
     worker = Worker(subject)
     worker.epoch(put(A, B, C, D))
-    with mock.patch("bedload.store.shelf.hash_columns", lambda columns: hash_columns(columns) * 0):
+    with hashed_by(lambda columns: hash_columns(columns) * 0):
         shelf = worker.runtime.shelve(EVERY)
         worker.begin()
         worker.feed(put(B))

@@ -11,6 +11,7 @@ import pytest
 from bedload import state as bl
 from bedload.core.ids import KeyGroup
 from bedload.state import RecordLayout
+from bedload.state.settling import Settling
 from bedload.store import RowStore
 from bedload.worker.operator import Operator, make_shared, state_of
 
@@ -63,7 +64,7 @@ def test_a_held_method_keeps_the_before_image(call: str, size: int) -> None:
     row.seen.update(range(size))
     row.tally.update(range(size))
     row.recent.extend(range(size))
-    store.seal()
+    store.seal(Settling(layout))
     store.commit()
     before = plain(row)
 
@@ -77,7 +78,7 @@ def test_a_held_method_keeps_the_before_image(call: str, size: int) -> None:
             getattr(model, method)(*given)
         expected = list(model)[-5:] if name == "last" else model
         assert getattr(row, name) == expected
-        assert store.read("k") == before
-        store.seal()
+        assert store.read(["k"]) == [before]
+        store.seal(Settling(layout))
         ending()
-    assert store.read("k") == {**before, name: expected}
+    assert store.read(["k"]) == [{**before, name: expected}]

@@ -45,12 +45,12 @@ class Worker:
         self.runtime.begin(Epoch(self.epoch), [KeyGroup(group) for group in range(4)])
 
     def touch(self, key: Any, group: int = 0) -> Any:
-        (found,) = self.runtime._stores[KeyGroup(group)].touch([key])
+        (found,) = self.runtime._table.stores[KeyGroup(group)].touch([key])
         return found
 
     def forget(self, key: Any, group: int = 0) -> None:
         self.touch(key, group)
-        self.runtime._stores[KeyGroup(group)].forget(key)
+        self.runtime._table.stores[KeyGroup(group)].forget([key])
 
     def delta(self) -> list[tuple[Any, ...]]:
         self.runtime.seal()

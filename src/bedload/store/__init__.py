@@ -1,6 +1,6 @@
-"""Key-group stores: one holds the state of one key group and hides how it is laid out."""
+"""Stores: they hold the state of an operator at a worker, by key group, and hide how and where it lies."""
 
-from bedload.store.base import Changes, KeyGroupStore, Sizes
+from bedload.store.base import Changes, KeyGroupStore, MakeStore, Sizes, StateTable
 from bedload.store.rows import ROW_SLOTS, RowStore
 
-__all__ = ["ROW_SLOTS", "Changes", "KeyGroupStore", "RowStore", "Sizes"]
+__all__ = ["ROW_SLOTS", "Changes", "KeyGroupStore", "MakeStore", "RowStore", "Sizes", "StateTable"]

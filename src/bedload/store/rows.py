@@ -12,18 +12,16 @@ the commit and the abort make none. ``touch`` runs once per key and sub-batch.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import compress, islice, repeat
+from itertools import chain, compress, islice, repeat
 from operator import attrgetter
 from typing import Any
 
-import pyarrow as pa
-
 from bedload.core.errors import ProtocolError, StateTypeError
 from bedload.core.ids import KeyGroup
-from bedload.state import Journal, RecordLayout, codec
+from bedload.state import Journal, RecordLayout
 from bedload.state.settling import Settling
-from bedload.store.base import Changes, Sizes
-from bedload.store.deltas import Written, plain_columns
+from bedload.store.base import SLICE, Changes, Plain, Sizes
+from bedload.store.deltas import Written
 
 _ABSENT: Any = object()
 """The before-image of a key that had no state."""
@@ -76,12 +74,13 @@ class RowStore:
             add(row)
         return found
 
-    def forget(self, key: Any) -> None:
-        """Remove a touched key's state in this epoch."""
-        row = self._rows.pop(key)
-        self._forgotten.add(id(row))
-        if row._bedload_image is not _ABSENT:
-            self._gone[key] = row
+    def forget(self, keys: Iterable[Any]) -> None:
+        """Remove the state of touched keys in this epoch."""
+        for key in keys:
+            row = self._rows.pop(key)
+            self._forgotten.add(id(row))
+            if row._bedload_image is not _ABSENT:
+                self._gone[key] = row
 
     def changed(self) -> list[Any]:
         """The live objects whose state differs from the committed one; ``row._bedload_key`` is the key.
@@ -103,9 +102,7 @@ class RowStore:
 
     def written(self) -> Written:
         """What the epoch changed, for its delta; after :meth:`seal`."""
-        live = self._touched
-        if self._forgotten:
-            live = [row for row in live if id(row) not in self._forgotten]
+        live = self._live()
         created = [row for row in live if row._bedload_image is _ABSENT]
         known = [row for row in live if row._bedload_image is not _ABSENT] if created else live
         images = [row._bedload_image for row in known]
@@ -120,19 +117,8 @@ class RowStore:
         """The same for a layout of small values: adds the keys and values that a delta writes; the removed keys."""
         gather = self._layout.gather
         assert gather is not None
-        live = self._touched
-        if self._forgotten:
-            live = [row for row in live if id(row) not in self._forgotten]
-        gather(live, _ABSENT, keys, *columns)
+        gather(self._live(), _ABSENT, keys, *columns)
         return [key for key in self._gone if key not in self._rows]
-
-    def load(self, keys: Sequence[Any], values: Mapping[str, Sequence[Any]]) -> None:
-        """Put keys in as committed state, a column at a time. Within an epoch, none of them may be there."""
-        if self._touched and not (self._rows.keys().isdisjoint(keys) and self._gone.keys().isdisjoint(keys)):
-            raise ProtocolError(
-                f"key group {self.group}: keys were installed within an epoch, but some of them are there already"
-            )
-        self.put(keys, values)
 
     def put(self, keys: Sequence[Any], values: Mapping[str, Sequence[Any]]) -> None:
         """Put keys in as committed state, or over what they have; an epoch under way must not have touched them."""
@@ -151,6 +137,11 @@ class RowStore:
         for item in self._rows.values():
             item.__class__ = row
 
+    def discard(self, keys: Sequence[Any]) -> None:
+        """Drop these keys; an epoch under way must not have touched them."""
+        for key in keys:
+            self._rows.pop(key, None)
+
     # --- keys on their way elsewhere ---
 
     @property
@@ -158,16 +149,12 @@ class RowStore:
         """Whether an epoch has touched keys and is not sealed: their current state is not fit to be seen."""
         return bool(self._touched) and not self._sealed
 
-    def all_keys(self) -> list[Any]:
-        """Keys with committed or current state."""
-        return [*self._rows, *(key for key in self._gone if key not in self._rows)]
-
     def touched_keys(self) -> list[Any]:
         """Keys that the epoch has touched, each once."""
         keys = list(map(_key_of, self._touched))
         return list(dict.fromkeys(keys)) if self._forgotten else keys
 
-    def rows_of(self, keys: Sequence[Any]) -> list[Any]:
+    def current(self, keys: Sequence[Any]) -> list[Any]:
         """The live objects of these keys; None for a key that has none now."""
         return list(map(self._rows.get, keys))
 
@@ -179,42 +166,22 @@ class RowStore:
             for row, key in zip(rows, keys, strict=True)
         ]
 
-    def sample(self, count: int) -> list[tuple[Any, dict[str, Any]]]:
-        """At most so many keys, with their committed state."""
-        return [(key, state) for key in islice(self._rows, count) if (state := self.read(key)) is not None]
-
-    def check_untouched(self, keys: Sequence[Any]) -> None:
-        """Raise if an epoch under way has touched one of these keys."""
-        if self._touched and (touched := list(compress(keys, self.touched_among(keys)))):
-            raise ProtocolError(
-                f"key group {self.group}: {len(touched)} keys were to be replaced or dropped that the epoch under way "
-                f"has touched, such as {touched[0]!r}; end the epoch first"
-            )
-
-    # --- KeyGroupStore ---
+    # --- epochs ---
 
     def begin(self) -> None:
         """Check that the last epoch was ended."""
         if self._touched:
             raise ProtocolError(f"key group {self.group}: an epoch began before the last one ended")
 
-    def seal(self, settling: Settling | None = None) -> None:
-        """Track the plain containers that operator code assigned; one that stayed plain would keep no before-image.
-
-        ``settling`` takes in what the epoch left, to be checked.
-        """
-        live = self._touched
-        if self._forgotten:
-            live = [row for row in live if id(row) not in self._forgotten]
-        if settling is None:
+    def seal(self, settling: Settling) -> None:
+        """Track the plain containers that operator code assigned; one that stayed plain would keep no before-image."""
+        live = self._live()
+        try:
+            settling.add(live, self._journal, _ABSENT)
+        except (AttributeError, StateTypeError):
+            # One by one: it gives what was deleted its default, or names the key that does not fit.
             self._adopt(live)
-        else:
-            try:
-                settling.add(live, self._journal, _ABSENT)
-            except (AttributeError, StateTypeError):
-                # One by one: it gives what was deleted its default, or names the key that does not fit.
-                self._adopt(live)
-                settling.add(live, self._journal, _ABSENT)
+            settling.add(live, self._journal, _ABSENT)
         self._sealed = True
 
     def _adopt(self, live: list[Any]) -> None:
@@ -263,45 +230,25 @@ class RowStore:
         removed = tuple(key for key in gone if key not in self._rows)
         return Changes(self.group, entries, frozenset(created), removed)
 
-    def read(self, key: Any) -> dict[str, Any] | None:
-        """The committed state of a key."""
+    # --- seeing it ---
+
+    def scan(self) -> Iterator[list[Any]]:
+        """Keys with committed or current state, slice by slice."""
+        keys = chain(self._rows, (key for key in self._gone if key not in self._rows))
+        while part := list(islice(keys, SLICE)):
+            yield part
+
+    def read(self, keys: Iterable[Any]) -> list[Plain | None]:
+        """The committed state of these keys."""
+        return list(map(self._read, keys))
+
+    def _read(self, key: Any) -> Plain | None:
         row = self._gone.get(key)
         if row is None:
             row = self._rows.get(key)
         if row is None or row._bedload_image is _ABSENT:
             return None
         return self._layout.snapshot(row, row._bedload_image)
-
-    def snapshot(self) -> Iterator[tuple[Any, dict[str, Any]]]:
-        """The committed state of every key."""
-        for key in self.all_keys():
-            state = self.read(key)
-            if state is not None:
-                yield key, state
-
-    def extract(self, keys: Iterable[Any] | None = None) -> tuple[list[Any], pa.RecordBatch]:
-        """The committed state of these keys, or of all, as Arrow."""
-        wanted = self.all_keys() if keys is None else keys
-        pairs = [(key, state) for key in wanted if (state := self.read(key)) is not None]
-        return [key for key, _ in pairs], codec.encode(self._layout.specs, [state for _, state in pairs])
-
-    def install(self, keys: list[Any], state: pa.RecordBatch) -> None:
-        """Put in what another store extracted."""
-        self.load(keys, plain_columns(self._layout.specs, state))
-
-    def discard(self, keys: Iterable[Any] | None = None) -> None:
-        """Drop these keys, or all; an epoch under way must not have touched them."""
-        if keys is None:
-            if self._touched:
-                raise ProtocolError(
-                    f"key group {self.group} was to be dropped, but the epoch under way has touched it; end it first"
-                )
-            self._rows = {}
-            return
-        keys = list(keys)
-        self.check_untouched(keys)
-        for key in keys:
-            self._rows.pop(key, None)
 
     def sizes(self) -> Sizes:
         """How much is there."""
@@ -310,6 +257,11 @@ class RowStore:
     def image_bytes(self) -> int:
         """Roughly the memory of the before-images; the logs of containers from a sample."""
         return len(self._touched) * (_TUPLE + _VALUE * len(self._layout.names)) + self._journal.log_bytes()
+
+    def _live(self) -> list[Any]:
+        """The touched objects that are still there."""
+        gone = self._forgotten
+        return [row for row in self._touched if id(row) not in gone] if gone else self._touched
 
     def _make(self, key: Any) -> Any:
         row = self._rows[key] = self._row.__new__(self._row)

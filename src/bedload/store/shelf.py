@@ -24,22 +24,16 @@ Why the shelf and not the mover knows what has changed: touched keys are a list 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from itertools import compress
-from typing import Any, Protocol
+from collections.abc import Collection
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from bedload.core.errors import ProtocolError
 from bedload.core.ids import KeyGroup
-from bedload.keys import hash_columns
 from bedload.keys.lookup import among
-from bedload.state import RecordLayout
-from bedload.store.deltas import key_arrays, rows_state, spans
 from bedload.store.entries import Entries, Hashes, Numbers
-from bedload.store.rows import RowStore
 
 Flags = npt.NDArray[np.bool_]
 Collected = tuple[pa.RecordBatch | None, Hashes]
@@ -50,11 +44,6 @@ _SAMPLE = 32
 """Keys to look at for a first estimate of their size."""
 _GUESS = 64.0
 """Bytes per key when none can be looked at."""
-
-
-def key_hashes(columns: Sequence[pa.Array]) -> Hashes:
-    """The hash of each key, by which keys are named."""
-    return hash_columns(columns)
 
 
 class Shelf(Protocol):
@@ -168,97 +157,3 @@ class AnyShelf:
     def _batch(self, entries: Numbers) -> pa.RecordBatch:
         """Their current state; they are in the order of their key groups."""
         raise NotImplementedError
-
-
-_Keys = tuple[list[Any], Hashes, npt.NDArray[np.int16]]
-"""Keys, their hashes, their key groups."""
-
-
-class RowShelf(AnyShelf):
-    """Keys of an operator on rows. ``waiting`` gives the hashes of rows that the seal will run."""
-
-    def __init__(
-        self,
-        stores: Mapping[KeyGroup, RowStore],
-        layout: RecordLayout,
-        key_types: Sequence[pa.DataType],
-        selection: Selection,
-        waiting: Callable[[Collection[KeyGroup]], Hashes],
-    ) -> None:
-        super().__init__(selection, Entries())
-        self._stores = stores
-        self._layout = layout
-        self._types = tuple(key_types)
-        self._waiting = waiting
-        self._keys: list[Any] = []
-        self._add(*self._meant([(group, stores[group].all_keys()) for group in selection.groups if group in stores]))
-
-    def note(self) -> Hashes:
-        """The hashes of the touched keys; new ones join the shelf."""
-        touched = [
-            (group, store.touched_keys())
-            for group in self._selection.groups
-            if (store := self._stores.get(group)) is not None and store.sizes().touched
-        ]
-        keys, hashes, groups = self._meant(touched)
-        known = set(self._keys_of(self._entries.find(hashes)))
-        if not known.issuperset(keys):
-            new = np.fromiter((key not in known for key in keys), np.bool_, len(keys))
-            self._add(list(compress(keys, new)), hashes[new], groups[new])
-        return np.unique(hashes) if self._entries.any_shared else hashes
-
-    def drop(self) -> None:
-        """Forget the keys in the stores."""
-        entries = np.argsort(self.groups, kind="stable")
-        keys = self._keys_of(entries)
-        parts = [
-            (store, keys[first:end])
-            for group, first, end in spans(self.groups[entries])
-            if (store := self._stores.get(group)) is not None
-        ]
-        for store, part in parts:
-            store.check_untouched(part)
-        waiting = self._waiting(self._selection.groups)
-        if len(self._entries.find(waiting)):
-            raise ProtocolError("keys were dropped while rows of them wait for the end of the epoch; end it first")
-        for store, part in parts:
-            store.discard(part)
-        self._keys, self._entries = [], Entries()
-
-    def _held(self, entries: Numbers) -> Flags | None:
-        open_groups = {
-            group for group in self._selection.groups if (store := self._stores.get(group)) is not None and store.open
-        }
-        if not open_groups:
-            return None
-        held = np.zeros(len(entries), np.bool_)
-        for group, first, end in spans(self.groups[entries]):
-            if group in open_groups:
-                held[first:end] = self._stores[group].touched_among(self._keys_of(entries[first:end]))
-        return held
-
-    def _batch(self, entries: Numbers) -> pa.RecordBatch:
-        rows: list[Any] = []
-        keys, groups = self._keys_of(entries), self.groups[entries]
-        for group, first, end in spans(groups):
-            store = self._stores.get(group)
-            rows += [None] * (end - first) if store is None else store.rows_of(keys[first:end])
-        return rows_state(self._layout, rows, keys, groups, self._types)
-
-    def _keys_of(self, entries: Numbers) -> list[Any]:
-        if len(entries) and entries[-1] - entries[0] == len(entries) - 1 and (np.diff(entries) == 1).all():
-            return self._keys[int(entries[0]) : int(entries[-1]) + 1]
-        return list(map(self._keys.__getitem__, entries.tolist()))
-
-    def _meant(self, parts: Sequence[tuple[KeyGroup, Sequence[Any]]]) -> _Keys:
-        keys = [key for _, part in parts for key in part]
-        groups = np.repeat(
-            np.array([group for group, _ in parts], np.int16), np.array([len(part) for _, part in parts], np.int64)
-        )
-        hashes = key_hashes(key_arrays(keys, self._types)) if keys else NO_HASHES
-        meant = self._selection.admits(hashes)
-        return (keys, hashes, groups) if meant.all() else (list(compress(keys, meant)), hashes[meant], groups[meant])
-
-    def _add(self, keys: list[Any], hashes: Hashes, groups: npt.NDArray[np.int16]) -> None:
-        self._keys += keys
-        self._entries.add(hashes, groups)

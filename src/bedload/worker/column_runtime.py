@@ -6,7 +6,7 @@ find the slots of its keys and whatever the logic does with them; there is no Py
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -14,19 +14,17 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from bedload.core.errors import BedloadError, OperatorFailed, ProtocolError
+from bedload.core.errors import BedloadError, OperatorFailed
 from bedload.core.ids import NO_EPOCH, Epoch, KeyGroup, OperatorName, WorkerId
-from bedload.keys import groups_in, without_groups
-from bedload.store import Changes
-from bedload.store.columns import ColumnStore, ColumnTable, warm_up
+from bedload.keys import groups_in, hash_columns, without_groups
+from bedload.store.columns import ColumnTable, warm_up
 from bedload.store.columns.index import Slots
-from bedload.store.columns.shelf import ColumnShelf
-from bedload.store.deltas import StateVariable, incoming, installable
-from bedload.store.shelf import Selection, Shelf, key_hashes
+from bedload.store.deltas import StateVariable
 from bedload.worker.failures import operator_failed, report
 from bedload.worker.operator import BatchContext
 from bedload.worker.runtime import Layout
 from bedload.worker.slots import PartialLogic, SlotLogic
+from bedload.worker.table_runtime import TableRuntime
 
 _T = TypeVar("_T")
 
@@ -66,7 +64,7 @@ class ColumnDeployment:
         return ColumnRuntime(self, worker)
 
 
-class ColumnRuntime:
+class ColumnRuntime(TableRuntime[ColumnTable]):
     """One operator on columns at one worker."""
 
     def __init__(self, deployment: ColumnDeployment, worker: WorkerId) -> None:
@@ -103,13 +101,13 @@ class ColumnRuntime:
 
     def begin(self, epoch: Epoch, groups: Iterable[KeyGroup]) -> None:
         """An epoch begins."""
-        self._table.check_idle()
+        self._table.begin(groups)
         self._context.epoch = epoch
         self.rows = 0
 
     def hashes(self, batch: pa.RecordBatch) -> npt.NDArray[np.int64]:
         """The hash of the key of each row of a sub-batch."""
-        return key_hashes(self._key_columns(batch, self._is_partial(batch)))
+        return hash_columns(self._key_columns(batch, self._is_partial(batch)))
 
     def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch | None:
         """Take a sub-batch; the outputs that leave at once, if there are any."""
@@ -144,100 +142,6 @@ class ColumnRuntime:
             outputs = self._call("result", lambda: self._logic.result(self._table, changed, self._context))
         self._table.seal()
         return outputs
-
-    def changes(self) -> Iterator[Changes]:
-        """What the epoch changed, by key group."""
-        table = self._table
-        for group in np.unique(table.index.group_of(table.index.touched)).tolist():
-            yield ColumnStore(KeyGroup(group), table).changes()
-
-    def delta(self) -> pa.RecordBatch | None:
-        """What the epoch changed, in delta form."""
-        return self._table.delta()
-
-    def install(self, groups: Collection[KeyGroup], state: pa.RecordBatch | None) -> None:
-        """Put these key groups in with this committed state."""
-        for group in groups:
-            if self._table.index.count(group):
-                raise ProtocolError(
-                    f"operator {self.deployment.name}: key group {group} has state already; drop it before the install"
-                )
-        if state is not None and state.num_rows:
-            found = installable(state, len(self.deployment.key_types), groups)
-            self._table.install(found.keys, found.groups, found.state)
-
-    def drop(self, groups: Iterable[KeyGroup]) -> None:
-        """Forget the state of these key groups; no epoch may have touched them."""
-        self._table.drop_groups(list(groups))
-
-    def shelve(
-        self,
-        groups: Collection[KeyGroup],
-        only: npt.NDArray[np.int64] | None = None,
-        without: npt.NDArray[np.int64] | None = None,
-    ) -> Shelf:
-        """The keys with state in these key groups, to go elsewhere."""
-        return ColumnShelf(self._table, Selection(groups, only, without))
-
-    def take_in(self, state: pa.RecordBatch) -> None:
-        """Put in what a shelf gave."""
-        self._table.take_in(incoming(state, len(self.deployment.key_types)))
-
-    def commit(self) -> None:
-        """The epoch counts."""
-        self._table.commit()
-
-    def abort(self) -> None:
-        """The epoch does not count."""
-        self._table.abort()
-
-    # --- seeing it ---
-
-    def read(self, group: KeyGroup, key: Any) -> dict[str, Any] | None:
-        """The committed state of a key."""
-        return ColumnStore(group, self._table).read(key)
-
-    def read_batch(self, group: KeyGroup, key: Any) -> pa.RecordBatch | None:
-        """The committed state of a key, encoded."""
-        keys, state = ColumnStore(group, self._table).extract([key])
-        return state if keys else None
-
-    def snapshot(self) -> Iterator[tuple[Any, dict[str, Any]]]:
-        """The committed state of every key."""
-        for group in range(self.deployment.key_groups):
-            yield from ColumnStore(KeyGroup(group), self._table).snapshot()
-
-    @property
-    def keys(self) -> int:
-        """The number of keys with state."""
-        return self._table.index.live
-
-    @property
-    def groups(self) -> int:
-        """The number of key groups with state."""
-        return len(self._table.index.used_groups())
-
-    @property
-    def touched_keys(self) -> int:
-        """The number of keys that the current epoch has touched."""
-        return len(self._table.index.touched)
-
-    def held_bytes(self) -> int:
-        """Roughly what is kept for the current epoch alone."""
-        return self._table.image_bytes
-
-    def keys_in(self, groups: Collection[KeyGroup]) -> int:
-        """The number of keys with state in these key groups."""
-        return sum(map(self._table.index.count, groups))
-
-    def state_bytes(self) -> int:
-        """Roughly the size of all state when it is encoded."""
-        return self._table.encoded_bytes()
-
-    @property
-    def nbytes(self) -> int:
-        """Memory of the state."""
-        return self._table.nbytes
 
     def _call(self, method: str, function: Callable[[], _T]) -> _T:
         try:

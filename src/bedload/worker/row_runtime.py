@@ -7,7 +7,7 @@ own traceback, the key and the epoch. Nothing of a call that failed is left when
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, TypeVar
@@ -18,19 +18,19 @@ import pyarrow as pa
 
 from bedload.core.errors import BedloadError, DataError, DefinitionError, OperatorFailed, ProtocolError
 from bedload.core.ids import NO_EPOCH, Epoch, KeyGroup, OperatorName, WorkerId
-from bedload.keys import groups_in
-from bedload.state import RecordLayout, codec
-from bedload.state.settling import Settling
-from bedload.store import Changes, RowStore
-from bedload.store.deltas import SmallDelta, StateVariable, describe, rows_delta
+from bedload.keys import groups_in, hash_columns
+from bedload.state import RecordLayout
+from bedload.store import KeyGroupStore, MakeStore, RowStore
+from bedload.store.deltas import StateVariable, describe
 from bedload.store.row_table import RowTable
-from bedload.store.shelf import Selection, Shelf, key_hashes
+from bedload.store.shelf import Selection, Shelf
 from bedload.worker.failures import located, operator_failed, report
 from bedload.worker.grouping import Grouped, group_rows
 from bedload.worker.operator import Context, Operator, make_shared, share, state_of
 from bedload.worker.outputs import OutputRows
 from bedload.worker.rows import Rows, SortedBatch, row_type, rows_of
 from bedload.worker.runtime import Layout
+from bedload.worker.table_runtime import TableRuntime
 
 _T = TypeVar("_T")
 _end_of = itemgetter(2)
@@ -72,17 +72,16 @@ class Deployment:
         return OperatorRuntime(self, worker)
 
 
-class OperatorRuntime:
+class OperatorRuntime(TableRuntime[RowTable]):
     """One operator at one worker: its code, its key groups, its current epoch."""
 
-    def __init__(self, deployment: Deployment, worker: WorkerId) -> None:
+    def __init__(self, deployment: Deployment, worker: WorkerId, make_store: MakeStore = RowStore) -> None:
         self._worker = worker
-        self._stores = RowTable(deployment.name)
+        self._table = RowTable(deployment.name, make_store)
         self._context = Context(deployment.name, worker, NO_EPOCH)
         self._waiting: list[pa.RecordBatch] = []
         self._waiting_bytes = 0
         self._images, self._look_at = 0, _FIRST_LOOK
-        self._delta: SmallDelta | None = None
         self._holder: Operator | None = None
         """What ``setup`` and ``close`` are called on; None: it is closed."""
         self.rows = 0
@@ -102,9 +101,8 @@ class OperatorRuntime:
             )
         share(holder, row)
         self._row_type = row_type(deployment.columns)
-        self._layout = RecordLayout(state_of(operator))
         self._holder, self._row = holder, row
-        self._stores.bind(self._layout, row)
+        self._table.bind(RecordLayout(state_of(operator)), row, len(deployment.key), deployment.key_types)
         self._grouped = operator.grouped
         self._has_result = operator.result is not Operator.result
 
@@ -131,14 +129,11 @@ class OperatorRuntime:
         self._waiting, self._waiting_bytes = [], 0
         self._images, self._look_at = 0, _FIRST_LOOK
         self.rows = 0
-        for group in groups:
-            self._stores.store(group)
-        for store in self._stores.values():
-            store.begin()
+        self._table.begin(groups)
 
     def hashes(self, batch: pa.RecordBatch) -> npt.NDArray[np.int64]:
         """The hash of the key of each row of a sub-batch."""
-        return key_hashes([batch.column(i) for i in self.deployment.key])
+        return hash_columns([batch.column(i) for i in self.deployment.key])
 
     def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch | None:
         """Take a sub-batch; the outputs that leave at once, if there are any."""
@@ -160,48 +155,9 @@ class OperatorRuntime:
             self._waiting = []
             for batch in whole:
                 self._process(batch, outputs)
-        self._delta = None if self._layout.gather is None or not self.durable else SmallDelta(self._layout)
-        touched = [(group, store) for group, store in self._stores.items() if store.sizes().touched]
-        # SUBTLE: also where a delta is written next. It leaves out what is equal to what was: 1.0 in place of 1.
-        settling = Settling(self._layout)
-        # SUBTLE: a result may change a container of another key that has rows. What is sealed must not change.
-        first = self._has_result and not self._layout.scalars_only
-        for _, store in touched if first else ():
-            self._results(store, outputs)
-        # All steps on one key group, then on the next: its objects are in the processor's cache by then.
-        for group, store in touched:
-            if self._has_result and not first:
-                self._results(store, outputs)
-            store.seal(settling)
-            if self._delta is not None:
-                self._delta.add(group, store.gather)
-        settling.check()
+        results = (lambda store: self._results(store, outputs)) if self._has_result else None
+        self._table.seal(results, durable=self.durable)
         return outputs.batch()
-
-    def changes(self) -> Iterator[Changes]:
-        """What the epoch changed, by key group; call it after :meth:`seal`."""
-        for store in self._stores.values():
-            if store.sizes().touched:
-                yield store.changes()
-
-    def delta(self) -> pa.RecordBatch | None:
-        """What the epoch changed, in delta form; call it after :meth:`seal`."""
-        return self._call("seal", self._delta_batch)
-
-    def _delta_batch(self) -> pa.RecordBatch | None:
-        types = self._key_types("delta can be written")
-        touched = [group for group, store in self._stores.items() if store.sizes().touched]
-        if self._layout.gather is not None:
-            made, self._delta = self._delta or SmallDelta(self._layout), None
-            if not self.durable:
-                for group in touched:
-                    made.add(group, self._stores[group].gather)
-            return made.batch(types)
-        return rows_delta(self._layout, [self._stores[group].written() for group in sorted(touched)], types)
-
-    def install(self, groups: Collection[KeyGroup], state: pa.RecordBatch | None) -> None:
-        """Put these key groups in with this committed state."""
-        self._stores.install(groups, state, len(self.deployment.key))
 
     def drop(self, groups: Iterable[KeyGroup]) -> None:
         """Forget the state of these key groups; no epoch may have touched them."""
@@ -211,30 +167,10 @@ class OperatorRuntime:
                 f"operator {self.deployment.name}: key groups were dropped while rows of theirs wait for the end of "
                 "the epoch; end it first"
             )
-        self._stores.drop(groups)
+        super().drop(groups)
 
-    def shelve(
-        self,
-        groups: Collection[KeyGroup],
-        only: npt.NDArray[np.int64] | None = None,
-        without: npt.NDArray[np.int64] | None = None,
-    ) -> Shelf:
-        """The keys with state in these key groups, to go elsewhere."""
-        types = self._key_types("key can be moved")
-        return self._stores.shelve(Selection(groups, only, without), types, self._waiting_hashes)
-
-    def take_in(self, state: pa.RecordBatch) -> None:
-        """Put in what a shelf gave."""
-        self._stores.take_in(state, len(self.deployment.key))
-
-    def _key_types(self, what: str) -> tuple[pa.DataType, ...]:
-        types, key = self.deployment.key_types, self.deployment.key
-        if len(types) != len(key):
-            raise ProtocolError(
-                f"operator {self.deployment.name}: no {what}, because the deployment has {len(types)} key_types "
-                f"for {len(key)} key columns; give it one for each"
-            )
-        return types
+    def _shelve(self, selection: Selection) -> Shelf:
+        return self._table.shelve(selection, self._waiting_hashes)
 
     def _waiting_hashes(self, groups: Collection[KeyGroup]) -> npt.NDArray[np.int64]:
         """Key hashes of the rows of these key groups that wait for the seal."""
@@ -246,64 +182,18 @@ class OperatorRuntime:
                 found.append(self.hashes(batch)[mine])
         return np.concatenate(found)
 
-    def commit(self) -> None:
-        """The epoch counts."""
-        for store in self._stores.values():
-            store.commit()
-
     def abort(self) -> None:
         """The epoch does not count."""
-        self._waiting, self._delta, self._context._forgotten = [], None, False
-        for store in self._stores.values():
-            store.abort()
-
-    # --- seeing it ---
-
-    def read(self, group: KeyGroup, key: Any) -> dict[str, Any] | None:
-        """The committed state of a key."""
-        store = self._stores.get(group)
-        return None if store is None else self._call("read", lambda: store.read(key))
-
-    def read_batch(self, group: KeyGroup, key: Any) -> pa.RecordBatch | None:
-        """The committed state of a key, encoded."""
-        state = self.read(group, key)
-        return None if state is None else codec.encode(self._layout.specs, [state])
-
-    def snapshot(self) -> Iterator[tuple[Any, dict[str, Any]]]:
-        """The committed state of every key."""
-        for store in self._stores.values():
-            yield from store.snapshot()
-
-    @property
-    def keys(self) -> int:
-        """The number of keys with state."""
-        return sum(store.sizes().keys for store in self._stores.values())
-
-    @property
-    def groups(self) -> int:
-        """The number of key groups with a store."""
-        return len(self._stores)
-
-    @property
-    def touched_keys(self) -> int:
-        """The number of keys that the current epoch has touched."""
-        return self._stores.touched
+        self._waiting, self._context._forgotten = [], False
+        super().abort()
 
     def held_bytes(self) -> int:
         """Roughly what is kept for the current epoch alone."""
         if self.rows >= self._look_at:
             # Each time there are twice as many rows: so all looks together cost no more than the last one does twice.
             self._look_at = 2 * self.rows
-            self._images = self._stores.image_bytes()
+            self._images = super().held_bytes()
         return self._waiting_bytes + self._images
-
-    def keys_in(self, groups: Collection[KeyGroup]) -> int:
-        """The number of keys with state in these key groups."""
-        return self._stores.keys_in(groups)
-
-    def state_bytes(self) -> int:
-        """Roughly the size of all state when it is encoded."""
-        return self._stores.nbytes(self.deployment.key_types)
 
     # --- calling user code ---
 
@@ -313,9 +203,10 @@ class OperatorRuntime:
             outputs = OutputRows(deployment.name, deployment.output)
         group_column = groups_in(batch)
         grouped = group_rows([batch.column(i) for i in deployment.key], group_column)
+        stores = self._table.stores
         objects: list[Any] = []
         for group, start, stop in grouped.groups:
-            objects += self._stores[group].touch(grouped.keys[start:stop])
+            objects += stores[group].touch(grouped.keys[start:stop])
         view = SortedBatch(batch, deployment.columns, self._row_type, grouped.order)
         context, process = self._context, self._row.process
         add_row, add_key = outputs.rows.append, outputs.keys.append
@@ -338,7 +229,7 @@ class OperatorRuntime:
             raise self._failed("process", error, key=key) from error
         return outputs
 
-    def _results(self, store: RowStore, outputs: OutputRows) -> None:
+    def _results(self, store: KeyGroupStore, outputs: OutputRows) -> None:
         context, result = self._context, self._row.result
         add_row, add_key = outputs.rows.append, outputs.keys.append
         key: Any = None
@@ -353,7 +244,7 @@ class OperatorRuntime:
                     outputs.add(key, returned)
                 if context._forgotten:
                     context._forgotten = False
-                    store.forget(key)
+                    store.forget([key])
         except BedloadError as error:
             raise self._located("result", error, key=key) from error
         except BaseException as error:
@@ -363,10 +254,9 @@ class OperatorRuntime:
         # Where the rows begin says which key of the batch it is, and that, of which key group.
         at = bisect_left(grouped.bounds, rows.start)
         group, _, _ = grouped.groups[bisect_right(grouped.groups, at, key=_end_of)]
-        self._stores[group].forget(key)
+        self._table.stores[group].forget([key])
 
     def _call(self, method: str, function: Callable[[], _T]) -> _T:
-        """Run what may run user code, if only in a value's ``__eq__`` or in how it is pickled."""
         try:
             return function()
         except (DefinitionError, DataError) as error:

@@ -12,8 +12,7 @@ what it costs, is in ADR 6.
 """
 
 from bedload.store.columns.column import ColumnSpec
-from bedload.store.columns.store import ColumnStore
 from bedload.store.columns.table import ColumnTable
 from bedload.store.columns.warming import warm_up
 
-__all__ = ["ColumnSpec", "ColumnStore", "ColumnTable", "warm_up"]
+__all__ = ["ColumnSpec", "ColumnTable", "warm_up"]

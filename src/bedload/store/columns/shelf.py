@@ -1,4 +1,4 @@
-"""A shelf of keys of a :class:`~bedload.store.columns.table.ColumnTable`: entries are slots.
+"""A shelf of keys of a :class:`~bedload.store.columns.ColumnTable`: entries are slots.
 
 Invariants: an entry is *here*, with the one slot that holds its key, or *gone*, with the key itself; no slot has two
 entries. The table says which slots are about to be free for other keys (:meth:`ColumnShelf.freed`), so an entry never
@@ -18,18 +18,20 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from bedload.core.ids import KeyGroup
+from bedload.keys import hash_columns
+from bedload.store.base import SLICE
 from bedload.store.columns.compiled_entries import CompiledEntries
 from bedload.store.columns.index import Slots
-from bedload.store.columns.table import ColumnTable
+from bedload.store.columns.slot_table import SlotTable
 from bedload.store.deltas import REMOVE, delta_batch
 from bedload.store.entries import Hashes, Numbers, with_room
-from bedload.store.shelf import AnyShelf, Flags, Selection, key_hashes
+from bedload.store.shelf import NO_HASHES, AnyShelf, Flags, Selection
 
 
 class ColumnShelf(AnyShelf):
     """Keys of an operator on columns."""
 
-    def __init__(self, table: ColumnTable, selection: Selection) -> None:
+    def __init__(self, table: SlotTable, selection: Selection) -> None:
         super().__init__(selection, CompiledEntries())
         self._table = table
         index = table.index
@@ -52,7 +54,7 @@ class ColumnShelf(AnyShelf):
         self._cover(touched)
         unknown = touched[self._entry[touched] == 0]
         if len(unknown):
-            hashes = key_hashes(self._table.keys(unknown))
+            hashes = hash_columns(self._table.keys(unknown))
             self._look_again(self._entries.find(hashes))
             self._add_meant(unknown, hashes)
         entries = self._entry[touched]
@@ -73,7 +75,7 @@ class ColumnShelf(AnyShelf):
         whole = [group for group in np.flatnonzero(mine).tolist() if index.count(KeyGroup(group)) == mine[group]]
         table.discard(slots[~np.isin(owners, whole)])
         if whole:
-            table.drop_groups([KeyGroup(group) for group in whole])
+            table.drop([KeyGroup(group) for group in whole])
         self._entries = CompiledEntries()
         self._slots, self._entry = np.empty(0, np.int64), np.empty(0, np.int32)
         self._gone, self._gone_keys = [[] for _ in self._gone], 0
@@ -155,7 +157,8 @@ class ColumnShelf(AnyShelf):
     def _add_meant(self, slots: Slots, hashes: Hashes | None = None) -> None:
         """Make entries of the slots that are meant and have none."""
         if hashes is None:
-            hashes = key_hashes(self._table.keys(slots)) if len(slots) else np.empty(0, np.int64)
+            parts = [slots[at : at + SLICE] for at in range(0, len(slots), SLICE)]
+            hashes = np.concatenate([NO_HASHES, *(hash_columns(self._table.keys(part)) for part in parts)])
         self._cover(slots)
         new = self._selection.admits(hashes) & (self._entry[slots] == 0)
         slots, hashes = slots[new], hashes[new]

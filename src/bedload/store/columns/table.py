@@ -1,158 +1,50 @@
-"""A table of state: key columns by slot, typed value columns, and the before-images of the current epoch.
+"""State in columns as every layout has it: keys and values that come, go and are seen, over the slots of a table.
 
-Columns are arrays that are changed in place. Before a batch changes a slot for the first time in an epoch, its
-old values are copied beside (:meth:`ColumnTable.locate` does that), so the log is a list of touched slots and one
-array of old values per column: abort scatters them back, a read of the committed state looks there first, and
-what changed is found by comparing two arrays.
-
-Invariants (:meth:`ColumnTable.check`): every column has room for the index's slots; values of free slots mean
-nothing, except that they hold no Python objects; a deleted key keeps its slot, flagged, until the epoch ends.
+How operator code reaches the slots is in :class:`~bedload.store.columns.slot_table.SlotTable`. All key groups share
+their epochs, and an entry of the changes is a whole row.
 """
 
 from __future__ import annotations
 
-import sys
-import weakref
-from collections.abc import Callable, Collection, Sequence
-from typing import Any, Protocol
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from bedload.core.errors import ProtocolError
 from bedload.core.ids import KeyGroup
-from bedload.store.columns.column import Column, ColumnSpec, Values, as_range, as_runs
-from bedload.store.columns.index import BLOCK, MAX_SLOTS, Flags, KeyIndex, Slots
-from bedload.store.columns.key_words import KeyWords
-from bedload.store.columns.memory import GrowingArray
-from bedload.store.deltas import PUT, REMOVE, Incoming, delta_batch
-
-Groups = npt.NDArray[np.integer[Any]]
+from bedload.keys import canonical_key, freeze_keys
+from bedload.store.base import SLICE, Changes, Plain, Sizes
+from bedload.store.columns.index import Flags, Slots
+from bedload.store.columns.shelf import ColumnShelf
+from bedload.store.columns.slot_table import SlotTable
+from bedload.store.deltas import PUT, REMOVE, delta_batch, incoming, installable
+from bedload.store.shelf import Selection
 
 _SAMPLED_GROUPS, _SAMPLED_KEYS = 4, 64
 """How many keys are looked at to say how large all are."""
 
-__all__ = ["ColumnSpec", "ColumnTable", "Groups", "Slots", "Update", "Watcher"]
 
+class ColumnTable(SlotTable):
+    """The state of one operator on columns at one worker."""
 
-class Watcher(Protocol):
-    """Who remembers slots, and so must know when they are free for other keys."""
+    # --- epochs ---
 
-    def freed(self, slots: Slots) -> None:
-        """The keys in these slots go; they are still there."""
-        ...
+    def begin(self, groups: Iterable[KeyGroup]) -> None:
+        """Check that the last epoch was ended; key groups need no place of their own."""
+        self.check_idle()
 
-
-class ColumnTable:
-    """The state of one operator at one worker, over all its key groups."""
-
-    def __init__(
-        self,
-        key_types: Sequence[pa.DataType],
-        columns: Sequence[ColumnSpec],
-        key_groups: int,
-        *,
-        block: int = BLOCK,
-        max_slots: int = MAX_SLOTS,
-    ) -> None:
-        self.columns = tuple(columns)
-        self.words = KeyWords(key_types)
-        self.index = KeyIndex(key_groups, self.words.width, block=block, max_slots=max_slots)
-        self._columns = {spec.name: Column(spec) for spec in columns}
-        self._values: list[Values] = [array for column in self._columns.values() for array in column.arrays]
-        self._deleted = GrowingArray(np.bool_)
-        """By place: deleted in this epoch, and not made again."""
-        self._remade = GrowingArray(np.bool_)
-        """By place: deleted in this epoch, and made again."""
-        self._any_deleted = False
-        self.sealed = False
-        """Whether the epoch under way is sealed: current values are fit to be seen."""
-        self.watchers: weakref.WeakSet[Watcher] = weakref.WeakSet()
-        self._make_room()
-
-    # --- the current epoch ---
-
-    def locate(self, keys: Sequence[pa.Array], groups: Groups) -> Slots:
-        """The slots of these keys, new ones included, with before-images taken: they may be written now."""
-        known = len(self.index.touched)
-        self.sealed = False
-        words = self.words.encode(keys)
-        try:
-            slots = self.index.locate(words, groups)
-        finally:
-            # Also if it failed half way: the abort that follows needs the images of what was touched.
-            self._take_images(known)
-        if self._any_deleted:
-            self._revive(slots)
-        return slots
-
-    def values(self, name: str) -> npt.NDArray[Any]:
-        """The live array of a column, by slot. It may be replaced by the next :meth:`locate` or :meth:`install`."""
-        return self._columns[name].values.live
-
-    def valid(self, name: str) -> npt.NDArray[np.bool_]:
-        """The live mask of a nullable column: False is null."""
-        mask = self._columns[name].mask
-        if mask is None:
-            raise ProtocolError(f"state column {name!r} is not nullable: it has no mask")
-        return mask.live
-
-    def write(self, slots: Slots, state: pa.RecordBatch) -> None:
-        """Overwrite located slots with the columns of a batch."""
-        for spec in self.columns:
-            self.write_column(slots, spec.name, state.column(spec.name))
-
-    def write_column(self, slots: Slots, name: str, values: pa.Array) -> None:
-        """Overwrite one column of located slots."""
-        self._columns[name].write(slots, values)
-
-    def delete(self, slots: Slots) -> None:
-        """Remove located keys in this epoch."""
-        if not len(slots):
-            return
-        places = self.index.mark[slots]
-        if not places.all():
-            raise ProtocolError("a key was deleted that the epoch has not located")
-        self._deleted.array[places - 1] = True
-        self._any_deleted = True
-
-    def changed(self) -> Slots:
-        """Slots of the keys that exist and differ from the committed state, in the order of first touch."""
-        touched = self.index.touched
-        differs: Flags = self.index.fresh.copy()
-        for column in self._columns.values():
-            differs |= column.differs(touched)
-        if self._any_deleted:
-            differs |= self._remade.array[: len(touched)]
-            differs &= ~self._deleted.array[: len(touched)]
-        return touched[differs]
-
-    def created(self) -> Slots:
-        """Slots of the keys that exist and that this epoch made, or deleted and made again."""
-        index, count = self.index, len(self.index.touched)
-        if not self._any_deleted:
-            return index.touched[index.fresh]
-        made: Flags = index.fresh | self._remade.array[:count]
-        made &= ~self._deleted.array[:count]
-        return index.touched[made]
-
-    def removed(self) -> Slots:
-        """Slots of the committed keys that this epoch deleted."""
-        touched, fresh = self.index.touched, self.index.fresh
-        return touched[self._deleted.array[: len(touched)] & ~fresh]
-
-    def deleted(self, slots: Slots) -> Flags:
-        """For each slot, whether the epoch has deleted its key."""
-        if not self._any_deleted:
-            return np.zeros(len(slots), np.bool_)
-        places = self.index.mark[slots]
-        gone: Flags = places > 0
-        gone[gone] = self._deleted.array[places[gone] - 1]
-        return gone
+    def changes(self) -> Iterator[Changes]:
+        """The changed keys by key group, each with its whole row."""
+        changed, created, removed = self.changed(), self.created(), self.removed()
+        for group in np.unique(self.index.group_of(self.index.touched)).tolist():
+            mine, made, gone = (it[self.index.group_of(it) == group] for it in (changed, created, removed))
+            entries = dict(zip(self._frozen(mine), self.current(mine).to_pylist(), strict=True))
+            yield Changes(KeyGroup(group), entries, frozenset(self._frozen(made)), tuple(self._frozen(gone)))
 
     def delta(self) -> pa.RecordBatch | None:
-        """What the epoch changed, in delta form (:mod:`bedload.store.deltas`); None if nothing."""
+        """What the epoch changed, in delta form; None if nothing."""
         changed, removed = self.changed(), self.removed()
         slots = np.concatenate((changed, removed)) if len(removed) else changed
         if not len(slots):
@@ -167,67 +59,81 @@ class ColumnTable:
         ops = np.where(gone, REMOVE, PUT).astype(np.int8)
         return delta_batch(groups[order], ops, self.keys(slots), dict(zip(self._columns, state.columns, strict=True)))
 
-    def seal(self) -> None:
-        """Raise :class:`StateTypeError` if a column of objects holds what is not of its type; before the commit."""
-        if any(not spec.fixed for spec in self.columns):
-            changed = self.changed()
-            for column in self._columns.values():
-                if not column.spec.fixed:
-                    column.read(changed, None)
-        self.sealed = True
+    def created(self) -> Slots:
+        """Slots of the keys that exist and that this epoch made, or deleted and made again."""
+        index, count = self.index, len(self.index.touched)
+        made: Flags = index.fresh | self._remade.array[:count]
+        made &= ~self._deleted.array[:count]
+        return index.touched[made]
 
-    def commit(self) -> None:
-        """The current state is the committed one."""
-        touched = self.index.touched
-        self._end(touched[self._deleted.array[: len(touched)]])
-
-    def abort(self) -> None:
-        """Go back to the state as of the last commit."""
+    def removed(self) -> Slots:
+        """Slots of the committed keys that this epoch deleted."""
         touched, fresh = self.index.touched, self.index.fresh
-        if not fresh.all():
-            old = touched[~fresh]
-            for array in self._values:
-                array.restore(old, ~fresh)
-        self._end(touched[fresh])
+        return touched[self._deleted.array[: len(touched)] & ~fresh]
 
-    def check_idle(self) -> None:
-        """Raise if an epoch is under way."""
-        if len(self.index.touched):
-            raise ProtocolError("the columns of an epoch that has not ended cannot be replaced")
+    # --- state that comes and goes ---
 
-    # --- the committed state ---
+    def install(self, groups: Collection[KeyGroup], state: pa.RecordBatch | None) -> None:
+        """Put key groups in with this committed state, in state form. They must have none yet."""
+        for group in groups:
+            if self.index.count(group):
+                raise ProtocolError(f"key group {group} has state already; drop it before the install")
+        if state is not None and state.num_rows:
+            found = installable(state, len(self.words.types), groups)
+            self.put(found.keys, found.groups, found.state)
 
-    def find(self, keys: Sequence[pa.Array], groups: Groups) -> Slots:
-        """Slots of keys with committed state, -1 for the others."""
-        slots = self.find_any(keys, groups)
-        return np.where(self._is_committed(slots), slots, -1)
+    def take_in(self, state: pa.RecordBatch) -> None:
+        """Put whole keys in, in delta form, over what they have; an epoch under way must not have touched them.
 
-    def find_any(self, keys: Sequence[pa.Array], groups: Groups) -> Slots:
-        """Slots of keys with committed or current state, -1 for the others."""
-        slots = self.index.find(self.words.encode(keys, intern=False), groups)
-        none = self.words.no_keys(keys)
-        if none is not None:
-            slots[none] = -1
-        return slots
+        Live arrays may be replaced.
+        """
+        news = incoming(state, len(self.words.types))
+        gone = self.find_any(news.gone_keys, news.gone_groups)
+        gone = gone[gone >= 0]
+        self.check_untouched(gone)
+        if len(news.groups):
+            self.put(news.keys, news.groups, news.state)
+        self.discard(gone)
 
-    def committed_slots(self, group: KeyGroup | None = None) -> Slots:
-        """Slots of all keys with committed state, of one key group or of all."""
-        slots = self.index.all_slots() if group is None else self.index.slots_of(group)
-        return slots[self._is_committed(slots)]
+    def shelve(self, selection: Selection) -> ColumnShelf:
+        """The keys that are meant, to go elsewhere."""
+        return ColumnShelf(self, selection)
 
-    def committed(self, slots: Slots) -> pa.RecordBatch:
-        """The committed values in these slots."""
-        return self._batch(slots, self._places(slots))
+    # --- seeing it ---
 
-    def current(self, slots: Slots) -> pa.RecordBatch:
-        """The current values in these slots."""
-        return self._batch(slots, None)
+    def read(self, group: KeyGroup, keys: Sequence[Any]) -> list[Plain | None]:
+        """The committed state of keys."""
+        slots = self._find(group, keys)
+        found = iter(self.committed(slots[slots >= 0]).to_pylist())
+        return [next(found) if slot >= 0 else None for slot in slots.tolist()]
 
-    def keys(self, slots: Slots) -> list[pa.Array]:
-        """The keys in these slots."""
-        return self.words.decode(self.index.keys[slots])
+    def read_encoded(self, group: KeyGroup, keys: Sequence[Any]) -> pa.RecordBatch:
+        """The committed state of keys, encoded."""
+        slots = self._find(group, keys)
+        return self.committed(slots[slots >= 0])
 
-    # --- moving keys ---
+    def snapshot(self) -> Iterator[tuple[Any, Plain]]:
+        """The committed state of every key."""
+        slots = self.committed_slots()
+        for at in range(0, len(slots), SLICE):
+            part = slots[at : at + SLICE]
+            yield from zip(self._frozen(part), self.committed(part).to_pylist(), strict=True)
+
+    def sizes(self) -> Sizes:
+        """How much is there."""
+        return Sizes(self.index.live, len(self.index.touched), len(self.index.used_groups()))
+
+    def keys_in(self, groups: Iterable[KeyGroup]) -> int:
+        """Keys with state in these key groups."""
+        return sum(map(self.index.count, groups))
+
+    def encoded_bytes(self) -> int:
+        """Roughly the encoded size of all state, from the committed state of some keys."""
+        held = self.index.used_groups()
+        chosen = held[np.unique(np.linspace(0, len(held) - 1, _SAMPLED_GROUPS).astype(int))] if len(held) else held
+        parts = [self.committed_slots(KeyGroup(group))[:_SAMPLED_KEYS] for group in chosen.tolist()]
+        slots = np.concatenate(parts) if parts else np.empty(0, np.int64)
+        return self.extract(slots).nbytes * self.index.live // len(slots) if len(slots) else 0
 
     def extract(self, slots: Slots) -> pa.RecordBatch:
         """The keys and the committed values in these slots: the key columns (``key0``, …), then the value columns.
@@ -238,255 +144,14 @@ class ColumnTable:
         names = [*(f"key{i}" for i in range(len(keys))), *values.schema.names]
         return pa.RecordBatch.from_arrays([*keys, *values.columns], names=names)
 
-    def extract_group(self, group: KeyGroup) -> pa.RecordBatch:
-        """All keys and committed values of a key group, as :meth:`extract` gives them."""
-        return self.extract(self.committed_slots(group))
-
-    def install(self, keys: Sequence[pa.Array], groups: Groups, state: pa.RecordBatch) -> None:
-        """Put keys in as committed state; a column that the state does not have starts as for a new key.
-
-        Between epochs, keys that are there are overwritten. While an epoch is under way none of them may be there: they
-        come in beside it, as if they had been there when it began. Live arrays may be replaced, as by :meth:`locate`.
-        """
-        known = len(self.index.touched)
-        self._put(keys, groups, state, over=not known)
-
-    def take_in(self, news: Incoming) -> None:
-        """Put whole keys in as committed state, over what they have, and take those out that have none any more.
-
-        An epoch may be under way: it must not have touched any of them. Live arrays may be replaced.
-        """
-        gone = self.find_any(news.gone_keys, news.gone_groups)
-        gone = gone[gone >= 0]
-        self.check_untouched(gone)
-        if len(news.groups):
-            self._put(news.keys, news.groups, news.state, over=True)
-        self.discard(gone)
-
-    def install_batch(self, batch: pa.RecordBatch, groups: Groups) -> None:
-        """Put in what :meth:`extract` of another table gave."""
-        keys, count = batch.columns, len(self.words.types)
-        if batch.num_columns != count + len(self.columns):
-            raise ProtocolError(
-                f"state of {batch.num_columns} columns ({', '.join(batch.schema.names)}) does not fit a table of "
-                f"{count} key columns and the state columns {', '.join(self._columns)}"
-            )
-        state = pa.RecordBatch.from_arrays(keys[count:], names=batch.schema.names[count:])
-        self.install(keys[:count], groups, state)
-
-    def discard(self, slots: Slots) -> None:
-        """Drop keys without a before-image; an epoch under way must not have touched them."""
-        self.check_untouched(slots)
-        self._free(np.unique(slots))
-
-    def drop_group(self, group: KeyGroup) -> None:
-        """Drop all keys of a key group without before-images, and give its blocks back."""
-        self.drop_groups([group])
-
-    def drop_groups(self, groups: Collection[KeyGroup]) -> None:
-        """Drop all keys of key groups; an epoch under way must not have touched any."""
-        met = np.intersect1d(self.index.group_of(self.index.touched), np.fromiter(groups, np.int64, len(groups)))
-        if len(met):
-            raise ProtocolError(
-                f"key group {int(met[0])} was to be dropped, but the epoch under way has touched it; end it first"
-            )
-        if len(self.watchers) or any(not spec.fixed for spec in self.columns):
-            for group in groups:
-                self._leave(self.index.slots_of(group))
-        self.words.gone(sum(map(self.index.count, groups)))
-        self.index.drop(*groups)
-        self._tidy()
-
-    def check_untouched(self, slots: Slots) -> None:
-        """Raise if an epoch under way has touched one of these slots."""
-        if self.index.mark[slots].any():
-            raise ProtocolError(
-                f"{np.count_nonzero(self.index.mark[slots])} keys were to be replaced or dropped that the epoch under "
-                "way has touched; end it first"
-            )
-
-    # --- seeing it ---
-
-    @property
-    def nbytes(self) -> int:
-        """Memory of the table, exact for numbers and for binary; other objects count as pointers.
-
-        It looks at every binary value.
-        """
-        arrays = sum(array.nbytes for array in self._values) + self._deleted.nbytes + self._remade.nbytes
-        return self.index.nbytes + self.words.nbytes + arrays + self._binary_bytes()
-
-    @property
-    def image_bytes(self) -> int:
-        """Memory of the before-images; objects count as pointers."""
-        return len(self.index.touched) * sum(array.live.itemsize for array in self._values)
-
-    def encoded_bytes(self) -> int:
-        """Roughly the size of all state in Arrow, from the committed state of some keys."""
-        held = self.index.used_groups()
-        chosen = held[np.unique(np.linspace(0, len(held) - 1, _SAMPLED_GROUPS).astype(int))] if len(held) else held
-        parts = [self.committed_slots(KeyGroup(group))[:_SAMPLED_KEYS] for group in chosen.tolist()]
-        slots = np.concatenate(parts) if parts else np.empty(0, np.int64)
-        return self.extract(slots).nbytes * self.index.live // len(slots) if len(slots) else 0
-
-    @property
-    def bytes_per_key(self) -> float:
-        """Memory per key."""
-        return self.nbytes / max(1, self.index.live)
-
-    def check(self) -> None:
-        """Raise AssertionError unless the invariants hold. It looks at everything: for tests."""
-        self.index.check()
-        slots = self.index.all_slots()
-        self.words.check(self.index.keys[slots])
-        free = np.setdiff1d(np.arange(self.index.capacity), slots)
-        for array in self._values:
-            assert len(array.live) == self.index.capacity
-            if array.live.dtype.kind == "O":
-                assert all(value is None for value in array.live[free]), "a free slot holds on to an object"
-        count = len(self.index.touched)
-        assert not self._deleted.array[count:].any(), "a place is flagged that no slot has"
-        assert not self._remade.array[count:].any(), "a place is flagged that no slot has"
-        assert self._any_deleted or not (self._deleted.array.any() or self._remade.array.any())
-
     # --- steps ---
 
-    def _binary_bytes(self) -> int:
-        """Bytes of the binary values, and of those before-images that are other ones."""
-        total = 0
-        for column in self._columns.values():
-            if pa.types.is_binary(column.spec.type) or pa.types.is_large_binary(column.spec.type):
-                live, touched = column.values.live, self.index.touched
-                pairs = zip(column.values.before[: len(touched)], live[touched], strict=True)
-                total += sum(sys.getsizeof(value) for value in live if value is not None)
-                total += sum(sys.getsizeof(then) for then, now in pairs if then is not None and then is not now)
-        return total
+    def _frozen(self, slots: Slots) -> list[Any]:
+        return freeze_keys(self.keys(slots)) if len(slots) else []
 
-    def _put(self, keys: Sequence[pa.Array], groups: Groups, state: pa.RecordBatch, *, over: bool) -> None:
-        """Put keys in as committed state; keys that are there are refused, or if ``over``, those that are touched."""
-        index, known = self.index, len(self.index.touched)
-        # All that can fail comes before the first value is written.
-        given = {name: state.column(name) for name in self._columns if name in state.schema.names}
-        prepared = {name: self._columns[name].prepared(values) for name, values in given.items()}
-        words = self.words.encode(keys)
-        index.expect(groups)
-        try:
-            slots = index.locate(words, groups)
-            self._make_room()
-            if (index.mark[slots] <= known).any() or not (over or index.fresh[known:].all()):
-                raise ProtocolError(
-                    "keys were taken in within an epoch that has touched some of them already"
-                    if over
-                    else "keys were installed within an epoch, but some of them are there already"
-                )
-        except BaseException:
-            self._take_out(known)
-            raise
-        runs = as_runs(slots)
-        for name, column in self._columns.items():
-            if name in prepared:
-                column.put(slots, prepared[name], runs)
-            else:
-                for array in column.arrays:
-                    array.start(slots)
-        index.untouch(known)
-
-    def _take_images(self, known: int) -> None:
-        index = self.index
-        self._make_room()
-        touched = index.touched[known:]
-        if not len(touched):
-            return
-        self._deleted.at_least(len(index.touched))
-        self._remade.at_least(len(index.touched))
-        fresh = index.fresh[known:]
-        made = touched[fresh] if fresh.any() else None
-        for array in self._values:
-            if made is not None:
-                array.start(made)
-            array.save(touched, known)
-
-    def _take_out(self, known: int) -> None:
-        """Remove the keys that were made from a place on, and forget the places."""
-        self._make_room()
-        made = self.index.touched[known:][self.index.fresh[known:]]
-        self.index.untouch(known)
-        self._free(made)
-
-    def _make_room(self) -> None:
-        capacity = self.index.capacity
-        for array in self._values:
-            if len(array.live) != capacity:
-                array.room(capacity)
-
-    def _revive(self, slots: Slots) -> None:
-        places = self.index.mark[slots] - 1
-        places = np.unique(places[self._deleted.array[places]])
-        if len(places):
-            again = self.index.touched[places]
-            for array in self._values:
-                array.start(again)
-            self._deleted.array[places] = False
-            self._remade.array[places] = True
-
-    def _is_committed(self, slots: Slots) -> Flags:
-        there = slots >= 0
-        if len(self.index.touched):
-            places = self.index.mark[np.maximum(slots, 0)]
-            marked = there & (places > 0)
-            there[marked] = ~self.index.fresh[places[marked] - 1]
-        return there
-
-    def _places(self, slots: Slots) -> npt.NDArray[np.int32] | None:
-        if not len(self.index.touched):
-            return None
-        places: npt.NDArray[np.int32] = self.index.mark[slots]
-        return places if places.any() else None
-
-    def _batch(self, slots: Slots, places: npt.NDArray[np.int32] | None) -> pa.RecordBatch:
-        together = as_range(slots)  # once, and not for every column
-        made = [column.read(together, places) for column in self._columns.values()]
-        schema = pa.schema([(spec.name, spec.type) for spec in self.columns])
-        return pa.RecordBatch.from_arrays(made, schema=schema)
-
-    def _free(self, slots: Slots) -> None:
-        if len(slots):
-            self._leave(slots)
-            self.words.gone(len(slots))
-            self.index.remove(slots)
-            self._tidy()
-
-    def _leave(self, slots: Slots) -> None:
-        """The keys of these slots are about to go."""
-        for watcher in self.watchers:
-            watcher.freed(slots)
-        for array in self._values:
-            if array.live.dtype.kind == "O":
-                array.live[slots] = None
-
-    def _tidy(self) -> None:
-        """Follow the index if it gave blocks back, and forget bytes that no key has any more."""
-        self._make_room()
-        if self.words.wants_sweep(self.index.live):
-            self.words.sweep(self.index.keys[self.index.all_slots()])
-
-    def _end(self, gone: Slots) -> None:
-        count = len(self.index.touched)
-        self.sealed = False
-        if self._any_deleted:
-            self._deleted.array[:count] = False
-            self._remade.array[:count] = False
-            self._any_deleted = False
-        self.index.untouch()
-        kept = self.index.kept_places
-        for array in self._values:
-            array.release(kept)
-        for flags in (self._deleted, self._remade):
-            if len(flags) > kept:
-                flags.resize(kept)
-        self._free(gone)
-        if not len(gone):
-            self._tidy()
-
-
-Update = Callable[[ColumnTable, Slots], None]
+    def _find(self, group: KeyGroup, keys: Sequence[Any]) -> Slots:
+        types = self.words.types
+        plain = [canonical_key(key) for key in keys]
+        parts: Any = [plain] if len(types) == 1 else zip(*plain, strict=True)
+        columns = [pa.array(list(part), type=kind) for part, kind in zip(parts, types, strict=True)]
+        return self.find(columns, np.full(len(keys), group, np.int16))

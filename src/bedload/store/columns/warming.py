@@ -11,8 +11,9 @@ import pyarrow as pa
 
 from bedload.core.ids import KeyGroup
 from bedload.store.columns import compiled_entries
+from bedload.store.columns.column import ColumnSpec
 from bedload.store.columns.interner import Interner
-from bedload.store.columns.table import ColumnSpec, ColumnTable
+from bedload.store.columns.table import ColumnTable
 
 
 def warm_up() -> None:
@@ -23,7 +24,7 @@ def warm_up() -> None:
     table.delete(table.locate(keys, groups)[:1])
     table.commit()
     table.find(keys, groups)
-    table.extract_group(KeyGroup(0))
+    table.extract(table.committed_slots(KeyGroup(0)))
     interner = Interner(pa.string())
     interner.encode(keys[0], add=True)
     interner.sweep(np.zeros(1, np.int64))

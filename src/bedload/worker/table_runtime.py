@@ -1,0 +1,114 @@
+"""What a runtime has of its table, whatever the layout: epochs that end, state that comes and goes, what is there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from bedload.core.ids import KeyGroup
+from bedload.store import Changes, StateTable
+from bedload.store.shelf import Selection, Shelf
+
+Table = TypeVar("Table", bound=StateTable)
+_T = TypeVar("_T")
+
+
+class TableRuntime(Generic[Table]):
+    """The half of a :class:`~bedload.worker.runtime.Runtime` that runs no operator code."""
+
+    _table: Table
+
+    def _call(self, method: str, function: Callable[[], _T]) -> _T:
+        """Run what may run user code, if only in a value's ``__eq__`` or in how it is pickled."""
+        raise NotImplementedError
+
+    # --- epochs ---
+
+    def changes(self) -> Iterator[Changes]:
+        """What the epoch changed, by key group; after the seal."""
+        return self._table.changes()
+
+    def delta(self) -> pa.RecordBatch | None:
+        """What the epoch changed, in delta form; after the seal."""
+        return self._call("seal", self._table.delta)
+
+    def commit(self) -> None:
+        """The epoch counts."""
+        self._table.commit()
+
+    def abort(self) -> None:
+        """The epoch does not count."""
+        self._table.abort()
+
+    # --- state that comes and goes ---
+
+    def install(self, groups: Collection[KeyGroup], state: pa.RecordBatch | None) -> None:
+        """Put these key groups in with this committed state."""
+        self._table.install(groups, state)
+
+    def drop(self, groups: Iterable[KeyGroup]) -> None:
+        """Forget the state of these key groups; no epoch may have touched them."""
+        self._table.drop(groups)
+
+    def shelve(
+        self,
+        groups: Collection[KeyGroup],
+        only: npt.NDArray[np.int64] | None = None,
+        without: npt.NDArray[np.int64] | None = None,
+    ) -> Shelf:
+        """The keys with state in these key groups, to go elsewhere."""
+        return self._shelve(Selection(groups, only, without))
+
+    def _shelve(self, selection: Selection) -> Shelf:
+        return self._table.shelve(selection)
+
+    def take_in(self, state: pa.RecordBatch) -> None:
+        """Put in what a shelf gave."""
+        self._table.take_in(state)
+
+    # --- seeing it ---
+
+    def read(self, group: KeyGroup, key: Any) -> dict[str, Any] | None:
+        """The committed state of a key."""
+        (state,) = self._call("read", lambda: self._table.read(group, [key]))
+        return state
+
+    def read_batch(self, group: KeyGroup, key: Any) -> pa.RecordBatch | None:
+        """The committed state of a key, encoded."""
+        state = self._call("read", lambda: self._table.read_encoded(group, [key]))
+        return state if state.num_rows else None
+
+    def snapshot(self) -> Iterator[tuple[Any, dict[str, Any]]]:
+        """The committed state of every key."""
+        return self._table.snapshot()
+
+    @property
+    def keys(self) -> int:
+        """The number of keys with state."""
+        return self._table.sizes().keys
+
+    @property
+    def groups(self) -> int:
+        """The number of key groups with state."""
+        return self._table.sizes().groups
+
+    @property
+    def touched_keys(self) -> int:
+        """The number of keys that the current epoch has touched."""
+        return self._table.sizes().touched
+
+    def held_bytes(self) -> int:
+        """Roughly what is kept for the current epoch alone."""
+        return self._table.image_bytes()
+
+    def keys_in(self, groups: Collection[KeyGroup]) -> int:
+        """The number of keys with state in these key groups."""
+        return self._table.keys_in(groups)
+
+    def state_bytes(self) -> int:
+        """Roughly the size of all state when it is encoded."""
+        return self._table.encoded_bytes()
