@@ -216,3 +216,5 @@ def test_the_hashes_of_rows_that_were_combined_are_those_of_their_keys() -> None
     assert combined is not None
     assert runtime.hashes(combined).tolist() == hash_columns([combined.column(0)]).tolist()
     assert len(set(runtime.hashes(combined).tolist())) == 50
+    alike = combined.replace_schema_metadata(None)
+    assert runtime.hashes(alike).tolist() == hash_columns([alike.column(1)]).tolist(), "names alone say nothing"

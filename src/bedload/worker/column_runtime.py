@@ -23,7 +23,7 @@ from bedload.store.deltas import StateVariable
 from bedload.worker.failures import operator_failed, report
 from bedload.worker.operator import BatchContext
 from bedload.worker.runtime import Layout
-from bedload.worker.slots import PartialLogic, SlotLogic
+from bedload.worker.slots import COMBINED, PartialLogic, SlotLogic
 from bedload.worker.table_runtime import TableRuntime
 
 _T = TypeVar("_T")
@@ -122,8 +122,7 @@ class ColumnRuntime(TableRuntime[ColumnTable]):
 
     def _is_partial(self, batch: pa.RecordBatch) -> bool:
         """Whether the feeder has combined the rows by key."""
-        partial = getattr(self._logic, "partial_schema", None)
-        return partial is not None and batch.schema.names[:-1] == partial.names
+        return COMBINED.items() <= (batch.schema.metadata or {}).items()
 
     def _key_columns(self, batch: pa.RecordBatch, partial: bool) -> list[pa.Array]:
         # Of rows that were combined, the key's columns come first.

@@ -44,14 +44,16 @@ class SlotLogic(Protocol):
         ...
 
 
+COMBINED = {b"bedload": b"combined"}
+"""The metadata of the schema of rows that a feeder has combined by key."""
+
+
 @runtime_checkable
 class PartialLogic(Protocol):
     """Logic whose rows a feeder may combine by key before they are sent."""
 
-    partial_schema: pa.Schema
-
     def update_partial(
         self, table: ColumnTable, slots: Slots, batch: pa.RecordBatch, ctx: Context | None = None
     ) -> None:
-        """Take rows that a feeder has combined: key columns, then partial state."""
+        """Take rows that a feeder has combined, which their schema says (:data:`COMBINED`): key, then partial state."""
         ...

@@ -26,6 +26,7 @@ from bedload.operators.aggregates.planning import Aggregate, plan
 from bedload.store.columns import ColumnSpec, ColumnTable
 from bedload.store.columns.index import Slots
 from bedload.worker.operator import Context
+from bedload.worker.slots import COMBINED
 
 
 class Aggregates:
@@ -178,4 +179,4 @@ def _partial_schema(keys: Sequence[pa.Field], columns: Sequence[ColumnSpec]) -> 
     partial = [
         pa.field(f"{PREFIX}{i}", spec.type, nullable=spec.nullable or not spec.fixed) for i, spec in enumerate(columns)
     ]
-    return pa.schema([*keys, *partial])
+    return pa.schema([*keys, *partial], COMBINED)
