@@ -7,9 +7,19 @@ import numpy as np
 import pyarrow as pa
 
 from bedload.checkpoint import paths
-from bedload.checkpoint.history import History, Plan
-from bedload.checkpoint.records import OperatorSchema, TurnRecord, Variable, pack_owners, pack_schema
-from bedload.checkpoint.segments import SegmentMeta, write_segment
+from bedload.checkpoint.checkpoint import Checkpoint
+from bedload.checkpoint.evolution import Evolution
+from bedload.checkpoint.history import Garbage, History, Plan
+from bedload.checkpoint.records import (
+    OperatorSchema,
+    SnapshotPart,
+    TurnRecord,
+    Variable,
+    pack_owners,
+    pack_schema,
+)
+from bedload.checkpoint.segments import SegmentMeta, decode_segment, write_segment
+from bedload.checkpoint.snapshots import PartReader
 from bedload.checkpoint.storage import Storage
 from bedload.core.ids import Epoch, Generation, OperatorName, QueryId, Turn, WorkerId, make_turn
 from bedload.keys import hash_columns, key_groups
@@ -138,3 +148,36 @@ class Writer:
         }
         history = History(OPERATOR, self.records, names, manifests)
         return history.restore_plan(history.head if turn is None else turn)
+
+
+# --- in one step what production does in several ---
+
+
+def read_segment(storage: Storage, path: str) -> tuple[SegmentMeta, pa.RecordBatch]:
+    """What a segment holds."""
+    return decode_segment(pa.py_buffer(storage.read(path)), f"{storage.url}/{path}")
+
+
+def read_part(
+    storage: Storage,
+    folder: str,
+    schema: OperatorSchema,
+    part: SnapshotPart,
+    groups: Sequence[int],
+    variables: Sequence[str] | None = None,
+) -> pa.RecordBatch:
+    """The state of some key groups of a part of a snapshot."""
+    return PartReader(storage, folder, schema, part, variables).read(groups)
+
+
+def evolve(batch: pa.RecordBatch, stored: OperatorSchema, wanted: OperatorSchema) -> pa.RecordBatch:
+    """State under one schema, as that of another."""
+    return Evolution([stored, wanted]).apply(batch)
+
+
+def collect_garbage(checkpoint: Checkpoint, operator: OperatorName, history: History, retain_epochs: int) -> Garbage:
+    """Delete what no retained epoch needs."""
+    garbage = history.garbage(retain_epochs)
+    checkpoint.delete_garbage(operator, garbage)
+    history.forget(garbage)
+    return garbage

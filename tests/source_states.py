@@ -17,7 +17,7 @@ from bedload.keys import hash_columns, key_groups
 from bedload.worker.operator import state_of
 from bedload.worker.row_runtime import Deployment
 from bedload.worker.state_schema import state_schema
-from tests.checkpoint_states import OPERATOR, Writer
+from tests.checkpoint_states import OPERATOR, Writer, collect_garbage
 
 GROUPS = 8
 
@@ -42,7 +42,7 @@ class Recorded(Writer):
 
     def collect(self, retain: int) -> None:
         self.checkpoint.claim()
-        self.checkpoint.collect_garbage(OPERATOR, self.checkpoint.load_history(OPERATOR), retain)
+        collect_garbage(self.checkpoint, OPERATOR, self.checkpoint.load_history(OPERATOR), retain)
 
 
 class Basket(bl.Operator):

@@ -365,8 +365,8 @@ def test_columns_come_back_as_plain_objects_would_be(keys: str, epochs: list[Any
                     table.delete(slots)
                     model.pop(canonical_key(key), None)
                 else:
-                    arrays = [pa.array([values[c.name]], c.type) for c in COLUMNS]
-                    table.write(slots, pa.RecordBatch.from_arrays(arrays, names=[c.name for c in COLUMNS]))
+                    for column in COLUMNS:
+                        table.write_column(slots, column.name, pa.array([values[column.name]], column.type))
                     model[canonical_key(key)] = values
             if commits:
                 durable.seal(table.delta(), model)

@@ -12,10 +12,11 @@ from typing import Any
 import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.checkpoint_states import evolve
 from tests.evolving import Evolving, column_of, operator, schema_for
 
 import bedload as bl
-from bedload.checkpoint.evolution import differences, evolve
+from bedload.checkpoint.evolution import differences
 from bedload.checkpoint.storage import open_storage
 from bedload.state import codec
 from bedload.worker.operator import state_of

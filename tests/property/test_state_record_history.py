@@ -132,7 +132,7 @@ def test_epochs_of_a_record_agree_with_a_plain_object(history: list[Any]) -> Non
             assert layout.snapshot(record, image) == vars(committed)
             if vars(model) != vars(committed):
                 assert layout.changed(record, image)
-            assert layout.changed(record, image) == bool(layout.changed_names(record, image))
+            assert layout.changed(record, image) == bool(layout.changes(record, image))
         elif what == "commit":
             if backup is None:
                 backup = layout.changes(record, None)

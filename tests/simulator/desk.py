@@ -1,6 +1,6 @@
 """The driver's part in a simulated checkpoint: what the coordinator decides, carried out on files, with delays.
 
-What is done is what :mod:`bedload.spark.desk` does (:mod:`bedload.control.paperwork` and
+What is done is what :mod:`bedload.spark.keeper` does (:mod:`bedload.control.paperwork` and
 :mod:`bedload.checkpoint.filing`); between any two deeds other things happen. Claiming comes before looking.
 """
 

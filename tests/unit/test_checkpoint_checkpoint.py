@@ -12,9 +12,11 @@ from pathlib import Path
 import msgspec
 import pyarrow as pa
 import pytest
+from tests.checkpoint_states import collect_garbage
 
 from bedload.checkpoint import paths
-from bedload.checkpoint.checkpoint import Checkpoint, check_fence
+from bedload.checkpoint.checkpoint import Checkpoint
+from bedload.checkpoint.fence import check_fence
 from bedload.checkpoint.history import Base, History
 from bedload.checkpoint.records import (
     Claim,
@@ -411,7 +413,7 @@ def test_garbage_goes_and_what_is_retained_can_be_restored(storage: Storage) -> 
             driver.snapshot(turn)
     chain = driver.history.chain()
     before = {turn: _content(storage, driver.history, turn) for turn in chain[:3]}
-    garbage = driver.checkpoint.collect_garbage(TRIP, driver.history, retain_epochs=2)
+    garbage = collect_garbage(driver.checkpoint, TRIP, driver.history, retain_epochs=2)
     assert len(garbage.turns) == 7
     assert len(garbage.snapshots) == 1
     assert not _all_files(storage) & set(garbage.paths)
@@ -432,7 +434,7 @@ def test_what_was_given_up_stays_marked_as_long_as_its_attachment_lives(storage:
     for first, kept in ((1, True), (7, False)):
         for epoch in range(first, first + 6):
             driver.snapshot(driver.run(epoch))
-        driver.checkpoint.collect_garbage(TRIP, driver.history, 1)
+        collect_garbage(driver.checkpoint, TRIP, driver.history, 1)
         assert storage.exists(given_up) == kept
         driver = Driver(storage)  # who is left of the one before is fenced off now
 
@@ -445,7 +447,7 @@ def test_nobody_who_was_fenced_deletes_anything(storage: Storage) -> None:
     Checkpoint.open(storage).claim()
     before = _all_files(storage)
     with pytest.raises(Fenced):
-        driver.checkpoint.collect_garbage(TRIP, driver.history, 1)
+        collect_garbage(driver.checkpoint, TRIP, driver.history, 1)
     assert _all_files(storage) == before
     assert len(driver.history.chain()) == 6, "nothing was forgotten"
 
@@ -480,13 +482,13 @@ def test_a_crash_amid_deletion_leaves_no_promise_that_cannot_be_kept(storage: St
     crashing = Checkpoint.open(RecordingStorage(storage, survive))  # type: ignore[arg-type]
     crashing.generation = driver.generation
     with pytest.raises(KeyboardInterrupt):
-        crashing.collect_garbage(TRIP, driver.history, 1)
+        collect_garbage(crashing, TRIP, driver.history, 1)
     again = Driver(storage)
     for turn in again.history.retained():
         _content(storage, again.history, turn)
     # What was left is swept by the next one.
     again.run(8)
-    again.checkpoint.collect_garbage(TRIP, again.history, 1)
+    collect_garbage(again.checkpoint, TRIP, again.history, 1)
     left = _all_files(storage, paths.operator(TRIP))
     known = {path for turn in again.history.chain() for path in again.history.segment_paths(turn)}
     assert {path for path in left if "/deltas/" in path} == {path for path in known if storage.exists(path)}
@@ -499,7 +501,7 @@ def test_a_snapshot_that_was_never_finished_is_swept_once_it_is_old(storage: Sto
     driver.snapshot(turns[1], finish=False)
     driver.snapshot(turns[4])
     driver.snapshot(turns[7], finish=False)
-    driver.checkpoint.collect_garbage(TRIP, driver.history, 1)
+    collect_garbage(driver.checkpoint, TRIP, driver.history, 1)
     names = [paths.snapshot(TRIP, turn).rpartition("/")[2] for turn in (turns[4], turns[7])]
     assert storage.list(paths.snapshots(TRIP)) == names, "the newest may be under way"
 
@@ -600,7 +602,7 @@ def test_an_export_of_a_state_that_is_not_retained_says_which_are(root: Callable
     driver = Driver(root("main"))
     turns = [driver.run(epoch) for epoch in range(6)]
     driver.snapshot(turns[4])
-    driver.checkpoint.collect_garbage(TRIP, driver.history, 1)
+    collect_garbage(driver.checkpoint, TRIP, driver.history, 1)
     with pytest.raises(EpochNotRetained, match="epochs 4 to 5"):
         driver.checkpoint.export(root("copy"), {TRIP: turns[1]})
 
@@ -648,7 +650,7 @@ def test_an_export_starts_over_when_garbage_collection_was_faster(root: Callable
     def go_on() -> None:
         for epoch in range(4, 8):
             driver.snapshot(driver.run(epoch))
-        driver.checkpoint.collect_garbage(TRIP, driver.history, 1)
+        collect_garbage(driver.checkpoint, TRIP, driver.history, 1)
 
     collecting = CollectedOnce(source, go_on)
     copied = Checkpoint.open(collecting).export(to)  # type: ignore[arg-type]

@@ -26,7 +26,6 @@ from bedload.control.instructions import CheckTurn, CollectGarbage, WriteManifes
 from bedload.core.errors import BedloadError, CheckpointError, DefinitionError, StoreError
 from bedload.core.ids import Epoch, Generation, KeyGroup, Turn, WorkerId
 from bedload.protocol import messages as m
-from bedload.spark.desk import Desk
 from bedload.spark.keeper import Keeper
 from bedload.worker.durability import Load, Loaded, LoadFailed
 from bedload.worker.durable import CheckpointDurability, Compactor, Loader, Place
@@ -190,12 +189,11 @@ def test_a_load_fails(hanging: Any, tmp_path: Path) -> None:
     assert isinstance(found.error, StoreError)
 
 
-def test_everything_on_the_drivers_desk_ends_in_an_event(hanging: Any, tmp_path: Path) -> None:
+def test_every_step_of_the_keeper_ends_in_an_event(hanging: Any, tmp_path: Path) -> None:
     root = tmp_path / "state"
     keeper = Keeper(str(root))
     keeper.checkpoint.storage, _ = hanging()
     told: list[Any] = []
-    desk = Desk(keeper, lambda query: "", told.append)
     record = Writer(LocalStorage(root), COUNTS).turn(delta(COUNTS, {1: {"n": 1}}))
 
     class Listening:
@@ -211,10 +209,14 @@ def test_everything_on_the_drivers_desk_ends_in_an_event(hanging: Any, tmp_path:
         turn=record.turn, schema=1, query=QUERY, epoch=Epoch(0), parts=(), bytes=0, rows=0, committed={}
     )
     garbage: Any = type("G", (), {"paths": ["x"], "promises": ("x",), "files": (), "floor": record.turn})()
-    desk.write_turn(WriteTurn(OPERATOR, record))
-    desk.write_manifest(WriteManifest(OPERATOR, manifest))
-    desk.collect(CollectGarbage(OPERATOR, garbage))
-    desk.check_turn(CheckTurn(OPERATOR, record.turn), record)
+    steps = (
+        WriteTurn(OPERATOR, record),
+        WriteManifest(OPERATOR, manifest),
+        CollectGarbage(OPERATOR, garbage),
+        CheckTurn(OPERATOR, record.turn),
+    )
+    for step in steps:
+        keeper.carry_out(step, record if isinstance(step, CheckTurn) else None, lambda query: "", told.append)
     coordinator = Listening()
     for event in told:
         event(coordinator)

@@ -12,14 +12,14 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
-from tests.checkpoint_states import OPERATOR, QUERY, schema_of, state
+from tests.checkpoint_states import OPERATOR, QUERY, evolve, schema_of, state
 from tests.evolving import GROUPS, Evolving, column_of, operator, schema_for
 
 import bedload as bl
 from bedload.checkpoint import paths
 from bedload.checkpoint.checkpoint import Checkpoint
 from bedload.checkpoint.compaction import compact, manifest_of, restore_at
-from bedload.checkpoint.evolution import Evolution, check_change, check_stored, differences, evolve, path_between
+from bedload.checkpoint.evolution import Evolution, check_change, check_stored, differences, path_between
 from bedload.checkpoint.history import History
 from bedload.checkpoint.orders import decode_order
 from bedload.checkpoint.records import (

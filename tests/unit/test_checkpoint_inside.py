@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.checkpoint_states import COUNTS, OPERATOR, Writer, delta, rows_of
+from tests.checkpoint_states import COUNTS, OPERATOR, Writer, collect_garbage, delta, rows_of
 
 from bedload.checkpoint import paths
 from bedload.checkpoint.checkpoint import Checkpoint
@@ -183,7 +183,7 @@ def test_of_an_unfinished_snapshot_only_what_a_snapshot_has_is_swept(tmp_path: P
     assert stray_files(stored.storage, folder, ()) == [f"{folder}/n/part-00000-x.parquet"]
     stored.snapshot(stored.writer.records[4])
     history = stored.checkpoint.load_history(OPERATOR)
-    stored.checkpoint.collect_garbage(OPERATOR, history, 1)
+    collect_garbage(stored.checkpoint, OPERATOR, history, 1)
     assert not stored.storage.exists(f"{folder}/n/part-00000-x.parquet")
     assert stored.storage.exists(f"{folder}/n/notes.txt")
     assert stored.storage.exists(f"{folder}/deep/er/part-00000-x.parquet")

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.checkpoint_states import COUNTS, OPERATOR, QUERY, Writer, delta, rows_of
+from tests.checkpoint_states import COUNTS, OPERATOR, QUERY, Writer, collect_garbage, delta, rows_of
 
 from bedload.checkpoint import paths
 from bedload.checkpoint.checkpoint import Checkpoint
@@ -184,7 +184,7 @@ def test_a_damaged_snapshot_whose_deltas_are_gone_leaves_nothing(tmp_path: Path)
     Checkpoint.open(stored.storage).claim()
     checkpoint = Checkpoint.open(stored.storage)
     checkpoint.claim()
-    checkpoint.collect_garbage(OPERATOR, checkpoint.load_history(OPERATOR), 2)
+    collect_garbage(checkpoint, OPERATOR, checkpoint.load_history(OPERATOR), 2)
     stored.damage(stored.part(3), flip)
     assert stored.offered(5) is None
 

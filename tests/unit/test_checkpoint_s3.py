@@ -19,6 +19,7 @@ from typing import Any
 
 import boto3
 import pytest
+from tests.checkpoint_states import collect_garbage
 from tests.patience import PATIENCE
 
 from bedload.checkpoint import paths
@@ -205,7 +206,7 @@ def test_a_history_is_loaded_exported_and_collected(url: str, options: dict[str,
     )
     checkpoint.write_manifest(TRIP, snapshot)
     history.snapshot(snapshot)
-    checkpoint.collect_garbage(TRIP, history, 2)
+    collect_garbage(checkpoint, TRIP, history, 2)
     assert len(storage.list(paths.turns(TRIP))) == len(storage.list(paths.deltas(TRIP))) == 3
     assert checkpoint.load_history(TRIP).retained() == history.retained()
 

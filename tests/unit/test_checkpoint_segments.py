@@ -5,9 +5,9 @@ from pathlib import Path
 import msgspec
 import pyarrow as pa
 import pytest
-from tests.checkpoint_states import COUNTS, delta
+from tests.checkpoint_states import COUNTS, delta, read_segment
 
-from bedload.checkpoint.segments import MAGIC, TRAILER_BYTES, SegmentMeta, read_segment, write_segment
+from bedload.checkpoint.segments import MAGIC, TRAILER_BYTES, SegmentMeta, write_segment
 from bedload.checkpoint.storage import Storage, open_storage
 from bedload.core.errors import CheckpointDamaged, CheckpointVersion
 from bedload.core.ids import OperatorName, QueryId, Turn, WorkerId

@@ -10,11 +10,11 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from tests.checkpoint_states import COUNTS, groups_of_keys, rows_of, schema_of, state
+from tests.checkpoint_states import COUNTS, groups_of_keys, read_part, rows_of, schema_of, state
 
 from bedload.checkpoint.parquet_types import stored_type
 from bedload.checkpoint.records import OperatorSchema, SnapshotPart
-from bedload.checkpoint.snapshots import PartReader, read_part, write_part, write_parts
+from bedload.checkpoint.snapshots import PartReader, write_part, write_parts
 from bedload.checkpoint.storage import Storage, open_storage
 from bedload.checkpoint.strays import stray_files
 from bedload.core.errors import CheckpointDamaged, StateTypeError

@@ -131,8 +131,9 @@ def test_what_was_extracted_does_not_change_with_the_table() -> None:
 
 def test_a_key_that_is_made_again_starts_anew() -> None:
     table = table_of(N, LAST, LABEL)
-    row = pa.record_batch([pa.array([5]), pa.array([0.5]), pa.array(["x"])], names=["n", "last", "label"])
-    table.write(locate(table, [1]), row)
+    slots = locate(table, [1])
+    for name, value in {"n": 5, "last": 0.5, "label": "x"}.items():
+        table.write_column(slots, name, pa.array([value]))
     table.commit()
     table.delete(locate(table, [1]))
     slots = locate(table, [1])
@@ -350,7 +351,8 @@ def test_a_delta_is_sorted_by_group_and_removed_keys_are_null_in_it() -> None:
     table = table_of(N, LABEL)
     for group in (2, 0):
         slots = locate(table, [group * 10, group * 10 + 1], group)
-        table.write(slots, pa.record_batch({"n": pa.array([1, 2]), "label": pa.array(["a", None])}))
+        table.write_column(slots, "n", pa.array([1, 2]))
+        table.write_column(slots, "label", pa.array(["a", None]))
     table.commit()
     assert table.delta() is None
     table.values("n")[locate(table, [20], 2)] = 9

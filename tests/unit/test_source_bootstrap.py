@@ -11,11 +11,10 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.checkpoint_states import COUNTS, OPERATOR, groups_of_keys, schema_of
+from tests.checkpoint_states import COUNTS, OPERATOR, groups_of_keys, read_part, schema_of
 
 from bedload.checkpoint import paths
 from bedload.checkpoint.records import OperatorSchema, SnapshotPart
-from bedload.checkpoint.snapshots import read_part
 from bedload.checkpoint.storage import open_storage
 from bedload.core.errors import CheckpointError, StoreError, from_wire
 from bedload.core.ids import Generation, Turn, make_turn

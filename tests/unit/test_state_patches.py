@@ -16,7 +16,7 @@ from bedload.core.errors import StateTypeError
 from bedload.state import Changes, Journal
 from bedload.state.arrow import arrow_type, decode_all, encoder
 from bedload.state.handling import handling
-from bedload.state.patches import encode_patch, has_patches, is_exact, is_small, pack_patches, unpack_patches
+from bedload.state.patches import has_patches, is_exact, is_small, pack_patches, patch_encoder, unpack_patches
 from bedload.state.types import DequeNode, TypeNode, parse_type
 
 LARGE = 100
@@ -45,7 +45,7 @@ def tracked(annotation: Any, value: Any) -> tuple[TypeNode, Any]:
 def patch_of(node: TypeNode, value: Any) -> list[Any]:
     changes = value._bl_changes()
     assert isinstance(changes, Changes)
-    return encode_patch(node, changes)
+    return patch_encoder(node)(changes)
 
 
 def sent(node: TypeNode, old: Any, value: Any) -> Any:

@@ -20,7 +20,7 @@ import functools
 import os
 import secrets
 import socket
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from importlib import metadata
@@ -30,6 +30,7 @@ import msgspec
 
 from bedload.checkpoint import paths
 from bedload.checkpoint.export import copy_state
+from bedload.checkpoint.fence import check_fence, newer_generation
 from bedload.checkpoint.history import Garbage, History
 from bedload.checkpoint.records import (
     FORMAT_NAME,
@@ -43,10 +44,10 @@ from bedload.checkpoint.records import (
     encode,
     is_of,
 )
-from bedload.checkpoint.storage import Storage, without_secrets
+from bedload.checkpoint.storage import Storage, read_if_there, without_secrets
 from bedload.checkpoint.strays import stray_files
 from bedload.core.clock import Clock, SystemClock
-from bedload.core.errors import CheckpointDamaged, CheckpointError, CheckpointForeign, Fenced
+from bedload.core.errors import CheckpointDamaged, CheckpointError, CheckpointForeign
 from bedload.core.ids import Generation, OperatorName, Turn, generation_of
 
 _CLAIMS = 100
@@ -84,7 +85,7 @@ class Checkpoint:
         new_id: Callable[[], str] = _random_id,
     ) -> Checkpoint:
         """The checkpoint that is there; in an empty folder a new one, if ``create``."""
-        data = _read(storage, paths.FORMAT)
+        data = read_if_there(storage, paths.FORMAT)
         if data is None:
             data = _make(storage, new_id, create)
         found = decode(Format, data, f"{_shown(storage)}/{paths.FORMAT}")
@@ -236,19 +237,6 @@ class Checkpoint:
 
     # --- garbage ---
 
-    def collect_garbage(
-        self, operator: OperatorName, history: History, retain_epochs: int, keep: Collection[Turn] = ()
-    ) -> Garbage:
-        """Delete what no retained epoch needs, and have the history forget it; see :meth:`History.garbage`.
-
-        To delete on another thread than the history's: ``history.garbage``, :meth:`delete_garbage`,
-        ``history.forget``.
-        """
-        garbage = history.garbage(retain_epochs, keep)
-        self.delete_garbage(operator, garbage)
-        history.forget(garbage)
-        return garbage
-
     def delete_garbage(self, operator: OperatorName, garbage: Garbage) -> None:
         """Delete garbage, promises first, and snapshots as old that were never finished."""
         if not garbage.paths:
@@ -281,7 +269,7 @@ class Checkpoint:
         """All that is remembered of changes of the cluster, by attachment, change and operator."""
         named = {name: key for name in self.storage.list(paths.MOVES) if (key := paths.parse_move(name)) is not None}
         with ThreadPoolExecutor(_THREADS, "bedload-checkpoint") as pool:
-            found = pool.map(lambda name: _read(self.storage, f"{paths.MOVES}/{name}"), named)
+            found = pool.map(lambda name: read_if_there(self.storage, f"{paths.MOVES}/{name}"), named)
             return {key: data for key, data in zip(named.values(), found, strict=True) if data is not None}
 
     # --- export ---
@@ -328,7 +316,7 @@ class Checkpoint:
         )
 
     def _read(self, kind: type[R], path: str) -> R | None:
-        data = _read(self.storage, path)
+        data = read_if_there(self.storage, path)
         return None if data is None else decode(kind, data, f"{_shown(self.storage)}/{path}")
 
     def _numbered(self, folder: str, parse: Callable[[str], Turn | None]) -> list[Turn]:
@@ -352,28 +340,6 @@ class Checkpoint:
             if turn < floor and not self.storage.exists(paths.manifest(operator, turn)):
                 found += stray_files(self.storage, paths.snapshot(operator, turn), ())
         return found
-
-
-def newer_generation(storage: Storage, generation: Generation) -> Claim | None:
-    """The claim of the generation after this one, if there is one."""
-    path = paths.generation(Generation(generation + 1))
-    # A look costs less than a read that fails, and nearly always there is nothing.
-    data = _read(storage, path) if storage.exists(path) else None
-    return None if data is None else decode(Claim, data, f"{_shown(storage)}/{path}")
-
-
-def check_fence(storage: Storage, generation: Generation) -> None:
-    """Raise :class:`Fenced` if a newer attachment has taken the checkpoint over."""
-    claim = newer_generation(storage, generation)
-    if claim is not None:
-        raise Fenced(
-            f"the checkpoint {_shown(storage)} was taken over by generation {claim.generation} (host {claim.host}, "
-            f"process {claim.pid}); this is generation {generation}. What it writes does not count any more: end it; "
-            "if both should run, give each a checkpoint of its own.",
-            generation=generation,
-            newer=claim.generation,
-            host=claim.host,
-        )
 
 
 @functools.cache
@@ -407,13 +373,6 @@ def _write_format(storage: Storage, new_id: Callable[[], str]) -> None:
     made = encode(Format(id=new_id(), bedload=installed_version()))
     if not storage.create(paths.FORMAT, made) and not storage.exists(paths.FORMAT):
         storage.write(paths.FORMAT, made)
-
-
-def _read(storage: Storage, path: str) -> bytes | None:
-    try:
-        return storage.read(path)
-    except FileNotFoundError:
-        return None
 
 
 def _shown(storage: Storage) -> str:

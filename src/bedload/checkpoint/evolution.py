@@ -129,11 +129,6 @@ def path_between(schemas: Mapping[int, OperatorSchema], stored: int, wanted: int
     return [schemas[number] for number in reversed(way)]
 
 
-def evolve(batch: pa.RecordBatch, stored: OperatorSchema, wanted: OperatorSchema) -> pa.RecordBatch:
-    """State in state form under one schema, as the state form of another."""
-    return Evolution([stored, wanted]).apply(batch)
-
-
 class Evolution:
     """The way from the first of some schemas to the last. Made once, used for any number of batches and threads."""
 

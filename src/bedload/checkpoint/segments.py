@@ -27,7 +27,7 @@ import msgspec
 import pyarrow as pa
 import xxhash
 
-from bedload.checkpoint.storage import Storage, without_secrets
+from bedload.checkpoint.storage import Storage
 from bedload.core.errors import CheckpointDamaged, CheckpointVersion
 from bedload.core.ids import OperatorName, QueryId, Turn, WorkerId
 
@@ -63,11 +63,6 @@ def write_segment(
     trailer = _trailer(stream)
     storage.write(path, [stream, trailer])
     return int(stream.size) + len(trailer)
-
-
-def read_segment(storage: Storage, path: str) -> tuple[SegmentMeta, pa.RecordBatch]:
-    """What was written. The batch lies in the file's bytes as far as it is not compressed."""
-    return decode_segment(pa.py_buffer(storage.read(path)), f"{without_secrets(storage.url)}/{path}")
 
 
 def decode_segment(data: pa.Buffer, where: str) -> tuple[SegmentMeta, pa.RecordBatch]:

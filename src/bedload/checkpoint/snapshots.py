@@ -95,18 +95,6 @@ def write_parts(
     return written
 
 
-def read_part(
-    storage: Storage,
-    folder: str,
-    schema: OperatorSchema,
-    part: SnapshotPart,
-    groups: Sequence[int],
-    variables: Sequence[str] | None = None,
-) -> pa.RecordBatch:
-    """The state of some key groups of a part, with all variables or with some, in state form."""
-    return PartReader(storage, folder, schema, part, variables).read(groups)
-
-
 class PartReader:
     """Reads key groups of one part. Each file is read and checked once, when first needed. Thread-safe."""
 

@@ -162,6 +162,14 @@ def joined(data: Buffers) -> bytes:
     return b"".join(buffers(data))
 
 
+def read_if_there(storage: Storage, path: str) -> bytes | None:
+    """The content of a file; None if there is none."""
+    try:
+        return storage.read(path)
+    except FileNotFoundError:
+        return None
+
+
 def without_secrets(url: str) -> str:
     """The URL as it may be shown: names and passwords before an ``@`` are left out."""
     return re.sub(r"://[^/@]*@", "://***@", url)

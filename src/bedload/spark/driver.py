@@ -45,6 +45,7 @@ from bedload.control.instructions import (
 )
 from bedload.control.lineage import Lineage
 from bedload.control.liveness import Liveness, Patience
+from bedload.control.paperwork import FileStep
 from bedload.core.clock import SystemClock
 from bedload.core.errors import (
     BedloadError,
@@ -58,7 +59,6 @@ from bedload.migration.record import MoveRecord
 from bedload.protocol import messages as m
 from bedload.spark.changes import WAIT_SECONDS
 from bedload.spark.crew import Arrival, Crew
-from bedload.spark.desk import Desk
 from bedload.spark.hosts import WorkerHost
 from bedload.spark.inspector import Inspector
 from bedload.spark.keeper import Keeper
@@ -98,7 +98,6 @@ class Driver(Handler):
         self._pool = ThreadPoolExecutor(max_workers=4, thread_name_prefix="bedload-plan")
         # Apart from the plans': a slow store must not keep an epoch from being counted, nor the other way round.
         self._files = ThreadPoolExecutor(max_workers=4, thread_name_prefix="bedload-files")
-        self._desk = Desk(keeper, plans.location, self._soon)
         self._inspector = Inspector(plans, self._soon)
         self._crew = Crew(
             host,
@@ -444,17 +443,16 @@ class Driver(Handler):
                 case CheckpointResult(to=to, error=error):
                     assert isinstance(to, Future)
                     _settle(to, None, error)
-                case WriteTurn():
-                    self._submit(self._files, self._desk.write_turn, step)
-                case CheckTurn(operator=operator, turn=turn):
-                    assert self.coordinator is not None
-                    self._submit(self._files, self._desk.check_turn, step, self.coordinator.record(operator, turn))
-                case WriteManifest():
-                    self._submit(self._files, self._desk.write_manifest, step)
-                case CollectGarbage():
-                    self._submit(self._files, self._desk.collect, step)
+                case WriteTurn() | CheckTurn() | WriteManifest() | CollectGarbage():
+                    self._file(step)
                 case ReplaceWorker(worker=worker):
                     self._replace(worker)
+
+    def _file(self, step: FileStep) -> None:
+        assert self._keeper is not None
+        assert self.coordinator is not None
+        record = self.coordinator.record(step.operator, step.turn) if isinstance(step, CheckTurn) else None
+        self._submit(self._files, self._keeper.carry_out, step, record, self._plans.location, self._soon)
 
     def _replace(self, worker: WorkerId) -> None:
         spare = next((spare for spare in self._spares if spare[1].worker == worker), None)

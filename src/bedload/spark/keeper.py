@@ -1,14 +1,13 @@
-"""The driver's part in a checkpoint: its claim, what it finds, and the moves that it remembers.
+"""The driver's part in a checkpoint: its claim, what it finds, what the coordinator has it write, and moves.
 
-Turns and snapshots are written by :class:`~bedload.checkpoint.filing.Filing`.
-
-Invariant: no history is gone on from in which a newer attachment may have turns.
+Invariants: no history is gone on from in which a newer attachment may have turns; every step that the coordinator has
+decided ends in an event, whether it was done or failed. A store may take seconds: steps run on the files' threads.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -17,10 +16,12 @@ from bedload.checkpoint import paths
 from bedload.checkpoint.checkpoint import Checkpoint
 from bedload.checkpoint.filing import Filing
 from bedload.checkpoint.heritage import inherit
-from bedload.checkpoint.records import OperatorSchema
+from bedload.checkpoint.records import OperatorSchema, TurnRecord
 from bedload.checkpoint.storage import open_storage
+from bedload.control.instructions import WriteTurn
 from bedload.control.lineage import Lineage
-from bedload.core.ids import Generation, OperatorName
+from bedload.control.paperwork import Event, FileStep, paperwork
+from bedload.core.ids import Generation, OperatorName, QueryId
 from bedload.migration.record import MoveRecord
 from bedload.worker.durable import Place
 
@@ -42,10 +43,40 @@ class Keeper(Filing):
         super().__init__(Checkpoint.open(open_storage(url, options)))
         self.generation = self.checkpoint.claim()
         self.place = Place(url, self.generation, dict(options or {}))
+        self._locations: dict[QueryId, str] = {}
 
     def lineage(self, operator: OperatorName, wanted: OperatorSchema, *, fresh: bool = False) -> Lineage:
         """What the checkpoint has of an operator; see :func:`inherit`."""
         return Lineage(self.generation, *inherit(self, operator, wanted, fresh=fresh))
+
+    def carry_out(
+        self,
+        step: FileStep,
+        record: TurnRecord | None,
+        find_location: Callable[[QueryId], str],
+        tell: Callable[[Event], None],
+    ) -> None:
+        """Do what the coordinator has decided; ``record`` is what it knows of the turn of a ``CheckTurn``."""
+
+        def location() -> str:
+            if not isinstance(step, WriteTurn):
+                return ""
+            query = step.record.query
+            known = self._locations.get(query)
+            if known is None:
+                known = self._locations[query] = find_location(query)
+            return known
+
+        work = paperwork(self, step, record, location)
+        try:
+            for deed in work.deeds:
+                deed()
+        except Exception as raised:
+            error, event = work.failed_by(raised)
+            _log.warning("%s: %s", work.what, error)
+            tell(event)
+            return
+        tell(work.done())
 
     def write_move(self, record: MoveRecord) -> None:
         """Remember a move."""

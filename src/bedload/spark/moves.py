@@ -88,13 +88,6 @@ class Moves:
         own = None if self._keeper is None else int(self._keeper.generation)
         return [*rows, *(_row(own, self._measured(noted)) for noted in list(self._noted))]
 
-    def latest(self, record: MoveRecord) -> MoveRecord:
-        """A record with what is known by now."""
-        for noted in list(self._noted):
-            if (noted.record.number, noted.record.operator) == (record.number, record.operator):
-                return self._measured(noted)
-        return record
-
     def write_all(self) -> None:
         """Write what is not written yet: the cluster stops."""
         for noted in list(self._noted):

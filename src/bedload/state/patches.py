@@ -35,7 +35,7 @@ import msgspec
 
 from bedload.core.errors import StateTypeError
 from bedload.state.arrow import INT64_MAX, encode_all
-from bedload.state.changes import Changes, MapChanges, SequenceChanges, StructChanges, as_is
+from bedload.state.changes import MapChanges, SequenceChanges, StructChanges, as_is
 from bedload.state.journal import MISSING
 from bedload.state.types import (
     CounterNode,
@@ -110,11 +110,6 @@ def has_patches(node: TypeNode) -> bool:
 
 
 # --- patches ---
-
-
-def encode_patch(node: TypeNode, changes: Changes) -> Patch:
-    """The patch of the changes of a container of this type, ready to be packed."""
-    return patch_encoder(node)(changes)
 
 
 @cache

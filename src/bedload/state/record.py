@@ -159,12 +159,6 @@ class RecordLayout:
                 if isinstance(value, Tracked):
                     object.__setattr__(value, "_bl_key", None)
 
-    def changed_names(self, obj: Any, image: tuple[Any, ...] | None) -> tuple[str, ...]:
-        """The variables that differ from the image."""
-        if image is None:
-            return self.names
-        return tuple(v.name for v, before in self._with(image) if v.changed(getattr(obj, v.name), before))
-
     def changes(self, obj: Any, image: tuple[Any, ...] | None) -> dict[str, Any]:
         """What a backup must write: for each changed variable a plain value, or a container's changes."""
         if image is None:

@@ -23,7 +23,7 @@ import msgspec
 import pyarrow as pa
 
 from bedload.checkpoint import paths
-from bedload.checkpoint.checkpoint import check_fence
+from bedload.checkpoint.fence import check_fence
 from bedload.checkpoint.intact import advise
 from bedload.checkpoint.orders import decode_order
 from bedload.checkpoint.segments import SegmentMeta, write_segment

@@ -92,11 +92,6 @@ class SlotTable:
             raise ProtocolError(f"state column {name!r} is not nullable: it has no mask")
         return mask.live
 
-    def write(self, slots: Slots, state: pa.RecordBatch) -> None:
-        """Overwrite located slots with the columns of a batch."""
-        for spec in self.columns:
-            self.write_column(slots, spec.name, state.column(spec.name))
-
     def write_column(self, slots: Slots, name: str, values: pa.Array) -> None:
         """Overwrite one column of located slots."""
         self._columns[name].write(slots, values)
