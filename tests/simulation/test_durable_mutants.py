@@ -186,27 +186,26 @@ def what_another_driver_sealed_is_dropped(patch: Patch) -> None:
 
 
 def parked_rows_are_applied_twice(patch: Patch) -> None:
-    original = Parking.arrive
+    original = Parking.free
 
-    def arrive(self: Any, groups: Any) -> Any:
-        return [
-            item for owner, rows, last in original(self, groups) for item in ((owner, rows, False), (owner, rows, last))
-        ]
+    def free(self: Any, *news: Any) -> Any:
+        freed = original(self, *news)
+        return [item for owner, rows, last in freed for item in ((owner, rows, False), (owner, rows, last))]
 
-    patch.setattr(Parking, "arrive", arrive)
+    patch.setattr(Parking, "free", free)
 
 
 def parked_rows_are_dropped(patch: Patch) -> None:
-    original = Parking.arrive
+    original = Parking.free
 
-    def arrive(self: Any, groups: Any) -> Any:
-        return [(owner, rows.slice(0, 0), last) for owner, rows, last in original(self, groups)]
+    def free(self: Any, *news: Any) -> Any:
+        return [(owner, rows.slice(0, 0), last) for owner, rows, last in original(self, *news)]
 
-    patch.setattr(Parking, "arrive", arrive)
+    patch.setattr(Parking, "free", free)
 
 
 def rows_are_applied_before_their_state_is_there(patch: Patch) -> None:
-    patch.setattr(Parking, "cut", lambda self, owner, batch: (batch, False))
+    patch.setattr(Parking, "cut", lambda self, owner, batch, hashes, now: (batch, None))
     original = OperatorRuntime.install
 
     def install(self: Any, groups: Any, state: Any) -> None:

@@ -23,6 +23,7 @@ from bedload.control.standing import Phase
 from bedload.control.transfer import Transfer
 from bedload.core.errors import EpochAborted
 from bedload.migration.hash_set import NONE
+from bedload.migration.holdings import Holdings
 from bedload.migration.parking import Parking
 from bedload.migration.receiver import Receiver
 from bedload.migration.sender import Sender
@@ -164,12 +165,12 @@ def what_was_on_a_broken_connection_is_not_sent_again(patch: Patch) -> None:
 
 
 def rows_do_not_wait_for_their_keys(patch: Patch) -> None:
-    patch.setattr(Parking, "_waits", lambda self, kinds, hashes: np.zeros(len(hashes), np.bool_))
+    patch.setattr(Holdings, "_waits", lambda self, presence, hashes: np.zeros(len(hashes), np.bool_))
 
 
 def parked_rows_come_after_later_ones(patch: Patch) -> None:
-    original = Parking._free
-    patch.setattr(Parking, "_free", lambda self, now, only=None: original(self, now, only)[::-1])
+    original = Parking.free
+    patch.setattr(Parking, "free", lambda self, *news: original(self, *news)[::-1])
 
 
 def feeders_ignore_pins(patch: Patch) -> None:
@@ -295,16 +296,12 @@ def replacements_read_back_when_an_epoch_begins_only(patch: Patch) -> None:
 
 
 def pinned_keys_leave_with_their_group(patch: Patch) -> None:
-    original = WorkerMachine._flip
+    original = Holdings.flip
 
-    def flip(self: Any, message: Any) -> Any:
-        hosted = self._hosted[message.operator]
-        lodging = hosted.lodging | {group for lot in message.arriving for group in lot.key_groups}
-        out = original(self, message)
-        hosted.lodging = lodging
-        return out
+    def flip(self: Any, leaving: Any, arriving: Any, key_groups: Any) -> None:
+        original(self, tuple(msgspec.structs.replace(lot, stay=()) for lot in leaving), arriving, key_groups)
 
-    patch.setattr(WorkerMachine, "_flip", flip)
+    patch.setattr(Holdings, "flip", flip)
 
 
 MUTANTS: list[tuple[Callable[[Patch], None], Scenario, int]] = [

@@ -181,6 +181,6 @@ class Ending:
                 assert hosted is not None, f"{worker.name} owns {key} and has no operator"
                 if hosted.unrestored is not None:
                     continue  # whoever reads it is told why
-                known = not durable or GROUP_OF[key] in hosted.owned | hosted.lodging
+                known = not durable or hosted.holdings.knows(GROUP_OF[key])
                 assert known, f"who reads {key} at {worker.name} waits for ever: it does not know that it owns it"
                 assert not on_its_way(hosted, key), f"who reads {key} at {worker.name} waits for ever: it is on its way"

@@ -1,13 +1,14 @@
 """What a simulated worker should have of an operator: the keys that it owns, and the epochs that are in their state.
 
 It follows the coordinator's word (``Begin``, ``Restore``, ``Flip``, ``Release``) as a reader of the protocol would, and
-not what the machine makes of it.
+compares that with what the machine makes of it (:class:`bedload.migration.holdings.Holdings`).
 
 Invariants that it keeps:
 
 - a key comes to a worker by being handed over or read back, or with no state at all;
 - a turn begins on the state that it should build upon, and changes no key but those that are the worker's own and here;
-- ownership changes between two turns only.
+- ownership changes between two turns only;
+- the machine knows what is the worker's own; in a turn it takes nothing else for that.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def keys_of(groups: Iterable[int], without: Iterable[int] = (), single: Iterable
 
 def on_its_way(hosted: Hosted, key: str) -> bool:
     """Whether a worker waits for the state of a key."""
-    return hosted.parking.absent(KeyGroup(GROUP_OF[key]), lambda: np.array([HASH_OF[key]]))
+    return hosted.holdings.absent(KeyGroup(GROUP_OF[key]), lambda: np.array([HASH_OF[key]]))
 
 
 class Holdings:
@@ -59,6 +60,8 @@ class Holdings:
         self._watcher = watcher
         self._durable = durable
         self._here: set[str] = set()
+        self._unbegun = False
+        """The last turn failed to begin, so the machine does not know what it would own."""
         self._flips: dict[int, tuple[set[str], set[str], History]] = {}
         """What came and what left with a move that is not over, and on what state."""
         self._sealed: tuple[Turn, tuple[QueryId, Epoch], Plain, set[str]] | None = None
@@ -81,6 +84,25 @@ class Holdings:
                 if called_off:
                     # Later than the epoch after the flip that is the end of the cluster, and nobody wants them.
                     self.keys = (self.keys - came) | (left if self.history == then else set())
+
+    def compare(self, message: m.Message) -> None:
+        """After the machine has taken it."""
+        hosted = self._machine()._hosted.get(self._operator)
+        if hosted is None:
+            return
+        if isinstance(message, m.Begin):
+            self._unbegun = hosted.phase is not Phase.OPEN
+        if self._unbegun or hosted.unrestored is not None or hosted.failed_move in self._flips:
+            return  # it knows that it does not have what it should have
+        holdings = hosted.holdings
+        holdings.check()
+        unknown = {key for key in self.keys if not holdings.knows(GROUP_OF[key])}
+        assert not unknown, f"{self.name} does not know that it owns {sorted(unknown)}, after {message}"
+        if hosted.phase is Phase.OPEN:
+            routing = self._watcher.routings[hosted.turn]
+            assert holdings.owned == set(routing.groups_of(self.worker)), f"{self.name} owns {sorted(holdings.owned)}"
+            guests = {GROUP_OF[key] for key in self.keys} - holdings.owned
+            assert guests == holdings.guests, f"{self.name} has guests of {sorted(holdings.guests)}, not {guests}"
 
     def _begin(self, message: m.Begin) -> None:
         base, routing = self._watcher.base[message.turn], self._watcher.routings[message.turn]

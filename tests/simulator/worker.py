@@ -264,6 +264,9 @@ class SimulatedWorker:
         self._unseen += 1 if isinstance(message, _HARMLESS) else _LOOK_EVERY
         if isinstance(message, m.Begin | m.Restore | m.Flip | m.Release | m.Reset):
             self.holdings[message.operator].told(message)
+            out = self.machine.handle(peer, message, body)
+            self.holdings[message.operator].compare(message)
+            return out
         if not isinstance(message, m.Commit):
             return self.machine.handle(peer, message, body)
         hosted = self.machine._hosted.get(message.operator)

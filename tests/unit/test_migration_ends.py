@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from bedload.core.ids import KeyGroup, Turn, WorkerId
 from bedload.migration import STRATEGIES
 from bedload.migration import sender as sending
+from bedload.migration.holdings import Holdings
 from bedload.migration.parking import Parking
 from bedload.migration.receiver import Receiver
 from bedload.migration.sender import Parcel, Sender
@@ -109,8 +110,8 @@ class Move:
         self.terms = STRATEGIES[strategy].terms
         self.clock = Time()
         self.store = store
-        self.parking = Parking()
-        self.receiver = Receiver(1, self.parking)
+        self.holdings = Holdings()
+        self.receiver = Receiver(1, Parking(self.holdings))
         self.there: dict[int, int] = {}
         self.turn = 0
         self.base = Turn(0)
@@ -227,7 +228,7 @@ class Move:
         if self.receiver.base is None:
             return
         for key in range(KEYS):
-            if key % GROUPS in MOVED and not self.parking.absent(
+            if key % GROUPS in MOVED and not self.holdings.absent(
                 KeyGroup(key % GROUPS), lambda key=key: np.array([key], np.int64)
             ):
                 assert self.there.get(key) == self.wanted.get(key), f"key {key} is taken for here"

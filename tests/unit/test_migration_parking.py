@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bedload.core.ids import KeyGroup
-from bedload.migration.parking import ARRIVING, AWAITED, PATCHY, Parking
+from bedload.migration.holdings import Holdings, Presence
+from bedload.migration.parking import Parking
 
 GROUPS = 5
 
@@ -24,23 +25,45 @@ def rows(found: pa.RecordBatch | None) -> list[int]:
     return [] if found is None else found.column(0).to_pylist()
 
 
-def arrive(parking: Parking, *groups: int) -> list[tuple[Any, list[int], bool]]:
-    return [(owner, rows(found), last) for owner, found, last in parking.arrive(map(KeyGroup, groups))]
+Given = list[tuple[Any, list[int], bool]]
 
 
-def cut(parking: Parking, owner: Any, whole: pa.RecordBatch) -> tuple[pa.RecordBatch | None, bool]:
-    now, waiting = parking.cut(owner, whole, lambda it: it.column(0).to_numpy())
-    return now, waiting is not None
+def free(parking: Parking, now: float = 0.0, only: Any = None) -> Given:
+    parking.holdings.check()
+    return [(owner, rows(found), last) for owner, found, last in parking.free(now, only)]
+
+
+def arrive(parking: Parking, *groups: int) -> Given:
+    parking.holdings.arrive(map(KeyGroup, groups))
+    return free(parking)
+
+
+def arrive_keys(parking: Parking, *keys: int, now: float = 0.0) -> list[list[int]]:
+    parking.holdings.arrive_keys(hashes(*keys))
+    return [found for _, found, _ in free(parking, now, hashes(*keys))]
+
+
+def cut(parking: Parking, owner: Any, whole: pa.RecordBatch, now: float = 0.0) -> tuple[pa.RecordBatch | None, bool]:
+    found, waiting = parking.cut(owner, whole, lambda it: it.column(0).to_numpy(), now)
+    return found, waiting is not None
 
 
 def expecting(*groups: int) -> Parking:
-    parking = Parking()
-    parking.expect(map(KeyGroup, groups))
+    parking = Parking(Holdings())
+    parking.holdings.expect(map(KeyGroup, groups))
+    return parking
+
+
+def handed(groups: dict[int, Presence], *missing: int) -> Parking:
+    parking = Parking(Holdings())
+    for name, presence in groups.items():
+        parking.holdings.hand_over([KeyGroup(name)], presence)
+    parking.holdings.miss(hashes(*missing))
     return parking
 
 
 def test_nothing_waits_when_all_state_is_here() -> None:
-    parking = Parking()
+    parking = expecting()
     whole = batch(0, 1, 2)
     assert cut(parking, "a", whole) == (whole, False)
     assert parking.empty
@@ -83,7 +106,7 @@ def test_what_arrives_without_being_waited_for_frees_nothing() -> None:
     parking = expecting(1)
     cut(parking, "a", batch(1))
     assert arrive(parking, 0, 4) == []
-    assert parking.left == 1
+    assert parking.holdings.left == 1
 
 
 def test_the_end_of_a_turn_drops_its_rows_but_the_state_stays_on_its_way() -> None:
@@ -91,24 +114,24 @@ def test_the_end_of_a_turn_drops_its_rows_but_the_state_stays_on_its_way() -> No
     cut(parking, "a", batch(1))
     parking.clear()
     assert parking.empty
-    assert parking.absent(KeyGroup(1))
+    assert parking.holdings.absent(KeyGroup(1))
     assert arrive(parking, 1) == []
 
 
 def test_state_that_will_not_come_is_not_waited_for() -> None:
-    parking = expecting(1, 2)
-    parking.forget()
-    assert (parking.left, parking.absent(KeyGroup(1))) == (0, False)
+    holdings = expecting(1, 2).holdings
+    holdings.forget()
+    assert (holdings.left, holdings.absent(KeyGroup(1))) == (0, False)
 
 
 def test_a_key_group_that_nobody_spoke_of_is_here() -> None:
-    assert not expecting(1).absent(KeyGroup(99))
+    assert not expecting(1).holdings.absent(KeyGroup(99))
 
 
 def test_state_that_arrived_can_be_on_its_way_again() -> None:
     parking = expecting(1)
     arrive(parking, 1)
-    parking.expect([KeyGroup(1)])
+    parking.holdings.expect([KeyGroup(1)])
     assert cut(parking, "a", batch(1)) == (None, True)
 
 
@@ -136,7 +159,8 @@ def test_every_row_is_given_out_once_in_the_order_of_its_key_group(
     for kind, groups in [*events, ("arrive", list(range(GROUPS)))]:
         if kind == "arrive":
             away -= set(groups)
-            for _, found, _ in parking.arrive(map(KeyGroup, groups)):
+            parking.holdings.arrive(map(KeyGroup, groups))
+            for _, found, _ in parking.free(0.0):
                 take(found)
         else:
             start = len(group_of)
@@ -163,50 +187,53 @@ def hashes(*keys: int) -> Any:
 
 
 def test_rows_of_an_arriving_key_group_wait_for_their_key() -> None:
-    parking = Parking()
-    parking.hand_over([KeyGroup(1)], ARRIVING)
+    parking = handed({1: Presence.ARRIVING})
     now, parked = cut(parking, "a", keyed(0, 1, 6, 2))
     assert (rows(now), parked) == ([0, 2], True)
-    assert [rows(found) for _, found, _ in parking.arrive_keys(hashes(6), 1.0)] == [[6]]
+    assert arrive_keys(parking, 6) == [[6]]
     assert rows(cut(parking, "b", keyed(6, 1))[0]) == [6]
-    assert [rows(found) for _, found, _ in parking.arrive_keys(hashes(1), 2.0)] == [[1], [1]]
+    assert arrive_keys(parking, 1) == [[1], [1]]
 
 
 def test_of_a_patchy_key_group_only_the_missing_keys_wait() -> None:
-    parking = Parking()
-    parking.hand_over([KeyGroup(1)], PATCHY)
-    parking.miss(hashes(6))
+    parking = handed({1: Presence.PATCHY}, 6)
     now, _ = cut(parking, "a", keyed(1, 6, 11))
     assert rows(now) == [1, 11]
-    assert [rows(found) for _, found, _ in parking.arrive_keys(hashes(6), 1.0)] == [[6]]
+    assert arrive_keys(parking, 6) == [[6]]
 
 
 def test_of_an_awaited_key_group_all_wait_until_it_is_known_what_is_missing() -> None:
-    parking = Parking()
-    parking.hand_over([KeyGroup(1)], AWAITED)
+    parking = handed({1: Presence.AWAITED}, 6)
     assert cut(parking, "a", keyed(1, 6)) == (None, True)
-    parking.miss(hashes(6))
-    assert [rows(found) for _, found, _ in parking.hand_over([KeyGroup(1)], PATCHY)] == [[1]]
-    assert [rows(found) for _, found, _ in parking.settle(1.0)] == [[6]]
+    parking.holdings.hand_over([KeyGroup(1)], Presence.PATCHY)
+    assert free(parking) == [("a", [1], False)]
+    parking.holdings.settle()
+    assert free(parking) == [("a", [6], True)]
 
 
 def test_how_long_a_key_waited_counts_from_its_first_row() -> None:
-    parking = Parking()
-    parking.hand_over([KeyGroup(1)], ARRIVING)
+    parking = handed({1: Presence.ARRIVING})
     for since in (1.0, 2.0):
-        parking.cut(since, keyed(1), lambda it: it.column(0).to_numpy(), since)
-    parking.arrive_keys(hashes(1), 5.0)
+        cut(parking, since, keyed(1), since)
+    arrive_keys(parking, 1, now=5.0)
     assert [(keys.tolist(), seconds) for keys, seconds in parking.waits] == [([1], 4.0), ([1], 3.0)]
     assert parking.rows == 2
 
 
 def test_reading_back_supersedes_a_hand_over() -> None:
-    parking = Parking()
-    parking.hand_over([KeyGroup(1)], ARRIVING)
-    parking.expect([KeyGroup(1)])
+    parking = handed({1: Presence.ARRIVING})
+    parking.holdings.expect([KeyGroup(1)])
     cut(parking, "a", keyed(1))
-    assert parking.arrive_keys(hashes(1), 1.0) == []
+    assert arrive_keys(parking, 1) == []
     assert arrive(parking, 1) == [("a", [1], True)]
+
+
+def test_rows_that_wait_for_a_key_group_to_be_read_are_asked_of_nobody() -> None:
+    parking = expecting(1)
+    cut(parking, "a", keyed(1))
+    parking.holdings.hand_over([KeyGroup(2)], Presence.ARRIVING)
+    cut(parking, "b", keyed(2))
+    assert parking.waiting_keys().tolist() == [2]
 
 
 key = st.integers(0, 19)
@@ -218,17 +245,14 @@ keyed_event = st.one_of(
 
 
 @given(
-    kinds=st.dictionaries(group, st.sampled_from([ARRIVING, AWAITED, PATCHY])),
+    kinds=st.dictionaries(group, st.sampled_from([it for it in Presence if it is not Presence.HERE])),
     missing=st.sets(key),
     events=st.lists(keyed_event, max_size=15),
 )
 def test_every_row_is_given_out_once_in_the_order_of_its_key(
-    kinds: dict[int, int], missing: set[int], events: list[tuple[str, list[int]]]
+    kinds: dict[int, Presence], missing: set[int], events: list[tuple[str, list[int]]]
 ) -> None:
-    parking = Parking()
-    for name, kind in kinds.items():
-        parking.hand_over([KeyGroup(name)], kind)
-    parking.miss(hashes(*missing))
+    parking = handed(kinds, *missing)
     arrived: set[int] = set()
     came: dict[int, list[int]] = {}
     out: dict[int, list[int]] = {}
@@ -238,7 +262,7 @@ def test_every_row_is_given_out_once_in_the_order_of_its_key(
         kind = kinds.get(it % GROUPS)
         if kind is None:
             return True
-        return kind != AWAITED and (it in arrived or (kind == PATCHY and it not in missing))
+        return kind != Presence.AWAITED and (it in arrived or (kind == Presence.PATCHY and it not in missing))
 
     def take(found: pa.RecordBatch | None) -> None:
         for row in [] if found is None else found.column(2).to_pylist():
@@ -260,15 +284,18 @@ def test_every_row_is_given_out_once_in_the_order_of_its_key(
             take(cut(parking, numbers[0], whole)[0])
         elif what == "keys":
             arrived |= set(named)
-            for _, found, _ in parking.arrive_keys(hashes(*named), 0.0):
+            parking.holdings.arrive_keys(hashes(*named))
+            for _, found, _ in parking.free(0.0, hashes(*named)):
                 take(found)
         else:
             for name in named:
                 kinds.pop(name, None)
-            for _, found, _ in parking.hand_over(map(KeyGroup, named), 0):
+            parking.holdings.hand_over(map(KeyGroup, named), Presence.HERE)
+            for _, found, _ in parking.free(0.0):
                 take(found)
     kinds.clear()
-    for _, found, _ in parking.settle(0.0):
+    parking.holdings.settle()
+    for _, found, _ in parking.free(0.0):
         take(found)
     assert out == came
     assert parking.empty

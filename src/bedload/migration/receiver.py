@@ -1,8 +1,8 @@
 """The new owner's end of a move: which keys have arrived, and whether that is all.
 
 State may come before the word that ownership has passed on (it travels on another connection), and ahead of it when it
-is copied. Either way it goes into the store at once; :class:`~bedload.migration.parking.Parking` knows from the flip
-on for which keys rows have to wait.
+is copied. Either way it goes into the store at once; :class:`~bedload.migration.holdings.Holdings` knows from the flip
+on which keys are here.
 
 Invariants:
 
@@ -25,7 +25,8 @@ import pyarrow as pa
 from bedload.core.ids import KeyGroup, Turn, WorkerId
 from bedload.keys.lookup import Hashes
 from bedload.migration.hash_set import NONE, Flags, HashSet
-from bedload.migration.parking import ARRIVING, AWAITED, PATCHY, Freed, Parking
+from bedload.migration.holdings import Presence
+from bedload.migration.parking import Freed, Parking
 from bedload.protocol.messages import Lot, Terms
 
 
@@ -57,6 +58,7 @@ class Receiver:
         """Set at the flip."""
         self.bytes = 0
         self._parking = parking
+        self._holdings = parking.holdings
         self._terms: Terms | None = None
         self._incoming: dict[WorkerId, _Incoming] = {}
 
@@ -72,23 +74,23 @@ class Receiver:
     def flip(self, base: Turn, lots: Iterable[Lot], terms: Terms, now: float) -> list[Freed]:
         """Ownership has passed on: rows may come for all of it."""
         self.base, self._terms = base, terms
-        lots, parking = tuple(lots), self._parking
+        lots, holdings = tuple(lots), self._holdings
         arriving = {key for lot in lots for key in lot.keys}
         freed: list[Freed] = []
         # SUBTLE: single keys first. Their key group may come, too, and from another worker.
         for lot in lots:
-            parking.hand_over(lot.key_groups, PATCHY)
-            parking.miss(np.array(lot.keys, np.int64))
+            holdings.hand_over(lot.key_groups, Presence.PATCHY)
+            holdings.miss(np.array(lot.keys, np.int64))
         for lot in lots:
             incoming = self._from(lot.source)
             incoming.lot = lot
             stay = np.array([key for key in lot.stay if key not in arriving], np.int64)
-            parking.arrive_keys(stay, now)
+            holdings.arrive_keys(stay)
             if terms.waits_for != "key" or terms.copy_ahead:
-                parking.hand_over(lot.groups, AWAITED)
+                holdings.hand_over(lot.groups, Presence.AWAITED)
             else:
-                parking.hand_over(lot.groups, ARRIVING)
-                freed += parking.arrive_keys(incoming.early.all(), now)
+                holdings.hand_over(lot.groups, Presence.ARRIVING)
+                freed += self._keys_here(incoming.early.all(), now)
             freed += self._copied(incoming, now)
             if incoming.last:
                 freed += self._complete(incoming, now)
@@ -148,9 +150,9 @@ class Receiver:
         assert self._terms is not None
         freed: list[Freed] = []
         if self._terms.waits_for == "key":
-            freed += self._parking.arrive_keys(hashes, now)
+            freed += self._keys_here(hashes, now)
         elif self._terms.waits_for == "key group":
-            freed += self._parking.hand_over(groups, PATCHY, now)
+            freed += self._groups_here(groups, now)
         if incoming.last and not incoming.whole:
             freed += self._complete(incoming, now)
         return [*freed, *self._finish(now)]
@@ -218,13 +220,12 @@ class Receiver:
         assert lot is not None
         if not self._counts(incoming) or incoming.whole:
             return []
-        parking = self._parking
-        parking.miss(incoming.stale)
+        self._holdings.miss(incoming.stale)
         keys = np.array(lot.keys, np.int64)
-        freed = parking.arrive_keys(keys[~np.isin(keys, incoming.stale)], now)
-        freed += parking.arrive_keys(incoming.early.all(), now)
+        freed = self._keys_here(keys[~np.isin(keys, incoming.stale)], now)
+        freed += self._keys_here(incoming.early.all(), now)
         if self._terms.waits_for == "key":
-            freed += parking.hand_over(lot.groups, PATCHY, now)
+            freed += self._groups_here(lot.groups, now)
         return freed
 
     def _complete(self, incoming: _Incoming, now: float) -> list[Freed]:
@@ -233,12 +234,23 @@ class Receiver:
         assert self._terms is not None
         if self._terms.waits_for == "everything":
             return []
-        # SUBTLE: not HERE, since a single key of such a key group may be on its way from a third worker.
-        freed = self._parking.hand_over(incoming.lot.groups, PATCHY, now)
-        return [*freed, *self._parking.arrive_keys(np.array(incoming.lot.keys, np.int64), now)]
+        freed = self._groups_here(incoming.lot.groups, now)
+        return [*freed, *self._keys_here(np.array(incoming.lot.keys, np.int64), now)]
 
     def _finish(self, now: float) -> list[Freed]:
-        return self._parking.settle(now) if self.complete else []
+        if not self.complete:
+            return []
+        self._holdings.settle()
+        return self._parking.free(now)
+
+    def _keys_here(self, hashes: Hashes, now: float) -> list[Freed]:
+        self._holdings.arrive_keys(hashes)
+        return self._parking.free(now, hashes)
+
+    def _groups_here(self, groups: Iterable[KeyGroup], now: float) -> list[Freed]:
+        # SUBTLE: not HERE, since a single key of such a key group may be on its way from a third worker.
+        self._holdings.hand_over(groups, Presence.PATCHY)
+        return self._parking.free(now)
 
 
 def whole_only(terms: Terms | None) -> bool:

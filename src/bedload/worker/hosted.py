@@ -29,6 +29,7 @@ from bedload.core.ids import (
     WorkerId,
 )
 from bedload.keys import freeze_keys, hash_columns
+from bedload.migration.holdings import Holdings
 from bedload.migration.parking import Parking
 from bedload.migration.receiver import Receiver
 from bedload.migration.sender import Sender
@@ -115,11 +116,8 @@ class Hosted:
     error: BedloadError | None = None
     early: list[tuple[Peer, TurnMessage, Body]] = field(default_factory=list)
     busy: float = 0.0
-    owned: frozenset[KeyGroup] = frozenset()
-    """The key groups of the last turn."""
-    lodging: frozenset[KeyGroup] = frozenset()
-    """Key groups of others of which single keys live here."""
-    parking: Parking = field(default_factory=Parking)
+    holdings: Holdings = field(default_factory=Holdings)
+    parking: Parking = field(init=False)
     base: Turn = NO_TURN
     """The state that was last read back."""
     orders: dict[int, tuple[m.Restore, set[KeyGroup]]] = field(default_factory=dict)
@@ -128,8 +126,6 @@ class Hosted:
     restored: int = 0
     unrestored: BedloadError | None = None
     """Why the state that should be here is not."""
-    told: int = 0
-    """How often the coordinator has said what is this worker's own, as it counts itself."""
     reads: list[tuple[Peer, m.Read, Body]] = field(default_factory=list)
     """Reads of key groups that are on their way."""
     key_groups: int = 0
@@ -142,8 +138,6 @@ class Hosted:
     neighbours: dict[WorkerId, str] = field(default_factory=dict)
     failed_move: int = -1
     """A move whose part here failed: nothing more is sent or taken of it."""
-    unsent: tuple[m.Lot, ...] = ()
-    """What this worker failed to hand over, and keeps until that move is over."""
     moves_over: int = -1
     """The last move that came to its end here."""
     # --- what it weighs ---
@@ -154,11 +148,8 @@ class Hosted:
     touched: float = 0.0
     took: float = 0.0
 
-    @property
-    def leaving(self) -> frozenset[KeyGroup]:
-        """Key groups that were handed over, or will be, and that the worker has not let go of."""
-        unsent = frozenset(group for lot in self.unsent for group in lot.groups)
-        return unsent if self.sender is None else unsent | self.sender.groups
+    def __post_init__(self) -> None:
+        self.parking = Parking(self.holdings)
 
     def count(self, groups: npt.NDArray[np.int16]) -> None:
         """Take a sample of the rows that came."""

@@ -203,15 +203,12 @@ class WorkerMachine(Moving):
                 hosted.unrestored = None  # it needs nothing, so it is told to read nothing
             if hosted.unrestored is not None:
                 raise hosted.unrestored
-            groups = frozenset(message.groups)
-            if gone := hosted.owned - groups - hosted.leaving:
-                hosted.runtime.drop(sorted(gone))
-            hosted.owned = groups
             guests = {KeyGroup(guest % hosted.key_groups) for guest in message.guests}
-            hosted.lodging = frozenset(guests - groups)
+            if gone := hosted.holdings.begin(message.groups, guests):
+                hosted.runtime.drop(gone)
             limit = hosted.deployments[message.deployment].epoch_bytes
             hosted.room = Room(hosted.name, self.worker, self._epoch_bytes if limit is None else limit)
-            hosted.runtime.begin(message.epoch, (*message.groups, *sorted(hosted.lodging)))
+            hosted.runtime.begin(message.epoch, (*message.groups, *sorted(hosted.holdings.guests)))
         except Exception as error:
             out = self._fail(hosted, as_ours(error))
         else:
@@ -276,9 +273,10 @@ class WorkerMachine(Moving):
             report(hosted.runtime.close())
             hosted.runtime, hosted.active = None, None
             hosted.committed, hosted.committed_query = NO_EPOCH, NO_QUERY
-            hosted.parking, hosted.owned, hosted.base, hosted.unrestored = Parking(), frozenset(), NO_TURN, None
-            hosted.orders, hosted.lodging = {}, frozenset()
-            hosted.sender, hosted.receiver, hosted.unsent = None, None, ()
+            hosted.holdings.clear()
+            hosted.parking = Parking(hosted.holdings)
+            hosted.base, hosted.unrestored, hosted.orders = NO_TURN, None, {}
+            hosted.sender, hosted.receiver = None, None
         return self._answer_reads(hosted)
 
     def _roll_back(self, hosted: Hosted, error: BedloadError) -> list[Out]:
@@ -489,13 +487,13 @@ class WorkerMachine(Moving):
             return [(peer, m.Refused(m.WireError.of(hosted.unrestored)), None)]
         # SUBTLE: one that was not told yet what it owns has no state to look for a key in: a replacement, or one that
         # the word of a flip is on its way to.
-        unowned = self._durable and message.group not in hosted.owned | hosted.lodging
-        unknown = unowned or hosted.told < message.told
+        unowned = self._durable and not hosted.holdings.knows(message.group)
+        unknown = unowned or hosted.holdings.told < message.told
         # SUBTLE: nor is what was handed over for anybody to see. Epochs that its new owner takes in are committed here.
         unknown = unknown or (
             hosted.sender is not None and hosted.sender.handed_over(message.group, lambda: hash_of_key(body))
         )
-        if unknown or hosted.parking.absent(message.group, lambda: hash_of_key(body)):
+        if unknown or hosted.holdings.absent(message.group, lambda: hash_of_key(body)):
             hosted.reads.append((peer, message, None if body is None else bytes(body)))
             return [] if unknown or body is None else self._fetch(hosted, hash_of_key(body))
         state = None

@@ -19,7 +19,8 @@ from bedload.keys import key_groups
 from bedload.keys.lookup import Hashes, distinct
 from bedload.migration.both_shelves import BothShelves
 from bedload.migration.hash_set import pack, unpack
-from bedload.migration.parking import AWAITED, Freed
+from bedload.migration.holdings import Presence, groups_of
+from bedload.migration.parking import Freed
 from bedload.migration.receiver import Receiver, waits, whole_only
 from bedload.migration.sender import Parcel, Sender
 from bedload.protocol import messages as m
@@ -50,7 +51,7 @@ class Moving(Restoring):
         delay: float | None = None
         for hosted in self._hosted.values():
             sender = hosted.sender
-            if sender is None or hosted.runtime is None or hosted.parking.left:
+            if sender is None or hosted.runtime is None or hosted.holdings.left:
                 continue
             if sender.move == hosted.failed_move:
                 continue
@@ -101,9 +102,10 @@ class Moving(Restoring):
             if isinstance(message, m.Flip):
                 # SUBTLE: the next turn may begin before the move is given up. It must not meet key groups without their
                 # state, nor drop what may have to come back.
-                hosted.unsent = () if self._sender(hosted.name, message.move) is not None else message.leaving
+                if self._sender(hosted.name, message.move) is None:
+                    hosted.holdings.keep(message.move, message.leaving)
                 for lot in message.arriving:
-                    hosted.parking.hand_over((*lot.groups, *lot.key_groups), AWAITED)
+                    hosted.holdings.hand_over((*lot.groups, *lot.key_groups), Presence.AWAITED)
             taking = isinstance(message, m.Ship | m.HandOver) or (isinstance(message, m.Flip) and message.arriving)
             return self._move_failed(hosted, message.move, "take in" if taking else "send", error)
 
@@ -171,7 +173,9 @@ class Moving(Restoring):
         return []
 
     def _make_sender(self, hosted: Hosted, move: int, terms: m.Terms, lots: tuple[m.Lot, ...]) -> Sender:
-        return Sender(move, terms, lots, lambda lot: self._shelve(hosted, lot), self._clock)
+        sender = Sender(move, terms, lots, lambda lot: self._shelve(hosted, lot), self._clock)
+        hosted.holdings.keep(move, lots)
+        return sender
 
     @staticmethod
     def _shelve(hosted: Hosted, lot: m.Lot) -> Shelf:
@@ -187,7 +191,7 @@ class Moving(Restoring):
 
     def _flip(self, message: m.Flip) -> list[Out]:
         hosted = self._at(message.operator)
-        hosted.told += 1
+        hosted.holdings.told += 1
         if hosted.runtime is None:
             self._activate(hosted, message.deployment)
         hosted.neighbours.update(message.addresses)
@@ -201,13 +205,7 @@ class Moving(Restoring):
             hosted.committed, hosted.committed_query = message.epoch, message.query
             now = self._clock.monotonic()
             out += self._freed(hosted, lambda: receiver.flip(message.base, message.arriving, message.terms, now))
-        # SUBTLE: what left is not ours from here on. It may come back before the next turn begins, which drops what
-        # was owned in the last one and is not in this one.
-        hosted.owned = hosted.owned - {group for lot in message.leaving for group in lot.groups}
-        hosted.owned = hosted.owned | {group for lot in message.arriving for group in lot.groups}
-        hosted.lodging = hosted.lodging | {group for lot in message.arriving for group in lot.key_groups}
-        stay = {KeyGroup(key % hosted.key_groups) for lot in message.leaving for key in lot.stay}
-        hosted.lodging = hosted.lodging | stay  # a pinned key whose group leaves is a guest from here on
+        hosted.holdings.flip(message.leaving, message.arriving, hosted.key_groups)
         return [*out, *self._answer_reads(hosted)]
 
     def _backlog(self, hosted: Hosted, body: Body) -> list[Out]:
@@ -240,35 +238,31 @@ class Moving(Restoring):
         released = m.Released(self.worker, message.operator, message.move)
         if hosted is None:
             return [(COORDINATOR, released, None)]
-        sender, receiver, runtime = hosted.sender, hosted.receiver, hosted.runtime
+        sender, receiver, holdings = hosted.sender, hosted.receiver, hosted.holdings
+        kept = holdings.let_go(message.move)
         if sender is not None and sender.move == message.move:
             if message.called_off:
-                hosted.owned = hosted.owned | hosted.leaving
+                holdings.owned |= groups_of(kept)
             else:
                 for shelf in sender.shelves:
                     shelf.drop()
             hosted.sender = None
-        hosted.moves_over = max(hosted.moves_over, message.move)
-        if message.move == hosted.failed_move:
-            unsent, hosted.unsent = hosted.unsent, ()
-            for lot in unsent if runtime is not None and not message.called_off else ():
+        elif hosted.runtime is not None and not message.called_off:
+            for lot in kept:
                 self._shelve(hosted, lot).drop()
-                hosted.owned -= frozenset(lot.groups)
-            if message.called_off:
-                hosted.parking.settle(self._clock.monotonic())
+            holdings.owned -= groups_of(kept)
+        hosted.moves_over = max(hosted.moves_over, message.move)
+        if message.move == hosted.failed_move and message.called_off:
+            holdings.settle()
         if receiver is not None and receiver.move == message.move:
             if message.called_off:
-                hosted.parking.settle(self._clock.monotonic())
-                hosted.owned -= {group for lot in message.arriving for group in lot.groups}
-                for lot in message.arriving if runtime is not None else ():
-                    assert runtime is not None
-                    stay = np.array(lot.stay, np.int64)
-                    runtime.shelve(lot.groups, without=stay).drop()
-                    runtime.shelve(lot.key_groups, only=np.array(lot.keys, np.int64)).drop()
+                holdings.called_off(message.arriving)
+                for lot in message.arriving if hosted.runtime is not None else ():
+                    self._shelve(hosted, lot).drop()
             elif not receiver.complete:
                 # The rest is read back before the next turn; until then nobody may look at it.
-                hosted.parking.settle(self._clock.monotonic())
-                hosted.parking.expect(sorted(receiver.awaited))
+                holdings.settle()
+                holdings.expect(sorted(receiver.awaited))
             hosted.receiver = None
         return [(COORDINATOR, released, None), *self._answer_reads(hosted)]
 

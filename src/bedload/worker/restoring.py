@@ -70,7 +70,7 @@ class Restoring:
         hosted = self._at(message.operator)
         if hosted.phase in (Phase.OPEN, Phase.SEALED):
             raise ProtocolError(f"{message} while turn {hosted.turn} is {hosted.phase.name}")
-        hosted.told += 1
+        hosted.holdings.told += 1
         hosted.unrestored = None
         try:
             self._activate(hosted, message.deployment)
@@ -80,17 +80,15 @@ class Restoring:
             return self._not_restored(hosted, as_ours(error))
         hosted.base = message.base
         hosted.committed, hosted.committed_query = message.epoch, message.query
-        hosted.owned = (hosted.owned | frozenset(message.groups)) - frozenset(message.hosts)
-        hosted.lodging |= frozenset(message.hosts)
         for _, wanted in hosted.orders.values():
             wanted.difference_update(message.groups)
         hosted.orders = {ticket: order for ticket, order in hosted.orders.items() if order[1]}
         if not hosted.orders:
             hosted.restored = 0
-        hosted.parking.expect(message.groups)
+        hosted.holdings.read_back(message.groups, message.hosts)
         instead = self._restored_instead(hosted, message.base, message.groups)
         if plan is None or not message.groups:
-            hosted.parking.arrive(message.groups)
+            hosted.holdings.arrive(message.groups)
             return [*instead, *self._progress(hosted, 0), *self._answer_reads(hosted)]
         hosted.tickets += 1
         hosted.orders[hosted.tickets] = message, set(message.groups)
@@ -115,7 +113,8 @@ class Restoring:
             wanted.difference_update(groups)
             if not wanted:
                 del hosted.orders[news.ticket]
-            freed = hosted.parking.arrive(groups, self._clock.monotonic())
+            hosted.holdings.arrive(groups)
+            freed = hosted.parking.free(self._clock.monotonic())
         except Exception as error:
             return self._not_restored(hosted, as_ours(error))
         try:
@@ -149,7 +148,7 @@ class Restoring:
         hosted.unrestored = error
         hosted.orders = {}
         hosted.base = NO_TURN
-        hosted.parking.forget()
+        hosted.holdings.forget()
         refusal = m.Refused(m.WireError.of(error))
         out: list[Out] = [(peer, refusal, None) for peer, _, _ in hosted.reads]
         hosted.reads = []
@@ -160,8 +159,8 @@ class Restoring:
     def _progress(self, hosted: Hosted, read: int, error: BedloadError | None = None) -> list[Out]:
         keys = 0 if hosted.runtime is None else hosted.runtime.keys
         wire = None if error is None else m.WireError.of(error)
-        left = hosted.parking.left
-        news = m.Restored(self.worker, hosted.name, hosted.base, hosted.restored, left, keys, read, wire, hosted.told)
+        left, told = hosted.holdings.left, hosted.holdings.told
+        news = m.Restored(self.worker, hosted.name, hosted.base, hosted.restored, left, keys, read, wire, told)
         return [(COORDINATOR, news, None)]
 
     def _answer_reads(self, hosted: Hosted) -> list[Out]:

@@ -1,0 +1,234 @@
+"""What a worker has of an operator's state: what is its own, what leaves, and what is not here yet.
+
+A key group is *owned*; or it is another worker's, and single keys of it, pinned ones, are *guests*. Either may *leave*.
+What is the worker's own may be *absent*: it is being read back, or another worker hands it over (:class:`Presence`).
+
+Invariant: ownership is the coordinator's word alone (``Begin``, ``Restore``, ``Flip``, ``Release``).
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Collection, Iterable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from bedload.core.ids import KeyGroup
+from bedload.keys.lookup import Hashes
+from bedload.migration.hash_set import Flags, HashSet
+from bedload.protocol.messages import Lot
+
+Groups = npt.NDArray[np.integer[Any]]
+Lots = tuple[Lot, ...]
+
+
+class Presence(enum.IntEnum):
+    """How much of a key group is here that another worker hands over."""
+
+    HERE = 0
+    """All of it."""
+    AWAITED = 1
+    """Nothing that counts."""
+    ARRIVING = 2
+    """The keys that have arrived."""
+    PATCHY = 3
+    """All but the keys that are missing and have not arrived."""
+
+
+class Holdings:
+    """The part of one worker in the state of one operator."""
+
+    def __init__(self) -> None:
+        self.told = 0
+        """How often the coordinator has said what is this worker's own, as it counts itself."""
+        self.clear()
+
+    def clear(self) -> None:
+        """Nothing is here, nor on its way."""
+        self.owned: frozenset[KeyGroup] = frozenset()
+        self.guests: frozenset[KeyGroup] = frozenset()
+        """Key groups of which single keys live here, whoever has the others."""
+        self._leaving: dict[int, Lots] = {}
+        """What was handed over, or will be, and is kept until its move is over."""
+        self._reading: Flags = np.zeros(0, np.bool_)
+        self.left = 0
+        """How many key groups are being read back."""
+        self._presence: npt.NDArray[np.int8] = np.zeros(0, np.int8)
+        self._moving = False
+        """Whether a key group is not all here."""
+        self._arrived = HashSet()
+        self._missing = HashSet()
+
+    # --- whose it is ---
+
+    def begin(self, groups: Iterable[KeyGroup], guests: Iterable[KeyGroup]) -> list[KeyGroup]:
+        """A turn begins, in which the worker owns these, and keys of those: key groups to be dropped."""
+        before, self.owned = self.owned, frozenset(groups)
+        self.guests = frozenset(guests) - self.owned
+        return sorted(before - self.owned - self.leaving)
+
+    def read_back(self, groups: Collection[KeyGroup], hosts: Collection[KeyGroup]) -> None:
+        """These are the worker's own and are being read back; of the hosts, single keys are."""
+        self.owned = (self.owned | frozenset(groups)) - frozenset(hosts)
+        self.guests |= frozenset(hosts)
+        self.expect(groups)
+
+    def flip(self, leaving: Lots, arriving: Lots, key_groups: int) -> None:
+        """Ownership passes on; there are so many key groups."""
+        # SUBTLE: what left is not ours from here on. It may come back before the next turn begins, which drops what
+        # was owned in the last one and is not in this one.
+        self.owned = self.owned - groups_of(leaving) | groups_of(arriving)
+        self.guests |= {group for lot in arriving for group in lot.key_groups}
+        # A pinned key whose group leaves is a guest from here on.
+        self.guests |= {KeyGroup(key % key_groups) for lot in leaving for key in lot.stay}
+
+    def called_off(self, arriving: Lots) -> None:
+        """What was on its way is not."""
+        self.settle()
+        self.owned -= groups_of(arriving)
+
+    def keep(self, move: int, lots: Lots) -> None:
+        """These are to leave with a move: whoever owns them, they stay here until it is over."""
+        self._leaving[move] = lots
+
+    def let_go(self, move: int) -> Lots:
+        """The move is over: what was kept for it."""
+        return self._leaving.pop(move, ())
+
+    @property
+    def leaving(self) -> frozenset[KeyGroup]:
+        """Key groups that were handed over, or will be, and that the worker has not let go of."""
+        return frozenset().union(*map(groups_of, self._leaving.values()))
+
+    @property
+    def arriving(self) -> frozenset[KeyGroup]:
+        """Key groups that another worker hands over, and of which something may be on its way."""
+        return frozenset(map(KeyGroup, np.flatnonzero(self._presence).tolist()))
+
+    def knows(self, group: KeyGroup) -> bool:
+        """Whether keys of it may be the worker's own."""
+        return group in self.owned or group in self.guests
+
+    # --- being read back ---
+
+    def expect(self, groups: Iterable[KeyGroup]) -> None:
+        """These are being read back, whatever else was said of them."""
+        named = self._set(groups, True)  # which makes room
+        self._presence[named] = Presence.HERE
+        self._look()
+
+    def arrive(self, groups: Iterable[KeyGroup]) -> None:
+        """These were read back."""
+        self._set(groups, False)
+
+    def forget(self) -> None:
+        """Nothing is being read back any more."""
+        self._reading[:] = False
+        self.left = 0
+
+    # --- handed over by another worker ---
+
+    def hand_over(self, groups: Iterable[KeyGroup], presence: Presence) -> None:
+        """This is how it is with these key groups."""
+        named = self._named(groups)  # which makes room
+        self._presence[named] = presence
+        self._look()
+
+    def miss(self, hashes: Hashes) -> None:
+        """These keys of patchy key groups are missing."""
+        self._missing.add(hashes)
+
+    def arrive_keys(self, hashes: Hashes) -> None:
+        """These keys are here."""
+        self._arrived.add(hashes)
+
+    def settle(self) -> None:
+        """All that was handed over is here."""
+        self._presence[:] = Presence.HERE
+        self._moving = False
+        self._arrived, self._missing = HashSet(), HashSet()
+
+    # --- what is not here ---
+
+    @property
+    def whole(self) -> bool:
+        """Whether nothing is absent."""
+        return not self.left and not self._moving
+
+    def absent(self, group: KeyGroup, hash_of: Callable[[], Hashes] | None = None) -> bool:
+        """Whether a key's state is on its way; without a hash, whether any of its key group may be."""
+        if group >= len(self._reading):
+            return False
+        if self._reading[group]:
+            return True
+        if self._presence[group] == Presence.HERE:
+            return False
+        if hash_of is None or self._presence[group] == Presence.AWAITED:
+            return True
+        return bool(self._waits(self._presence[[group]], hash_of())[0])
+
+    def being_read(self, groups: Groups) -> Flags:
+        """Which of these are being read back."""
+        if not self.left:
+            return np.zeros(len(groups), np.bool_)
+        self._make_room(groups)
+        reading: Flags = self._reading[groups]
+        return reading
+
+    def moving(self, groups: Groups) -> Flags:
+        """Of which of these something may be on its way from another worker."""
+        if not self._moving:
+            return np.zeros(len(groups), np.bool_)
+        self._make_room(groups)
+        moving: Flags = self._presence[groups] != Presence.HERE
+        return moving
+
+    def on_its_way(self, groups: Groups, hashes: Hashes) -> Flags:
+        """Which of these keys, with their key groups, another worker has not handed over yet."""
+        if not self._moving or not len(hashes):
+            return np.zeros(len(groups), np.bool_)
+        self._make_room(groups)
+        return self._waits(self._presence[groups], hashes)
+
+    def check(self) -> None:
+        """Raise an AssertionError if this cannot be."""
+        assert self.left == int(self._reading.sum()), f"{self.left} key groups are said to be read back"
+        assert self._moving == bool(self._presence.any()), "whether something is on its way is not what is said"
+        both = np.flatnonzero(self._reading & (self._presence != Presence.HERE))
+        assert not len(both), f"{both.tolist()} are read back and handed over"
+
+    def _waits(self, presence: npt.NDArray[np.int8], hashes: Hashes) -> Flags:
+        waiting: Flags = presence == Presence.AWAITED
+        open_ = presence >= Presence.ARRIVING
+        if open_.any():
+            some, of = hashes[open_], presence[open_]
+            gone = np.where(of == Presence.ARRIVING, True, self._missing.has(some))
+            waiting[open_] = gone & ~self._arrived.has(some)
+        return waiting
+
+    def _set(self, groups: Iterable[KeyGroup], reading: bool) -> npt.NDArray[np.int64]:
+        named = self._named(groups)
+        self._reading[named] = reading
+        self.left = int(self._reading.sum())
+        return named
+
+    def _look(self) -> None:
+        self._moving = bool(self._presence.any())
+
+    def _named(self, groups: Iterable[KeyGroup]) -> npt.NDArray[np.int64]:
+        named = np.fromiter(groups, np.int64)
+        self._make_room(named)
+        return named
+
+    def _make_room(self, groups: Groups) -> None:
+        more = int(groups.max(initial=-1)) + 1 - len(self._reading)
+        if more > 0:
+            self._reading = np.concatenate([self._reading, np.zeros(more, np.bool_)])
+            self._presence = np.concatenate([self._presence, np.zeros(more, np.int8)])
+
+
+def groups_of(lots: Iterable[Lot]) -> frozenset[KeyGroup]:
+    """The key groups that pass on as a whole."""
+    return frozenset(group for lot in lots for group in lot.groups)
