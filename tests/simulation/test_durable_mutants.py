@@ -229,10 +229,11 @@ def orders_that_were_taken_back_are_installed(patch: Patch) -> None:
 
     def restore(self: Any, message: Any, plan: Any) -> Any:
         hosted = self._hosted.get(message.operator)
-        before = {} if hosted is None else dict(hosted.orders)
+        before = {} if hosted is None else dict(hosted.restoring.orders)
         out = original(self, message, plan)
         if hosted is not None:
-            hosted.orders = {**{ticket: set(message.groups) for ticket in before}, **hosted.orders}
+            restoring = hosted.restoring
+            restoring.orders = {**{ticket: set(message.groups) for ticket in before}, **restoring.orders}
         return out
 
     patch.setattr(WorkerMachine, "_restore", restore)

@@ -18,6 +18,7 @@ from bedload.control.transfer import Transfer
 from bedload.control.turns import Turns
 from bedload.core.errors import MoveCancelled
 from bedload.core.ids import OperatorName
+from bedload.protocol import messages as m
 from bedload.worker.machine import WorkerMachine
 
 TWO = [Layout.BESIDE, Layout.CHAINED, Layout.APART]
@@ -67,16 +68,16 @@ def nobody_looks_whether_a_sealed_epoch_is_committed(patch: Patch) -> None:
 
 
 def the_abort_of_one_operator_aborts_all(patch: Patch) -> None:
-    original = WorkerMachine._abort
+    original = WorkerMachine.handle
 
-    def abort(self: WorkerMachine, message: object) -> object:
-        out = original(self, message)  # type: ignore[arg-type]
+    def handle(self: WorkerMachine, peer: object, message: m.Message, body: object = None) -> object:
+        out = original(self, peer, message, body)
         for name, hosted in self._hosted.items():
-            if name != message.operator:  # type: ignore[attr-defined]
-                out += self._roll_back(hosted, message.error.error())  # type: ignore[attr-defined]
+            if isinstance(message, m.Abort) and name != message.operator:
+                out += self._applying.roll_back(hosted, message.error.error())
         return out
 
-    patch.setattr(WorkerMachine, "_abort", abort)
+    patch.setattr(WorkerMachine, "handle", handle)
 
 
 def state_of_operators_is_mixed_up(patch: Patch) -> None:

@@ -30,6 +30,7 @@ from bedload.migration.sender import Sender
 from bedload.protocol.feeder import FeederSession
 from bedload.worker import restoring
 from bedload.worker.machine import WorkerMachine
+from bedload.worker.moving import Moving
 
 COPYING = ("hybrid", "seamless")
 
@@ -79,17 +80,8 @@ def copies_of_a_rolled_back_epoch_count(patch: Patch) -> None:
 
 
 def copies_that_begin_after_the_seal_are_for_good(patch: Patch) -> None:
-    original = WorkerMachine._copy
-
-    def copy(self: Any, message: Any) -> Any:
-        out = original(self, message)
-        sender = self._hosted[message.operator].sender
-        sender._sealed = None
-        for lane in sender._lanes.values():
-            lane.tentative = NONE
-        return out
-
-    patch.setattr(WorkerMachine, "_copy", copy)
+    original = Moving.copy
+    patch.setattr(Moving, "copy", lambda self, message, runtime, sealed: original(self, message, runtime, None))
 
 
 def changes_under_a_copy_are_not_noted(patch: Patch) -> None:
@@ -132,7 +124,7 @@ def old_owner_drops_before_the_commit(patch: Patch) -> None:
 
     def taken(self: Any, target: Any, number: Any) -> None:
         original(self, target, number)
-        if self.done:
+        if all(lane.last_sent and not lane.unacked for lane in self._lanes.values()):
             for shelf in self.shelves:
                 shelf.drop()
 
@@ -220,7 +212,7 @@ def loss_of_a_newcomer_is_always_an_abort(patch: Patch) -> None:
 
 
 def failed_moves_are_for_the_log_alone(patch: Patch) -> None:
-    patch.setattr(WorkerMachine, "_move_failed", lambda self, hosted, move, what, error: [])
+    patch.setattr(Moving, "fail", lambda self, move, what, error: [])
 
 
 def epochs_go_on_after_a_failed_move(patch: Patch) -> None:
@@ -298,8 +290,8 @@ def replacements_read_back_when_an_epoch_begins_only(patch: Patch) -> None:
 def pinned_keys_leave_with_their_group(patch: Patch) -> None:
     original = Holdings.flip
 
-    def flip(self: Any, leaving: Any, arriving: Any, key_groups: Any) -> None:
-        original(self, tuple(msgspec.structs.replace(lot, stay=()) for lot in leaving), arriving, key_groups)
+    def flip(self: Any, leaving: Any, arriving: Any) -> None:
+        original(self, tuple(msgspec.structs.replace(lot, stay=()) for lot in leaving), arriving)
 
     patch.setattr(Holdings, "flip", flip)
 

@@ -20,6 +20,7 @@ from bedload.control.standing import Phase as ControlPhase
 from bedload.protocol import messages as m
 from bedload.protocol.split import unpack
 from bedload.store.rows import RowStore
+from bedload.worker.applying import Applying
 from bedload.worker.hosted import Applied
 from bedload.worker.machine import Phase, WorkerMachine
 from bedload.worker.row_runtime import OperatorRuntime
@@ -30,7 +31,7 @@ USUAL = Scenario(ALWAYS, 0.3)
 
 
 def repeat_is_applied_again(patch: Patch) -> None:
-    original = WorkerMachine._apply
+    original = Applying._apply
 
     def apply(self: Any, hosted: Any, peer: Any, message: Any, body: Any) -> Any:
         feeder = hosted.feeders[message.feeder]
@@ -38,11 +39,11 @@ def repeat_is_applied_again(patch: Patch) -> None:
             hosted.runtime.apply(unpack(body, feeder.schema))
         return original(self, hosted, peer, message, body)
 
-    patch.setattr(WorkerMachine, "_apply", apply)
+    patch.setattr(Applying, "_apply", apply)
 
 
 def repeat_gets_no_output(patch: Patch) -> None:
-    original = WorkerMachine._apply
+    original = Applying._apply
 
     def apply(self: Any, hosted: Any, peer: Any, message: Any, body: Any) -> Any:
         out = original(self, hosted, peer, message, body)
@@ -50,11 +51,11 @@ def repeat_gets_no_output(patch: Patch) -> None:
         applied[message.number] = Applied(applied[message.number].checksum, None)
         return out
 
-    patch.setattr(WorkerMachine, "_apply", apply)
+    patch.setattr(Applying, "_apply", apply)
 
 
 def checksums_are_not_compared(patch: Patch) -> None:
-    original = WorkerMachine._apply
+    original = Applying._apply
 
     def apply(self: Any, hosted: Any, peer: Any, message: Any, body: Any) -> Any:
         known = hosted.feeders[message.feeder].applied.get(message.number)
@@ -67,9 +68,9 @@ def checksums_are_not_compared(patch: Patch) -> None:
         count = len(feeder.applied) if feeder.batches is None else feeder.batches
         return whole(self, hosted, peer, m.Done(message.operator, message.turn, message.feeder, count))
 
-    whole = WorkerMachine._done
-    patch.setattr(WorkerMachine, "_apply", apply)
-    patch.setattr(WorkerMachine, "_done", done)
+    whole = Applying._done
+    patch.setattr(Applying, "_apply", apply)
+    patch.setattr(Applying, "_done", done)
 
 
 def abort_does_not_restore(patch: Patch) -> None:
@@ -87,19 +88,19 @@ def abort_forgets_removed_keys(patch: Patch) -> None:
 
 
 def seal_comes_before_all_are_done(patch: Patch) -> None:
-    original = WorkerMachine._settle
+    original = Applying.settle
 
     def settle(self: Any, hosted: Any) -> Any:
         done = [feeder for feeder in hosted.feeders.values() if feeder.batches is not None]
-        if hosted.expected is not None and done and len(done) == hosted.expected - 1:
+        if hosted.phase is Phase.OPEN and hosted.expected is not None and done and len(done) == hosted.expected - 1:
             return self._seal(hosted)
         return original(self, hosted)
 
-    patch.setattr(WorkerMachine, "_settle", settle)
+    patch.setattr(Applying, "settle", settle)
 
 
 def done_is_answered_at_once(patch: Patch) -> None:
-    original = WorkerMachine._done
+    original = Applying._done
 
     def done(self: Any, hosted: Any, peer: Any, message: Any) -> Any:
         out = original(self, hosted, peer, message)
@@ -109,20 +110,19 @@ def done_is_answered_at_once(patch: Patch) -> None:
             out = [*out, (peer, m.Finished(message.turn), None)]
         return out
 
-    patch.setattr(WorkerMachine, "_done", done)
+    patch.setattr(Applying, "_done", done)
 
 
 def former_turns_are_let_in(patch: Patch) -> None:
-    original = WorkerMachine._from_feeder
+    original = Applying.from_feeder
 
-    def from_feeder(self: Any, peer: Any, message: Any, body: Any) -> Any:
-        hosted = self._hosted.get(message.operator)
-        if hosted is not None and message.turn < hosted.turn and hosted.phase is Phase.OPEN:
+    def from_feeder(self: Any, hosted: Any, peer: Any, message: Any, body: Any) -> Any:
+        if message.turn < hosted.turn and hosted.phase is Phase.OPEN:
             fields = {name: getattr(message, name) for name in message.__struct_fields__}
             message = type(message)(**{**fields, "turn": hosted.turn})
-        return original(self, peer, message, body)
+        return original(self, hosted, peer, message, body)
 
-    patch.setattr(WorkerMachine, "_from_feeder", from_feeder)
+    patch.setattr(Applying, "from_feeder", from_feeder)
 
 
 def early_messages_are_dropped(patch: Patch) -> None:

@@ -17,6 +17,7 @@ from bedload.checkpoint.filing import Filing
 from bedload.control.compaction import Compaction
 from bedload.core.errors import CheckpointDamaged
 from bedload.store.rows import RowStore
+from bedload.worker.applying import Applying
 from bedload.worker.machine import WorkerMachine
 from bedload.worker.row_runtime import OperatorRuntime
 
@@ -109,16 +110,14 @@ def reads_that_wait_are_never_answered(patch: Patch) -> None:
 
 def reads_see_the_epoch_under_way(patch: Patch) -> None:
     # It is taken for the one before, as a reader that looks past the before-images would.
-    original = WorkerMachine._commit
+    original = Applying._commit
 
-    def commit(self: Any, message: Any) -> Any:
-        hosted = self._hosted[message.operator]
+    def commit(self: Any, hosted: Any) -> None:
         before = hosted.committed, hosted.committed_query
-        out = original(self, message)
+        original(self, hosted)
         hosted.committed, hosted.committed_query = before
-        return out
 
-    patch.setattr(WorkerMachine, "_commit", commit)
+    patch.setattr(Applying, "_commit", commit)
 
 
 def state_that_was_given_up_stays_at_the_workers(patch: Patch) -> None:

@@ -179,7 +179,7 @@ class Ending:
                 worker = driver.workers[routing.owner_of_key(hashed)]
                 hosted = worker.machine._hosted.get(name)
                 assert hosted is not None, f"{worker.name} owns {key} and has no operator"
-                if hosted.unrestored is not None:
+                if hosted.restoring.error is not None:
                     continue  # whoever reads it is told why
                 known = not durable or hosted.holdings.knows(GROUP_OF[key])
                 assert known, f"who reads {key} at {worker.name} waits for ever: it does not know that it owns it"

@@ -92,7 +92,7 @@ class Holdings:
             return
         if isinstance(message, m.Begin):
             self._unbegun = hosted.phase is not Phase.OPEN
-        if self._unbegun or hosted.unrestored is not None or hosted.failed_move in self._flips:
+        if self._unbegun or hosted.restoring.error is not None or hosted.moving.failed in self._flips:
             return  # it knows that it does not have what it should have
         holdings = hosted.holdings
         holdings.check()
@@ -120,7 +120,7 @@ class Holdings:
         read = keys_of({*message.groups} - {*message.hosts}, message.away, message.guests)
         others = {key for key in self.keys - read if GROUP_OF[key] not in message.groups}
         hosted = self._machine()._hosted.get(self._operator)
-        failed = hosted is not None and hosted.unrestored is not None
+        failed = hosted is not None and hosted.restoring.error is not None
         # What it had at another turn, or could not read, is not looked at; it must not begin a turn with it.
         self.keys = read | others if self.history == there and not failed else read
         self.history = there
@@ -153,7 +153,7 @@ class Holdings:
         """The committed state that is here, and the keys that should be."""
         machine = self._machine()
         runtime, hosted = machine.runtime(self._operator), machine._hosted.get(self._operator)
-        if runtime is None or hosted is None or hosted.unrestored is not None:
+        if runtime is None or hosted is None or hosted.restoring.error is not None:
             return {}, set()
         here = {key for key in self.keys if not on_its_way(hosted, key)}
         actual = {key: state for key, state in runtime.snapshot() if key in here}

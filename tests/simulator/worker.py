@@ -22,15 +22,16 @@ from bedload.checkpoint.snapshots import TARGET_BYTES
 from bedload.checkpoint.storage import Storage
 from bedload.core.errors import BedloadError, OperatorFailed, WorkerStartFailed
 from bedload.core.ids import DeploymentId, Epoch, Generation, OperatorName, QueryId, Turn, WorkerId
+from bedload.migration.parking import Freed
 from bedload.migration.receiver import Receiver
-from bedload.migration.sender import Parcel
+from bedload.migration.sender import Parcel, Sender
 from bedload.protocol import messages as m
 from bedload.worker.durability import Load, Loaded, LoadFailed
 from bedload.worker.durable import CheckpointDurability, load
 from bedload.worker.hosted import Hosted
 from bedload.worker.machine import COORDINATOR, LOADER, Out, Phase, WorkerMachine
-from bedload.worker.moving import Neighbour
-from bedload.worker.runtime import Startable
+from bedload.worker.moving import Moving, Neighbour
+from bedload.worker.runtime import Runtime, Startable
 from tests.simulator.faults import Faults
 from tests.simulator.holdings import Holdings
 from tests.simulator.network import Body, Connection, End, Network, VirtualTime
@@ -70,8 +71,26 @@ class _BusyClock:
         return self._time.now
 
 
+class _Moving(Moving):
+    """Whatever sends and takes in state may raise."""
+
+    faults: Faults
+
+    def _out(self, sender: Sender, parcel: Parcel, deployment: DeploymentId) -> Out:
+        self._may_raise()
+        return super()._out(sender, parcel, deployment)
+
+    def _ship(self, receiver: Receiver, message: m.Ship, body: Body, runtime: Runtime) -> list[Freed]:
+        self._may_raise()
+        return super()._ship(receiver, message, body, runtime)
+
+    def _may_raise(self) -> None:
+        if self.faults.strikes("failing move", 0.5):
+            raise ValueError("the simulation lets no state pass")
+
+
 class _Machine(WorkerMachine):
-    """Some of its code raises: an operator's ``setup``, and whatever sends and takes in state."""
+    """Some of its code raises: an operator's ``setup``, and whatever moves its state."""
 
     faults: Faults
 
@@ -81,22 +100,16 @@ class _Machine(WorkerMachine):
         self._joins = message.start
         return super()._deploy(message, body)
 
-    def _activate(self, hosted: Hosted, deployment: DeploymentId) -> None:
+    def _activate(self, hosted: Hosted, deployment: DeploymentId) -> Runtime:
         if self._joins and hosted.runtime is None and self.faults.strikes("failed setup", 2):
             raise OperatorFailed("the simulation lets no setup succeed")
-        super()._activate(hosted, deployment)
+        return super()._activate(hosted, deployment)
 
-    def _out(self, hosted: Hosted, parcel: Parcel) -> Out:
-        self._may_raise()
-        return super()._out(hosted, parcel)
-
-    def _ship(self, hosted: Hosted, receiver: Receiver, message: m.Ship, body: Body) -> list[Out]:
-        self._may_raise()
-        return super()._ship(hosted, receiver, message, body)
-
-    def _may_raise(self) -> None:
-        if self.faults.strikes("failing move", 0.5):
-            raise ValueError("the simulation lets no state pass")
+    def _host(self, operator: OperatorName) -> Hosted:
+        hosted = super()._host(operator)
+        moving = hosted.moving = _Moving(self.worker, operator, hosted.parking, self._clock)
+        moving.faults = self.faults
+        return hosted
 
 
 class SimulatedWorker:
@@ -281,7 +294,7 @@ class SimulatedWorker:
             operator, turn = self._told
             self._watchers[operator].acknowledged(self.holdings[operator], turn)
             self._told = None
-            if self.machine._hosted[operator].sender is not None:
+            if self.machine._hosted[operator].moving.sender is not None:
                 self._on_copied()
             if (
                 self._place is None
@@ -317,8 +330,9 @@ class SimulatedWorker:
     def check_at_rest(self) -> None:
         """Nothing is left of any move."""
         for operator, hosted in self.machine._hosted.items():
-            assert hosted.sender is None, f"{self.name} still sends move {hosted.sender.move}"
-            assert hosted.receiver is None, f"{self.name} still receives move {hosted.receiver.move}"
+            sender, receiver = hosted.moving.sender, hosted.moving.receiver
+            assert sender is None, f"{self.name} still sends move {sender.move}"
+            assert receiver is None, f"{self.name} still receives move {receiver.move}"
             stale = self.holdings[operator].leftovers()
             assert not stale, f"{self.name} has state of {sorted(stale)}, which it does not own"
 

@@ -18,6 +18,7 @@ from bedload.migration import STRATEGIES, sender
 from bedload.migration.sender import Sender
 from bedload.testing import InProcessCluster
 from bedload.worker.machine import WorkerMachine
+from bedload.worker.moving import Moving
 from bedload.worker.row_runtime import OperatorRuntime
 
 MOVING = [name for name in STRATEGIES if name != "stop_restart"]
@@ -75,7 +76,7 @@ def test_an_exception_in_a_move_is_told_and_no_key_is_lost(
     it = cluster()
     places = {
         "collect": (Sender, "_timed"),
-        "send": (WorkerMachine, "_out"),
+        "send": (Moving, "_out"),
         "take in": (OperatorRuntime, "take_in"),
     }
     calls = fail_once(monkeypatch, *places[where], nth)
@@ -107,7 +108,7 @@ def test_an_exception_in_a_move_is_told_and_no_key_is_lost(
 @pytest.mark.parametrize("strategy", MOVING)
 def test_before_anything_flipped_the_cluster_is_as_it_was(strategy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     it = cluster()
-    fail_once(monkeypatch, WorkerMachine, "_make_sender", 1)
+    fail_once(monkeypatch, Moving, "_make_sender", 1)
     with contextlib.suppress(MoveFailed):
         it.rescale(4, strategy)
         epoch(it)

@@ -17,7 +17,7 @@ from bedload.migration import strategy_named
 from bedload.protocol import messages as m
 from bedload.protocol.split import pack, pack_whole, unpack
 from bedload.worker.machine import COORDINATOR, WorkerMachine
-from bedload.worker.moving import Neighbour
+from bedload.worker.moving import Moving, Neighbour
 from bedload.worker.row_runtime import Deployment
 
 NAME, QUERY, CODE = OperatorName("x"), QueryId("q"), DeploymentId(0)
@@ -155,7 +155,7 @@ def test_an_old_owner_that_reads_another_state_back_sends_nothing_more_of_what_l
 def test_a_worker_that_owns_nothing_any_more_needs_no_state_that_it_could_not_read() -> None:
     pair = Pair("all_at_once")
     hosted = pair.machines[NEW]._at(NAME)
-    hosted.unrestored = StoreError("down")
+    hosted.restoring.error = StoreError("down")
     pair.begin(NEW, 0, 0)
     assert isinstance(pair.told[-1], m.Failed)
     pair.told.clear()
@@ -173,7 +173,7 @@ def failed_flip(pair: Pair, worker: WorkerId, monkeypatch: pytest.MonkeyPatch, w
         raise MemoryError
 
     with monkeypatch.context() as failing:
-        failing.setattr(WorkerMachine, where, fail)
+        failing.setattr(Moving, where, fail)
         pair.flip(worker, 0)
     assert isinstance(pair.told[-1], m.WorkerFailed)
     pair.told.clear()
@@ -183,7 +183,7 @@ def test_a_new_owner_that_failed_to_note_the_flip_applies_no_row_without_its_sta
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pair = Pair("all_at_once")
-    failed_flip(pair, NEW, monkeypatch, "_receiver")
+    failed_flip(pair, NEW, monkeypatch, "_receive")
     pair.begin(NEW, 1, 1)
     machine, rows, feeder = pair.machines[NEW], batch([7]), m.FeederId(0, 0)
     body, check = pack(rows)

@@ -1,15 +1,18 @@
-"""A growing set of key hashes that is asked about many at once."""
+"""A growing set of key hashes that is asked about many at once, and the hashes of keys in messages and in state."""
 
 from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
+from bedload.keys import hash_columns
 from bedload.keys.lookup import Hashes, among, distinct
 from bedload.protocol.base import Body
 
 Flags = npt.NDArray[np.bool_]
 
+KEY = "bedload_key_"
 NONE: Hashes = np.empty(0, np.int64)
 
 
@@ -80,3 +83,9 @@ def pack(hashes: Hashes) -> bytes:
 def unpack(data: Body) -> Hashes:
     """What :func:`pack` made."""
     return NONE if data is None else np.frombuffer(data, "<i8")
+
+
+def state_hashes(state: pa.RecordBatch) -> Hashes:
+    """The hashes of the keys of a batch in state or delta form."""
+    names = [name for name in state.schema.names if name.startswith(KEY)]
+    return hash_columns([state.column(name) for name in names])

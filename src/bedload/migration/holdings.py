@@ -41,6 +41,8 @@ class Holdings:
     """The part of one worker in the state of one operator."""
 
     def __init__(self) -> None:
+        self.key_groups = 0
+        """How many there are."""
         self.told = 0
         """How often the coordinator has said what is this worker's own, as it counts itself."""
         self.clear()
@@ -63,10 +65,10 @@ class Holdings:
 
     # --- whose it is ---
 
-    def begin(self, groups: Iterable[KeyGroup], guests: Iterable[KeyGroup]) -> list[KeyGroup]:
-        """A turn begins, in which the worker owns these, and keys of those: key groups to be dropped."""
+    def begin(self, groups: Iterable[KeyGroup], guests: Iterable[int]) -> list[KeyGroup]:
+        """A turn begins, in which the worker owns these, and single keys: key groups to be dropped."""
         before, self.owned = self.owned, frozenset(groups)
-        self.guests = frozenset(guests) - self.owned
+        self.guests = self._groups_of(guests) - self.owned
         return sorted(before - self.owned - self.leaving)
 
     def read_back(self, groups: Collection[KeyGroup], hosts: Collection[KeyGroup]) -> None:
@@ -75,14 +77,14 @@ class Holdings:
         self.guests |= frozenset(hosts)
         self.expect(groups)
 
-    def flip(self, leaving: Lots, arriving: Lots, key_groups: int) -> None:
-        """Ownership passes on; there are so many key groups."""
+    def flip(self, leaving: Lots, arriving: Lots) -> None:
+        """Ownership passes on."""
         # SUBTLE: what left is not ours from here on. It may come back before the next turn begins, which drops what
         # was owned in the last one and is not in this one.
         self.owned = self.owned - groups_of(leaving) | groups_of(arriving)
         self.guests |= {group for lot in arriving for group in lot.key_groups}
         # A pinned key whose group leaves is a guest from here on.
-        self.guests |= {KeyGroup(key % key_groups) for lot in leaving for key in lot.stay}
+        self.guests |= self._groups_of(key for lot in leaving for key in lot.stay)
 
     def called_off(self, arriving: Lots) -> None:
         """What was on its way is not."""
@@ -198,6 +200,9 @@ class Holdings:
         assert self._moving == bool(self._presence.any()), "whether something is on its way is not what is said"
         both = np.flatnonzero(self._reading & (self._presence != Presence.HERE))
         assert not len(both), f"{both.tolist()} are read back and handed over"
+
+    def _groups_of(self, keys: Iterable[int]) -> frozenset[KeyGroup]:
+        return frozenset(KeyGroup(key % self.key_groups) for key in keys)
 
     def _waits(self, presence: npt.NDArray[np.int8], hashes: Hashes) -> Flags:
         waiting: Flags = presence == Presence.AWAITED

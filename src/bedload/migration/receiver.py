@@ -57,6 +57,7 @@ class Receiver:
         self.base: Turn | None = None
         """Set at the flip."""
         self.bytes = 0
+        self._told = False
         self._parking = parking
         self._holdings = parking.holdings
         self._terms: Terms | None = None
@@ -172,6 +173,13 @@ class Receiver:
         return self.base is not None and all(
             incoming.whole for incoming in self._incoming.values() if incoming.lot is not None
         )
+
+    def completed(self) -> bool:
+        """Whether it is complete. True once only."""
+        if self._told or not self.complete:
+            return False
+        self._told = True
+        return True
 
     @property
     def handed(self) -> tuple[list[KeyGroup], int]:

@@ -10,7 +10,7 @@ import sys
 import traceback
 from typing import Any
 
-from bedload.core.errors import BedloadError, OperatorFailed
+from bedload.core.errors import BedloadError, OperatorFailed, ProtocolError
 from bedload.core.ids import Epoch, OperatorName, WorkerId
 from bedload.state import TrackedList
 
@@ -82,3 +82,13 @@ def _skip_own(trace: Any) -> Any:
             break
         trace = trace.tb_next
     return trace
+
+
+def as_ours(error: Exception) -> BedloadError:
+    """What was raised, as an error of ours: whatever else goes wrong ends the turn as well, and is not swallowed."""
+    return error if isinstance(error, BedloadError) else bug(error)
+
+
+def bug(error: Exception) -> ProtocolError:
+    """An error that is not ours, with where it was raised."""
+    return ProtocolError("".join(traceback.format_exception(error)))

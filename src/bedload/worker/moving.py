@@ -1,8 +1,7 @@
-"""The part of a worker's machine that moves state: the old owner's end, the new owner's end, and what they weigh.
+"""Moving the state of one operator: the old owner's end, the new owner's end, and whom they talk to.
 
 Invariants: a move goes by the coordinator's word alone (``Copy``, ``Flip``, ``Release``); state that arrives is
-installed as committed, whatever epoch is under way; rows that waited for it are applied before later ones of their key;
-whatever raises here fails the move at the coordinator, and no more is sent, taken or confirmed of it.
+installed as committed, whatever epoch is under way; once a move failed here, no more is sent, taken or confirmed of it.
 """
 
 from __future__ import annotations
@@ -13,24 +12,26 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from bedload.core.clock import Clock
 from bedload.core.errors import BedloadError, MoveFailed
-from bedload.core.ids import KeyGroup, OperatorName, Turn, WorkerId
+from bedload.core.ids import DeploymentId, KeyGroup, OperatorName, Turn, WorkerId
 from bedload.keys import key_groups
 from bedload.keys.lookup import Hashes, distinct
 from bedload.migration.both_shelves import BothShelves
-from bedload.migration.hash_set import pack, unpack
+from bedload.migration.hash_set import pack, state_hashes, unpack
 from bedload.migration.holdings import Presence, groups_of
-from bedload.migration.parking import Freed
+from bedload.migration.parking import Freed, Parking
 from bedload.migration.receiver import Receiver, waits, whole_only
 from bedload.migration.sender import Parcel, Sender
 from bedload.protocol import messages as m
 from bedload.protocol.messages import Body
 from bedload.protocol.split import pack_whole, unpack_whole
 from bedload.store.shelf import Shelf
-from bedload.worker.hosted import COORDINATOR, Hosted, Out, Peer, Phase, as_ours, bug, state_hashes
-from bedload.worker.restoring import Restoring
+from bedload.worker.failures import bug
+from bedload.worker.peers import COORDINATOR, Out
+from bedload.worker.runtime import Runtime
 
-Mover = m.Ship | m.HandOver | m.Shipped | m.Fetch | m.Copy | m.Flip | m.Weigh
+NO_MOVE = -1
 
 
 class Neighbour(NamedTuple):
@@ -40,337 +41,75 @@ class Neighbour(NamedTuple):
     address: str
 
 
-class Moving(Restoring):
-    """A base of :class:`~bedload.worker.machine.WorkerMachine`."""
+class Moving:
+    """The part of a worker's machine that moves an operator's state."""
 
-    # --- doors ---
+    def __init__(self, worker: WorkerId, name: OperatorName, parking: Parking, clock: Clock) -> None:
+        self.sender: Sender | None = None
+        self.receiver: Receiver | None = None
+        self.failed = NO_MOVE
+        """A move whose part here failed."""
+        self._over = NO_MOVE
+        """The last move that came to its end here."""
+        self._addresses: dict[WorkerId, str] = {}
+        self._worker = worker
+        self._name = name
+        self._parking = parking
+        self._holdings = parking.holdings
+        self._clock = clock
 
-    def pump(self) -> tuple[list[Out], float | None]:
-        """Send a little of what has to move; and in how many seconds to call again, None: after the next event."""
-        out: list[Out] = []
-        delay: float | None = None
-        for hosted in self._hosted.values():
-            sender = hosted.sender
-            if sender is None or hosted.runtime is None or hosted.holdings.left:
-                continue
-            if sender.move == hosted.failed_move:
-                continue
-            started = self._clock.monotonic()
-            try:
-                parcels, pause = sender.next()
-                out += [self._out(hosted, parcel) for parcel in parcels]
-            except Exception as error:
-                out += self._move_failed(hosted, sender.move, "send", error)
-                continue
-            if sender.copied:
-                out.append((COORDINATOR, m.Copied(self.worker, hosted.name, sender.move), None))
-            if hosted.phase is Phase.OPEN:
-                hosted.busy += self._clock.monotonic() - started
-            if pause is not None:
-                delay = pause if delay is None else min(delay, pause)
-        return out, delay
+    # --- both ends ---
 
-    @property
-    def moving(self) -> bool:
-        """Whether there is something to send."""
-        return any(hosted.sender is not None for hosted in self._hosted.values())
+    def flip(self, message: m.Flip, runtime: Runtime) -> list[Freed]:
+        """Ownership passes on."""
+        freed: list[Freed] = []
+        self._addresses.update(message.addresses)
+        if message.leaving:
+            if self.sender is None or self.sender.move != message.move:
+                self.sender = self._make_sender(message.move, message.terms, message.leaving, runtime)
+            self.sender.flip(message.base)
+        if message.arriving:
+            receiver = self._receive(message.move)
+            freed = receiver.flip(message.base, message.arriving, message.terms, self._clock.monotonic())
+        self._holdings.flip(message.leaving, message.arriving)
+        return freed
 
-    def neighbour_gone(self, neighbour: Neighbour) -> list[Out]:
-        """The connection to another worker broke: what was on it goes again."""
-        out: list[Out] = []
-        for hosted in self._hosted.values():
-            if hosted.sender is not None:
-                hosted.sender.broken(neighbour.worker)
-            if hosted.receiver is not None and neighbour.worker in hosted.receiver.sources:
-                out += self._fetch(hosted, hosted.parking.waiting_keys())
-        return out
+    def flip_failed(self, message: m.Flip) -> None:
+        """It could not be noted that ownership passes on."""
+        # SUBTLE: the next turn may begin before the move is given up. It must not meet key groups without their
+        # state, nor drop what may have to come back.
+        if self._sends(message.move) is None:
+            self._holdings.keep(message.move, message.leaving)
+        for lot in message.arriving:
+            self._holdings.hand_over((*lot.groups, *lot.key_groups), Presence.AWAITED)
 
-    def unsent(self, message: m.Message, error: Exception) -> list[Out]:
-        """Something is too large to be sent to another worker."""
-        assert isinstance(message, m.Ship | m.HandOver | m.Shipped | m.Fetch)
-        return self._move_failed(self._at(message.operator), message.move, "send", error)
-
-    def _from_mover(self, peer: Peer, message: Mover, body: Body) -> list[Out]:
-        try:
-            return self._moved(peer, message, body)
-        except Exception as error:
-            hosted = self._at(message.operator)
-            if isinstance(message, m.Weigh):
-                wire = m.WireError.of(self._failure(hosted, "weigh", error))
-                news = m.WorkerFailed(self.worker, wire, message.operator, ticket=message.ticket)
-                return [(COORDINATOR, news, None)]
-            if isinstance(message, m.Flip):
-                # SUBTLE: the next turn may begin before the move is given up. It must not meet key groups without their
-                # state, nor drop what may have to come back.
-                if self._sender(hosted.name, message.move) is None:
-                    hosted.holdings.keep(message.move, message.leaving)
-                for lot in message.arriving:
-                    hosted.holdings.hand_over((*lot.groups, *lot.key_groups), Presence.AWAITED)
-            taking = isinstance(message, m.Ship | m.HandOver) or (isinstance(message, m.Flip) and message.arriving)
-            return self._move_failed(hosted, message.move, "take in" if taking else "send", error)
-
-    def _move_failed(self, hosted: Hosted, move: int, what: str, error: Exception) -> list[Out]:
+    def fail(self, move: int, what: str, error: Exception) -> list[Out]:
         """This worker cannot do its part: the coordinator decides what becomes of the move."""
-        hosted.failed_move = move
-        wire = m.WireError.of(self._failure(hosted, what, error))
-        return [(COORDINATOR, m.WorkerFailed(self.worker, wire, hosted.name, move), None)]
+        self.failed = move
+        wire = m.WireError.of(self.failure(what, error))
+        return [(COORDINATOR, m.WorkerFailed(self._worker, wire, self._name, move), None)]
 
-    def _failure(self, hosted: Hosted, what: str, error: Exception) -> MoveFailed:
+    def failure(self, what: str, error: Exception) -> MoveFailed:
+        """The error for whatever raised."""
         cause = error.message if isinstance(error, BedloadError) else f"{type(error).__name__}: {error}"
         return MoveFailed(
-            f"worker {self.worker} could not {what} state of operator {hosted.name}: {cause}",
-            worker=self.worker,
-            operator=hosted.name,
+            f"worker {self._worker} could not {what} state of operator {self._name}: {cause}",
+            worker=self._worker,
+            operator=self._name,
             traceback=bug(error).message,
         )
 
-    def _moved(self, peer: Peer, message: Mover, body: Body) -> list[Out]:
-        match message:
-            case m.Ship() | m.HandOver():
-                return self._from_owner(peer, message, body)
-            case m.Shipped(operator=operator, move=move, target=target, number=number):
-                sender = self._sender(operator, move)
-                if sender is not None:
-                    sender.taken(target, number)
-            case m.Fetch(operator=operator, move=move, target=target):
-                sender = self._sender(operator, move)
-                if sender is not None:
-                    sender.want(target, unpack(body))
-            case m.Copy():
-                return self._copy(message)
-            case m.Flip():
-                return self._flip(message)
-            case m.Weigh():
-                return [(COORDINATOR, self._weigh(message), None)]
+    def neighbour_gone(self, neighbour: Neighbour) -> list[Out]:
+        """The connection to another worker broke: what was on it goes again."""
+        if self.sender is not None:
+            self.sender.broken(neighbour.worker)
+        if self.receiver is not None and neighbour.worker in self.receiver.sources:
+            return self.ask(self._parking.waiting_keys())
         return []
 
-    # --- the old owner's end ---
-
-    def _sender(self, operator: OperatorName, move: int) -> Sender | None:
-        hosted = self._hosted.get(operator)
-        sender = None if hosted is None else hosted.sender
-        return sender if sender is not None and sender.move == move else None
-
-    def _copy(self, message: m.Copy) -> list[Out]:
-        hosted = self._at(message.operator)
-        if hosted.runtime is None:
-            self._activate(hosted, message.deployment)
-        hosted.neighbours.update(message.addresses)
-        hosted.sender = self._make_sender(hosted, message.move, message.terms, message.lots)
-        if hosted.phase is Phase.SEALED:
-            hosted.sender.sealed(hosted.turn)  # what is copied of it may be taken back
-        return []
-
-    def _copy_sealed(self, hosted: Hosted) -> list[Out]:
-        """What the sealed epoch has changed of what is copied ahead goes again. The epoch itself is not at stake."""
-        sender = hosted.sender
-        try:
-            if sender is not None:
-                sender.sealed(hosted.turn)
-        except Exception as error:
-            assert sender is not None
-            return self._move_failed(hosted, sender.move, "send", error)
-        return []
-
-    def _make_sender(self, hosted: Hosted, move: int, terms: m.Terms, lots: tuple[m.Lot, ...]) -> Sender:
-        sender = Sender(move, terms, lots, lambda lot: self._shelve(hosted, lot), self._clock)
-        hosted.holdings.keep(move, lots)
-        return sender
-
-    @staticmethod
-    def _shelve(hosted: Hosted, lot: m.Lot) -> Shelf:
-        """What leaves for one worker."""
-        runtime = hosted.runtime
-        assert runtime is not None
-        stay = np.array(lot.stay, np.int64) if lot.stay else None
-        whole = runtime.shelve(lot.groups, without=stay)
-        if not lot.keys:
-            return whole
-        single = runtime.shelve(lot.key_groups, only=np.array(lot.keys, np.int64))
-        return BothShelves(whole, single) if lot.groups else single
-
-    def _flip(self, message: m.Flip) -> list[Out]:
-        hosted = self._at(message.operator)
-        hosted.holdings.told += 1
-        if hosted.runtime is None:
-            self._activate(hosted, message.deployment)
-        hosted.neighbours.update(message.addresses)
-        out: list[Out] = []
-        if message.leaving:
-            if hosted.sender is None or hosted.sender.move != message.move:
-                hosted.sender = self._make_sender(hosted, message.move, message.terms, message.leaving)
-            hosted.sender.flip(message.base)
-        if message.arriving:
-            receiver = self._receiver(hosted, message.move)
-            hosted.committed, hosted.committed_query = message.epoch, message.query
-            now = self._clock.monotonic()
-            out += self._freed(hosted, lambda: receiver.flip(message.base, message.arriving, message.terms, now))
-        hosted.holdings.flip(message.leaving, message.arriving, hosted.key_groups)
-        return [*out, *self._answer_reads(hosted)]
-
-    def _backlog(self, hosted: Hosted, body: Body) -> list[Out]:
-        sender = hosted.sender
-        if sender is not None and sender.base is not None:
-            try:
-                sender.want_any(unpack(body), hosted.key_groups)
-            except Exception as error:
-                return self._move_failed(hosted, sender.move, "send", error)
-        return []
-
-    def _out(self, hosted: Hosted, parcel: Parcel) -> Out:
-        assert hosted.sender is not None
-        assert hosted.active is not None
-        to = Neighbour(parcel.target, hosted.neighbours[parcel.target])
-        move, name = hosted.sender.move, hosted.name
-        if parcel.base is not None:
-            said = m.HandOver(name, move, self.worker, parcel.number, parcel.base)
-            return to, said, pack(parcel.hashes)
-        # While copying ahead the new owner has no use for the hashes: it is told what is stale instead.
-        nameless = parcel.ahead or whole_only(hosted.sender.terms)
-        hashes = b"" if nameless else pack(parcel.hashes)
-        ship = m.Ship(
-            name, move, self.worker, parcel.number, hosted.active, hashes, parcel.groups, parcel.last, parcel.ahead
-        )
-        return to, ship, None if parcel.state is None else pack_whole(parcel.state)
-
-    def _release(self, message: m.Release) -> list[Out]:
-        hosted = self._hosted.get(message.operator)
-        released = m.Released(self.worker, message.operator, message.move)
-        if hosted is None:
-            return [(COORDINATOR, released, None)]
-        sender, receiver, holdings = hosted.sender, hosted.receiver, hosted.holdings
-        kept = holdings.let_go(message.move)
-        if sender is not None and sender.move == message.move:
-            if message.called_off:
-                holdings.owned |= groups_of(kept)
-            else:
-                for shelf in sender.shelves:
-                    shelf.drop()
-            hosted.sender = None
-        elif hosted.runtime is not None and not message.called_off:
-            for lot in kept:
-                self._shelve(hosted, lot).drop()
-            holdings.owned -= groups_of(kept)
-        hosted.moves_over = max(hosted.moves_over, message.move)
-        if message.move == hosted.failed_move and message.called_off:
-            holdings.settle()
-        if receiver is not None and receiver.move == message.move:
-            if message.called_off:
-                holdings.called_off(message.arriving)
-                for lot in message.arriving if hosted.runtime is not None else ():
-                    self._shelve(hosted, lot).drop()
-            elif not receiver.complete:
-                # The rest is read back before the next turn; until then nobody may look at it.
-                holdings.settle()
-                holdings.expect(sorted(receiver.awaited))
-            hosted.receiver = None
-        return [(COORDINATOR, released, None), *self._answer_reads(hosted)]
-
-    # --- the new owner's end ---
-
-    def _receiver(self, hosted: Hosted, move: int) -> Receiver:
-        if hosted.receiver is None or hosted.receiver.move < move:
-            hosted.receiver = Receiver(move, hosted.parking)
-            hosted.parking.count_anew()
-        return hosted.receiver
-
-    def _from_owner(self, peer: Peer, message: m.Ship | m.HandOver, body: Body) -> list[Out]:
-        """An old owner sends something: take it in, unless it is a repeat or of a move that is over."""
-        hosted = self._at(message.operator)
-        receipt: Out = (peer, m.Shipped(message.operator, message.move, self.worker, message.number), None)
-        known = hosted.receiver
-        if message.move == hosted.failed_move:
-            return []  # nothing is confirmed any more
-        if message.move <= hosted.moves_over or (known is not None and known.move > message.move):
-            return [receipt]
-        receiver = self._receiver(hosted, message.move)
-        if receiver.is_repeat(message.source, message.number):
-            return [receipt]
-        if isinstance(message, m.Ship):
-            return [receipt, *self._ship(hosted, receiver, message, body)]
-        now, stale = self._clock.monotonic(), unpack(body)
-        said = message.source, message.number, message.base, stale, now
-        return [receipt, *self._freed(hosted, lambda: receiver.handed_over(*said))]
-
-    def _ship(self, hosted: Hosted, receiver: Receiver, message: m.Ship, body: Body) -> list[Out]:
-        if hosted.runtime is None:
-            self._activate(hosted, message.deployment)
-        runtime = hosted.runtime
-        assert runtime is not None
-        hashes = unpack(message.hashes)
-        state = None if body is None else unpack_whole(body)
-
-        def take() -> list[Freed]:
-            wanted, settled = state, hashes
-            if not receiver.takes_all(message.source):
-                keep = receiver.wanted(message.source, hashes)
-                settled = hashes if keep.all() else hashes[keep]
-                # Some comes without hashes, as what was copied ahead.
-                if wanted is not None and (len(settled) < len(hashes) or not len(hashes)):
-                    keep = receiver.wanted(message.source, state_hashes(wanted))
-                    wanted = wanted if keep.all() else wanted.filter(pa.array(keep))
-            if wanted is not None and wanted.num_rows:
-                runtime.take_in(wanted)
-            return receiver.arrived(
-                message.source,
-                message.number,
-                settled,
-                wanted,
-                message.groups,
-                message.last,
-                self._clock.monotonic(),
-                ahead=message.ahead,
-            )
-
-        return self._freed(hosted, take)
-
-    def _freed(self, hosted: Hosted, step: Callable[[], list[Freed]]) -> list[Out]:
-        """Take a step of the receiver's, and apply the rows that can go on with it."""
-        receiver = hosted.receiver
-        assert receiver is not None
-        was = receiver.complete
-        freed = step()
-        try:
-            out = self._go_on(hosted, freed)
-        except Exception as error:
-            problem = as_ours(error)
-            if hosted.phase is not Phase.OPEN:
-                raise
-            out = self._fail(hosted, problem)  # the rows have failed, not the move: what arrived is here
-        if receiver.complete and not was:
-            out += self._arrived(hosted, receiver)
-        if hosted.phase is Phase.OPEN:
-            out += self._settle(hosted)
-        return [*out, *self._answer_reads(hosted)]
-
-    def _arrived(self, hosted: Hosted, receiver: Receiver) -> list[Out]:
-        parking = hosted.parking
-        asked = len(distinct(np.concatenate(parking.asked))) if parking.asked else 0
-        waited = waits(parking.waits).astype("<f8").tobytes()
-        assert hosted.runtime is not None
-        groups, single = receiver.handed
-        keys = hosted.runtime.keys_in(groups) + single
-        news = m.Arrived(self.worker, hosted.name, receiver.move, keys, receiver.bytes, asked, parking.rows)
-        return [(COORDINATOR, news, waited)]
-
-    def _fetch(self, hosted: Hosted, hashes: Hashes) -> list[Out]:
-        """Ask the old owners for keys that somebody waits for, if that is how it goes."""
-        receiver = hosted.receiver
-        if receiver is None or receiver.base is None or not len(hashes):
-            return []
-        split = receiver.split(hashes, lambda some: key_groups(some, hosted.key_groups))
-        return [
-            (
-                Neighbour(source, hosted.neighbours[source]),
-                m.Fetch(hosted.name, receiver.move, self.worker),
-                pack(keys),
-            )
-            for source, keys in split.items()
-        ]
-
-    def _restored_instead(self, hosted: Hosted, base: Turn, groups: tuple[KeyGroup, ...]) -> list[Out]:
+    def superseded(self, base: Turn, groups: tuple[KeyGroup, ...], runtime: Runtime) -> list[Out]:
         """Key groups are read back that were on their way, or the state of another turn than what leaves is of."""
-        sender, receiver = hosted.sender, hosted.receiver
+        sender, receiver = self.sender, self.receiver
         if sender is not None and sender.base not in (None, base):
             # SUBTLE: a key that leaves alone was dropped with its group. The new owner may not know yet that it reads
             # it back, and would take it for one without state.
@@ -378,13 +117,215 @@ class Moving(Restoring):
         if receiver is None or receiver.base is None or receiver.complete:
             return []
         receiver.superseded(groups, self._clock.monotonic())
-        return self._arrived(hosted, receiver) if receiver.complete else []
+        return self.arrived(runtime)
 
-    # --- what it weighs ---
+    def release(self, message: m.Release, runtime: Runtime | None) -> None:
+        """The move is over."""
+        holdings, receiver = self._holdings, self.receiver
+        kept = holdings.let_go(message.move)
+        sender = self._sends(message.move)
+        if sender is not None:
+            if message.called_off:
+                holdings.owned |= groups_of(kept)
+            else:
+                for shelf in sender.shelves:
+                    shelf.drop()
+            self.sender = None
+        elif runtime is not None and not message.called_off:
+            _drop(runtime, kept)
+            holdings.owned -= groups_of(kept)
+        self._over = max(self._over, message.move)
+        if message.move == self.failed and message.called_off:
+            holdings.settle()
+        if receiver is not None and receiver.move == message.move:
+            if message.called_off:
+                holdings.called_off(message.arriving)
+                if runtime is not None:
+                    _drop(runtime, message.arriving)
+            elif not receiver.complete:
+                # The rest is read back before the next turn; until then nobody may look at it.
+                holdings.settle()
+                holdings.expect(sorted(receiver.awaited))
+            self.receiver = None
 
-    def _weigh(self, message: m.Weigh) -> m.Weighed:
-        hosted = self._at(message.operator)
-        runtime = hosted.runtime
-        rows = {int(group): float(hosted.load[group]) for group in np.flatnonzero(hosted.load)}
-        keys, size = (0, 0) if runtime is None else (runtime.keys, runtime.state_bytes())
-        return m.Weighed(self.worker, message.operator, message.ticket, rows, keys, size, hosted.touched, hosted.took)
+    def reset(self, move: int) -> None:
+        """The state was given up: up to that move all are over."""
+        self._over = max(self._over, move)
+
+    def clear(self) -> None:
+        """There is nothing to move."""
+        self.sender, self.receiver = None, None
+
+    # --- the old owner's end ---
+
+    def _sends(self, move: int) -> Sender | None:
+        return self.sender if self.sender is not None and self.sender.move == move else None
+
+    def _make_sender(self, move: int, terms: m.Terms, lots: tuple[m.Lot, ...], runtime: Runtime) -> Sender:
+        sender = Sender(move, terms, lots, lambda lot: _shelve(runtime, lot), self._clock)
+        self._holdings.keep(move, lots)
+        return sender
+
+    def copy(self, message: m.Copy, runtime: Runtime, sealed: Turn | None) -> None:
+        """Begin to copy ahead; a turn may be sealed, and be taken back."""
+        self._addresses.update(message.addresses)
+        self.sender = self._make_sender(message.move, message.terms, message.lots, runtime)
+        if sealed is not None:
+            self.sender.sealed(sealed)
+
+    def sealed(self, turn: Turn) -> list[Out]:
+        """What the sealed epoch has changed of what is copied ahead goes again. The epoch itself is not at stake."""
+        sender = self.sender
+        if sender is None:
+            return []
+        try:
+            sender.sealed(turn)
+        except Exception as error:
+            return self.fail(sender.move, "send", error)
+        return []
+
+    def committed(self) -> None:
+        """The sealed epoch counts."""
+        if self.sender is not None:
+            self.sender.committed()
+
+    def aborted(self) -> None:
+        """The epoch does not count."""
+        if self.sender is not None:
+            self.sender.aborted()
+
+    def backlog(self, hashes: Hashes) -> list[Out]:
+        """Feeders have rows of these keys."""
+        sender = self.sender
+        if sender is not None and sender.base is not None:
+            try:
+                sender.want_any(hashes, self._holdings.key_groups)
+            except Exception as error:
+                return self.fail(sender.move, "send", error)
+        return []
+
+    def heard(self, message: m.Shipped | m.Fetch, body: Body) -> None:
+        """A new owner has something, or waits for it."""
+        sender = self._sends(message.move)
+        if sender is None:
+            return
+        if isinstance(message, m.Shipped):
+            sender.taken(message.target, message.number)
+        else:
+            sender.want(message.target, unpack(body))
+
+    def handed_over(self, group: KeyGroup, hash_of: Callable[[], Hashes]) -> bool:
+        """Whether a key that is here has another owner since the flip."""
+        return self.sender is not None and self.sender.handed_over(group, hash_of)
+
+    @property
+    def may_send(self) -> bool:
+        """Whether there is something to send, and all of it is here."""
+        return self.sender is not None and not self._holdings.left and self.sender.move != self.failed
+
+    def send(self, deployment: DeploymentId) -> tuple[list[Out], float | None]:
+        """A little of what has to go; and in how many seconds to go on, None: when something has happened."""
+        sender = self.sender
+        assert sender is not None
+        parcels, pause = sender.next()
+        out = [self._out(sender, parcel, deployment) for parcel in parcels]
+        if sender.copied:
+            out.append((COORDINATOR, m.Copied(self._worker, self._name, sender.move), None))
+        return out, pause
+
+    def _out(self, sender: Sender, parcel: Parcel, deployment: DeploymentId) -> Out:
+        to = self._neighbour(parcel.target)
+        said = self._name, sender.move, self._worker, parcel.number
+        if parcel.base is not None:
+            return to, m.HandOver(*said, parcel.base), pack(parcel.hashes)
+        # While copying ahead the new owner has no use for the hashes: it is told what is stale instead.
+        nameless = parcel.ahead or whole_only(sender.terms)
+        hashes = b"" if nameless else pack(parcel.hashes)
+        ship = m.Ship(*said, deployment, hashes, parcel.groups, parcel.last, parcel.ahead)
+        return to, ship, None if parcel.state is None else pack_whole(parcel.state)
+
+    def _neighbour(self, worker: WorkerId) -> Neighbour:
+        return Neighbour(worker, self._addresses[worker])
+
+    # --- the new owner's end ---
+
+    def _receive(self, move: int) -> Receiver:
+        if self.receiver is None or self.receiver.move < move:
+            self.receiver = Receiver(move, self._parking)
+            self._parking.count_anew()
+        return self.receiver
+
+    def wants(self, message: m.Ship | m.HandOver) -> bool:
+        """Whether something is neither a repeat nor of a move that is over."""
+        known = self.receiver
+        if message.move <= self._over or (known is not None and known.move > message.move):
+            return False
+        return not self._receive(message.move).is_repeat(message.source, message.number)
+
+    def take(self, message: m.Ship | m.HandOver, body: Body, runtime: Runtime | None) -> list[Freed]:
+        """Take in what an old owner sends: rows that can go on."""
+        assert self.receiver is not None
+        if isinstance(message, m.HandOver):
+            now, stale = self._clock.monotonic(), unpack(body)
+            return self.receiver.handed_over(message.source, message.number, message.base, stale, now)
+        assert runtime is not None
+        return self._ship(self.receiver, message, body, runtime)
+
+    def _ship(self, receiver: Receiver, message: m.Ship, body: Body, runtime: Runtime) -> list[Freed]:
+        hashes = unpack(message.hashes)
+        state = None if body is None else unpack_whole(body)
+        settled = hashes
+        if not receiver.takes_all(message.source):
+            keep = receiver.wanted(message.source, hashes)
+            settled = hashes if keep.all() else hashes[keep]
+            # Some comes without hashes, as what was copied ahead.
+            if state is not None and (len(settled) < len(hashes) or not len(hashes)):
+                keep = receiver.wanted(message.source, state_hashes(state))
+                state = state if keep.all() else state.filter(pa.array(keep))
+        if state is not None and state.num_rows:
+            runtime.take_in(state)
+        now = self._clock.monotonic()
+        news = message.source, message.number, settled, state, message.groups, message.last, now
+        return receiver.arrived(*news, ahead=message.ahead)
+
+    def arrived(self, runtime: Runtime | None) -> list[Out]:
+        """If all is here by now: the word for the coordinator."""
+        receiver, parking = self.receiver, self._parking
+        if receiver is None or not receiver.completed():
+            return []
+        asked = len(distinct(np.concatenate(parking.asked))) if parking.asked else 0
+        waited = waits(parking.waits).astype("<f8").tobytes()
+        assert runtime is not None
+        groups, single = receiver.handed
+        keys = runtime.keys_in(groups) + single
+        news = m.Arrived(self._worker, self._name, receiver.move, keys, receiver.bytes, asked, parking.rows)
+        return [(COORDINATOR, news, waited)]
+
+    @property
+    def on_demand(self) -> bool:
+        """Whether the old owners want to be asked for what rows wait for."""
+        return self.receiver is not None and self.receiver.on_demand
+
+    def ask(self, hashes: Hashes) -> list[Out]:
+        """Ask the old owners for keys that somebody waits for, if that is how it goes."""
+        receiver = self.receiver
+        if receiver is None or receiver.base is None or not len(hashes):
+            return []
+        split = receiver.split(hashes, lambda some: key_groups(some, self._holdings.key_groups))
+        fetch = m.Fetch(self._name, receiver.move, self._worker)
+        return [(self._neighbour(source), fetch, pack(keys)) for source, keys in split.items()]
+
+
+def _shelve(runtime: Runtime, lot: m.Lot) -> Shelf:
+    """What passes from one worker to another."""
+    stay = np.array(lot.stay, np.int64) if lot.stay else None
+    whole = runtime.shelve(lot.groups, without=stay)
+    if not lot.keys:
+        return whole
+    single = runtime.shelve(lot.key_groups, only=np.array(lot.keys, np.int64))
+    return BothShelves(whole, single) if lot.groups else single
+
+
+def _drop(runtime: Runtime, lots: tuple[m.Lot, ...]) -> None:
+    for lot in lots:
+        _shelve(runtime, lot).drop()
