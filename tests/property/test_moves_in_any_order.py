@@ -113,6 +113,7 @@ class Pair:
             self.take(one, self.machines[one].gone(Neighbour(other, PLACES[other])))
 
     def take(self, worker: WorkerId, out: list[Any]) -> None:
+        self.machines[worker].check()
         for to, message, body in out:
             if isinstance(to, Neighbour):
                 self.put(worker, to.worker, Neighbour(worker, PLACES[worker]), message, body)

@@ -86,7 +86,7 @@ def copies_that_begin_after_the_seal_are_for_good(patch: Patch) -> None:
 
 def changes_under_a_copy_are_not_noted(patch: Patch) -> None:
     def sealed(self: Any, turn: Any) -> None:
-        if self.base is None:
+        if not self.flipped:
             self._sealed = turn
 
     patch.setattr(Sender, "sealed", sealed)

@@ -22,9 +22,10 @@ from bedload.checkpoint.snapshots import TARGET_BYTES
 from bedload.checkpoint.storage import Storage
 from bedload.core.errors import BedloadError, OperatorFailed, WorkerStartFailed
 from bedload.core.ids import DeploymentId, Epoch, Generation, OperatorName, QueryId, Turn, WorkerId
+from bedload.migration.lane import Parcel
 from bedload.migration.parking import Freed
 from bedload.migration.receiver import Receiver
-from bedload.migration.sender import Parcel, Sender
+from bedload.migration.sender import Sender
 from bedload.protocol import messages as m
 from bedload.worker.durability import Load, Loaded, LoadFailed
 from bedload.worker.durable import CheckpointDurability, load
@@ -263,6 +264,7 @@ class SimulatedWorker:
                 return
             finally:
                 self._busy = False
+            self.machine.check()
             self._send(out)
         if pumping:
             self._pump_soon()

@@ -14,9 +14,10 @@ from bedload.core.ids import KeyGroup, Turn, WorkerId
 from bedload.migration import STRATEGIES
 from bedload.migration import sender as sending
 from bedload.migration.holdings import Holdings
+from bedload.migration.lane import WINDOW, Parcel
 from bedload.migration.parking import Parking
-from bedload.migration.receiver import Receiver
-from bedload.migration.sender import Parcel, Sender
+from bedload.migration.receiver import Receiver, Receiving
+from bedload.migration.sender import Sender
 from bedload.protocol.messages import Lot
 
 GROUPS = 4
@@ -125,11 +126,12 @@ class Move:
 
     def pump(self) -> None:
         if self.sender is not None:
-            copying = self.sender.base is None
+            copying = not self.sender.flipped
             for parcel in self.sender.next()[0]:
                 # As on the wire: while copying ahead, hashes are not sent along.
                 self.lane.append(parcel._replace(hashes=parcel.hashes[:0]) if copying else parcel)
-            assert self.sender.copied in (True, False)
+            self.sender.becomes_copied()
+            self.sender.check()
 
     def deliver(self) -> None:
         if not self.lane:
@@ -150,7 +152,7 @@ class Move:
                     if row["value"]:
                         self.there[row["key"]] = row["value"]
             hashes = parcel.hashes
-            settled = hashes[receiver.wanted(OLD, hashes)] if receiver.base is not None else hashes
+            settled = hashes[receiver.wanted(OLD, hashes)] if receiver.phase is not Receiving.EARLY else hashes
             receiver.arrived(
                 OLD, parcel.number, settled, parcel.state, parcel.groups, parcel.last, now, ahead=parcel.ahead
             )
@@ -222,10 +224,15 @@ class Move:
                         self.sender.want(NEW, np.array([2, 5, 8, 20], np.int64))
                 case _:
                     self.tear(int(step))
+            if self.sender is not None:
+                self.sender.check()
+            self.receiver.check()
 
     def check(self) -> None:
         """Whatever is here has the state at the flip."""
-        if self.receiver.base is None:
+        self.receiver.check()
+        self.holdings.check()
+        if self.receiver.phase is Receiving.EARLY:
             return
         for key in range(KEYS):
             if key % GROUPS in MOVED and not self.holdings.absent(
@@ -319,4 +326,4 @@ def test_no_more_than_a_few_messages_are_under_way() -> None:
     move.flip(new_owner_first=True)
     for _ in range(50):
         move.pump()
-    assert len(move.lane) == sending.WINDOW
+    assert len(move.lane) == WINDOW

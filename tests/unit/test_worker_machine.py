@@ -81,6 +81,7 @@ class Rig:
     def tell(self, peer: Any, message: m.Message, body: Any = None) -> list[Any]:
         """Send a message; what the machine said to the same peer."""
         out = self.machine.handle(peer, message, body)
+        self.machine.check()
         self.said += out
         return [answer for to, answer, _ in out if to == peer]
 

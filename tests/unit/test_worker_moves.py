@@ -105,6 +105,8 @@ class Pair:
         return {} if runtime is None else dict(runtime.snapshot())
 
     def _take(self, worker: WorkerId, out: list[Any]) -> None:
+        for machine in self.machines.values():
+            machine.check()
         for to, message, body in out:
             if isinstance(to, Neighbour):
                 self.lane.append((message, body))

@@ -1,5 +1,9 @@
 """The new owner's end of a move: which keys have arrived, and whether that is all.
 
+Phases of a move at its new owner::
+
+    EARLY ──Flip──▶ ARRIVING ──all is here──▶ WHOLE ──Arrived──▶ TOLD ──Release──▶ (dropped)
+
 State may come before the word that ownership has passed on (it travels on another connection), and ahead of it when it
 is copied. Either way it goes into the store at once; :class:`~bedload.migration.holdings.Holdings` knows from the flip
 on which keys are here.
@@ -14,6 +18,7 @@ Invariants:
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -49,15 +54,24 @@ class _Incoming:
     """The old owner has sent all of it."""
 
 
+class Receiving(enum.Enum):
+    """Where a move is at its new owner."""
+
+    EARLY = "the old owners' own; what comes is a copy, or ahead of the word that ownership has passed on"
+    ARRIVING = "ownership has passed on, and something is on its way"
+    WHOLE = "all is here"
+    TOLD = "all is here, and the coordinator is told so"
+
+
 class Receiver:
     """One move at one new owner."""
 
     def __init__(self, move: int, parking: Parking) -> None:
         self.move = move
+        self.phase = Receiving.EARLY
         self.base: Turn | None = None
         """Set at the flip."""
         self.bytes = 0
-        self._told = False
         self._parking = parking
         self._holdings = parking.holdings
         self._terms: Terms | None = None
@@ -74,7 +88,7 @@ class Receiver:
 
     def flip(self, base: Turn, lots: Iterable[Lot], terms: Terms, now: float) -> list[Freed]:
         """Ownership has passed on: rows may come for all of it."""
-        self.base, self._terms = base, terms
+        self.phase, self.base, self._terms = Receiving.ARRIVING, base, terms
         lots, holdings = tuple(lots), self._holdings
         arriving = {key for lot in lots for key in lot.keys}
         freed: list[Freed] = []
@@ -111,7 +125,7 @@ class Receiver:
 
         That is so before the flip, and after it as long as no row runs before everything is here: a repeat is the same.
         """
-        return self.base is None or (whole_only(self._terms) and not self._from(source).whole)
+        return self.phase is Receiving.EARLY or (whole_only(self._terms) and not self._from(source).whole)
 
     def wanted(self, source: WorkerId, hashes: Hashes) -> Flags:
         """Which keys of a shipment are to be taken in otherwise: those that are not here."""
@@ -170,15 +184,13 @@ class Receiver:
     @property
     def complete(self) -> bool:
         """Whether ownership has passed on and all is here."""
-        return self.base is not None and all(
-            incoming.whole for incoming in self._incoming.values() if incoming.lot is not None
-        )
+        return self.phase in (Receiving.WHOLE, Receiving.TOLD)
 
-    def completed(self) -> bool:
-        """Whether it is complete. True once only."""
-        if self._told or not self.complete:
+    def becomes_complete(self) -> bool:
+        """Whether all is here by now. True once only."""
+        if self.phase is not Receiving.WHOLE:
             return False
-        self._told = True
+        self.phase = Receiving.TOLD
         return True
 
     @property
@@ -212,7 +224,22 @@ class Receiver:
                 found[source] = hashes[mine]
         return found
 
+    def check(self) -> None:
+        """Raise an AssertionError if this cannot be."""
+        early = self.phase is Receiving.EARLY
+        assert early == (self.base is None), f"move {self.move} is {self.phase.name}, its base {self.base}"
+        lots = [it.lot for it in self._incoming.values() if it.lot is not None]
+        assert early == (not lots), f"move {self.move} is {self.phase.name}, with {lots}"
+        if not early:
+            assert self.complete == self._all_whole, f"move {self.move} is {self.phase.name}, {self.awaited} to come"
+        arriving = self._holdings.arriving
+        assert not self.complete or not arriving, f"{sorted(arriving)} are waited for, and all has arrived"
+
     # --- steps ---
+
+    @property
+    def _all_whole(self) -> bool:
+        return all(incoming.whole for incoming in self._incoming.values() if incoming.lot is not None)
 
     def _from(self, source: WorkerId) -> _Incoming:
         return self._incoming.setdefault(source, _Incoming())
@@ -246,8 +273,10 @@ class Receiver:
         return [*freed, *self._keys_here(np.array(incoming.lot.keys, np.int64), now)]
 
     def _finish(self, now: float) -> list[Freed]:
-        if not self.complete:
+        if not self._all_whole:
             return []
+        if self.phase is Receiving.ARRIVING:
+            self.phase = Receiving.WHOLE
         self._holdings.settle()
         return self._parking.free(now)
 

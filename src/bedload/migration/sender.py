@@ -2,11 +2,12 @@
 
 Phases of a move at its old owner::
 
-    copying ──all copied──▶ warm ──Flip──▶ handing over ──all taken──▶ done ──Release──▶ (dropped)
+    COPYING ──all is copied──▶ COPIED ──Flip──▶ HANDING_OVER ──another state is read back──▶ STOPPED
+       └───────────────Flip─────────────────────────▲
 
-Without copying ahead it begins with the flip. Until then the keys are the old owner's own and change under the copy:
-what an epoch touched is *stale* at the new owner, and goes again after the seal. What goes between a seal and its
-commit is *tentative*: an abort makes it stale again.
+``Release`` ends it in any phase. Without copying ahead it begins with the flip. Until then the keys are the old owner's
+own and change under the copy: what an epoch touched is *stale* at the new owner, and goes again after the seal. What
+goes between a seal and its commit is *tentative*: an abort makes it stale again.
 
 Invariants:
 
@@ -19,10 +20,8 @@ Invariants:
 
 from __future__ import annotations
 
-from collections import deque
+import enum
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -31,12 +30,11 @@ from bedload.core.clock import Clock
 from bedload.core.ids import KeyGroup, Turn, WorkerId
 from bedload.keys import key_groups
 from bedload.keys.lookup import Hashes
-from bedload.migration.hash_set import NONE, HashSet
+from bedload.migration.hash_set import NONE
+from bedload.migration.lane import WINDOW, Lane, Parcel
 from bedload.protocol.messages import Lot, Terms
 from bedload.store.shelf import Shelf
 
-WINDOW = 4
-"""Messages under way to one worker."""
 _FIRST_CHUNK = 256
 """Keys in the first message: how long a key takes is not known yet."""
 _CHUNK_SECONDS = 0.002
@@ -48,51 +46,13 @@ _ENOUGH_ROUNDS = 5
 """After so many rounds of copying what changed meanwhile, the rest changes faster than it is copied."""
 
 
-class Parcel(NamedTuple):
-    """What to send: state, or the word that what was copied is the state at a turn."""
+class Sending(enum.Enum):
+    """Where a move is at its old owner."""
 
-    target: WorkerId
-    number: int
-    hashes: Hashes
-    state: pa.RecordBatch | None = None
-    groups: tuple[KeyGroup, ...] = ()
-    last: bool = False
-    ahead: bool = False
-    """It is a copy, made before the flip."""
-    base: Turn | None = None
-    """Set: it is a ``HandOver``, and the hashes are those of stale keys."""
-
-
-@dataclass
-class _Lane:
-    """All that goes to one worker."""
-
-    lot: Lot
-    shelf: Shelf
-    end: int
-    """Entries of the shelf when the sweep began."""
-    cursor: int = 0
-    number: int = 0
-    stale: HashSet = field(default_factory=HashSet)
-    """With copying ahead: what the new owner has not got, or only in an older state."""
-    tentative: Hashes = field(default_factory=lambda: NONE)
-    """What the sealed epoch touched, until it is committed."""
-    sent: HashSet = field(default_factory=HashSet)
-    """What was handed over for good, as far as somebody may ask for it again."""
-    wanted: deque[Hashes] = field(default_factory=deque)
-    """What somebody waits for."""
-    unacked: dict[int, Parcel] = field(default_factory=dict)
-    handed: Turn | None = None
-    """The turn that the last hand-over named."""
-    unsaid: dict[KeyGroup, int] = field(default_factory=dict)
-    """Key groups that were not said to be whole yet, and where their entries end."""
-    last_sent: bool = False
-    rounds: int = 0
-    broken_until: float = 0.0
-
-    @property
-    def swept(self) -> bool:
-        return self.cursor >= self.end
+    COPYING = "what is copied, the old owner works on"
+    COPIED = "all was copied once, but for what changes all the time; the coordinator is told so"
+    HANDING_OVER = "ownership has passed on, and what the new owners lack goes"
+    STOPPED = "ownership has passed on, and nothing goes any more"
 
 
 class Sender:
@@ -103,25 +63,26 @@ class Sender:
     ) -> None:
         self.move = move
         self.terms = terms
+        self.phase = Sending.COPYING
         self.base: Turn | None = None
         """Set at the flip."""
         self.groups = frozenset(group for lot in lots for group in lot.groups)
         """The key groups that leave as a whole."""
         self._clock = clock
         self._sealed: Turn | None = None
-        self._stopped = False
-        self._told = False
-        self._lanes: dict[WorkerId, _Lane] = {}
-        for lot in lots:
-            shelf = shelve(lot)
-            self._lanes[lot.target] = _Lane(lot, shelf, len(shelf.hashes), unsaid=_ends(lot, shelf))
+        self._lanes = {lot.target: Lane.of(lot, shelve(lot)) for lot in lots}
         self._chunk = float(_FIRST_CHUNK)
         self._idle_until = 0.0
         self._turn = 0
 
+    @property
+    def flipped(self) -> bool:
+        """Whether ownership has passed on."""
+        return self.phase in (Sending.HANDING_OVER, Sending.STOPPED)
+
     def handed_over(self, group: KeyGroup, hash_of: Callable[[], Hashes]) -> bool:
         """Whether a key has another owner since the flip."""
-        if self.base is None:
+        if not self.flipped:
             return False
         lots = [lane.lot for lane in self._lanes.values()]
         if group not in self.groups and not any(lot.keys for lot in lots):
@@ -133,7 +94,7 @@ class Sender:
 
     def sealed(self, turn: Turn) -> None:
         """An epoch is sealed: what it touched is stale at the new owner. Before its commit."""
-        if self.base is not None:
+        if self.flipped:
             return
         self._sealed = turn
         for lane in self._lanes.values():
@@ -153,12 +114,12 @@ class Sender:
         for lane in self._lanes.values():
             lane.stale.add(lane.tentative)
             lane.tentative = NONE
-            if self.base is None:
+            if not self.flipped:
                 lane.handed = None
 
     def flip(self, base: Turn) -> None:
         """Ownership has passed on."""
-        self.base = base
+        self.phase, self.base = Sending.HANDING_OVER, base
         self._idle_until = 0.0
         if self.terms.copy_ahead:
             for lane in self._lanes.values():
@@ -167,7 +128,7 @@ class Sender:
 
     def stop(self) -> None:
         """All state is read back as of another turn, here and at the new owners: nothing goes there any more."""
-        self._stopped = True
+        self.phase = Sending.STOPPED
 
     # --- what others say ---
 
@@ -198,31 +159,17 @@ class Sender:
         lane = self._lanes.get(target)
         if lane is None:
             return
-        lane.broken_until = self._clock.monotonic() + _RETRY_SECONDS
-        parcels, lane.unacked = lane.unacked, {}
-        for parcel in parcels.values():
-            if parcel.base is not None:
-                lane.handed = None
-                continue
-            lane.sent.remove(parcel.hashes)
-            if self.terms.copy_ahead:
-                lane.stale.add(parcel.hashes)
-            else:
-                lane.wanted.appendleft(parcel.hashes)
-            lane.unsaid |= dict.fromkeys(parcel.groups, 0)
-            lane.last_sent = lane.last_sent and not parcel.last
-        if self.base is None:
-            lane.handed = None
+        lane.broken(self._clock.monotonic() + _RETRY_SECONDS, copies=self.terms.copy_ahead, ahead=not self.flipped)
 
     # --- what to do ---
 
-    @property
-    def copied(self) -> bool:
-        """Whether all is copied but for what changes all the time. True once only."""
-        if self._told or self.base is not None or not self.terms.copy_ahead:
+    def becomes_copied(self) -> bool:
+        """Whether all is copied by now, but for what changes all the time. True once only."""
+        if self.phase is not Sending.COPYING or not self.terms.copy_ahead:
             return False
         ready = all(lane.swept and (lane.rounds >= _ENOUGH_ROUNDS or not lane.stale) for lane in self._lanes.values())
-        self._told = ready
+        if ready:
+            self.phase = Sending.COPIED
         return ready
 
     @property
@@ -234,7 +181,7 @@ class Sender:
         """What to send now, and in how many seconds to ask again; None: when something has happened."""
         now = self._clock.monotonic()
         delay: float | None = None
-        lanes = [] if self._stopped else list(self._lanes.values())
+        lanes = [] if self.phase is Sending.STOPPED else list(self._lanes.values())
         self._turn += 1
         for i in range(len(lanes)):
             lane = lanes[(self._turn + i) % len(lanes)]
@@ -257,9 +204,19 @@ class Sender:
                 return [parcel], 0.0
         return [], delay
 
+    def check(self) -> None:
+        """Raise an AssertionError if this cannot be."""
+        assert self.flipped == (self.base is not None), f"move {self.move} is {self.phase.name}, its base {self.base}"
+        assert not self.flipped or self._sealed is None, f"move {self.move} copies turn {self._sealed} after the flip"
+        for lane in self._lanes.values():
+            lane.check()
+            tentative = self._sealed is None and len(lane.tentative)
+            assert not tentative, f"move {self.move}: {tentative} keys of no sealed turn may be taken back"
+            assert not lane.last_sent or self.flipped, f"move {self.move} is {self.phase.name}, and all is sent"
+
     # --- steps ---
 
-    def _hand_over(self, lane: _Lane) -> Parcel | None:
+    def _hand_over(self, lane: Lane) -> Parcel | None:
         """The word that what was copied is the state at a turn, when there is one to be said."""
         if not self.terms.copy_ahead:
             return None
@@ -269,13 +226,13 @@ class Sender:
             return None
         return self._say(lane, self._sealed)
 
-    def _say(self, lane: _Lane, base: Turn) -> Parcel:
+    def _say(self, lane: Lane, base: Turn) -> Parcel:
         lane.handed = base
-        return self._parcel(lane, lane.stale.all(), base=base)
+        return lane.parcel(lane.stale.all(), ahead=not self.flipped, base=base)
 
-    def _urgent(self, lane: _Lane) -> Parcel | None:
+    def _urgent(self, lane: Lane) -> Parcel | None:
         """What somebody waits for."""
-        if self.base is None:
+        if not self.flipped:
             return None
         limit = self._limit(lane)
         wanted: list[Hashes] = []
@@ -295,10 +252,10 @@ class Sender:
         lane.wanted = left
         return parcel
 
-    def _background(self, lane: _Lane) -> Parcel | None:
+    def _background(self, lane: Lane) -> Parcel | None:
         """What nobody waits for."""
         limit = self._limit(lane)
-        if self.base is None:
+        if not self.flipped:
             return self._copy(lane, limit)
         if self.terms.copy_ahead:
             while len(hashes := lane.stale.first(limit)):
@@ -324,16 +281,16 @@ class Sender:
         if lane.last_sent or lane.wanted:
             return None
         lane.last_sent = True
-        return self._parcel(lane, NONE, last=True)
+        return lane.parcel(NONE, ahead=False, last=True)
 
-    def _copy(self, lane: _Lane, limit: int) -> Parcel | None:
+    def _copy(self, lane: Lane, limit: int) -> Parcel | None:
         if not lane.swept:
             first, end = lane.cursor, min(lane.cursor + limit, lane.end)
             hashes = lane.shelf.hashes[first:end]
             state, left = self._timed(lane, lambda: lane.shelf.collect_range(first, len(hashes)))
             lane.cursor = end
             lane.stale.add(left)
-            return self._parcel(lane, hashes, state)
+            return lane.parcel(hashes, state, ahead=True)
         if not lane.stale or (self._sealed is None and lane.rounds >= _ENOUGH_ROUNDS):
             return None
         hashes = lane.stale.first(limit)
@@ -344,9 +301,9 @@ class Sender:
         lane.stale.add(left)
         if state is None and len(left) == len(hashes):
             return None
-        return self._parcel(lane, hashes, state)
+        return lane.parcel(hashes, state, ahead=True)
 
-    def _give(self, lane: _Lane, hashes: Hashes, groups: tuple[KeyGroup, ...] = (), first: int | None = None) -> Parcel:
+    def _give(self, lane: Lane, hashes: Hashes, groups: tuple[KeyGroup, ...] = (), first: int | None = None) -> Parcel:
         """Hand these keys over for good; ``first``: they are the entries from there on."""
         state = None
         if len(hashes):
@@ -356,35 +313,20 @@ class Sender:
                 state, _ = self._timed(lane, lambda: lane.shelf.collect_range(first, len(hashes)))
             if self.terms.order != "any":  # else nobody asks for what was sent
                 lane.sent.add(hashes)
-        return self._parcel(lane, hashes, state, groups)
+        return lane.parcel(hashes, state, groups, ahead=False)
 
-    def _whole(self, lane: _Lane, cursor: int) -> tuple[KeyGroup, ...]:
+    def _whole(self, lane: Lane, cursor: int) -> tuple[KeyGroup, ...]:
         """Key groups that the sweep has passed when it is there, if somebody waits for whole ones."""
         if self.terms.waits_for != "key group":
             return ()
         return tuple(sorted(group for group, end in lane.unsaid.items() if end <= cursor))
 
-    def _parcel(
-        self,
-        lane: _Lane,
-        hashes: Hashes,
-        state: pa.RecordBatch | None = None,
-        groups: tuple[KeyGroup, ...] = (),
-        *,
-        last: bool = False,
-        base: Turn | None = None,
-    ) -> Parcel:
-        lane.number += 1
-        parcel = Parcel(lane.lot.target, lane.number, hashes, state, groups, last, self.base is None, base)
-        lane.unacked[lane.number] = parcel._replace(state=None)
-        return parcel
-
-    def _limit(self, lane: _Lane) -> int:
+    def _limit(self, lane: Lane) -> int:
         by_size = _CHUNK_BYTES / max(1.0, lane.shelf.nbytes_hint)
         return max(1, int(min(self._chunk, by_size, _MOST_KEYS)))
 
     def _timed(
-        self, lane: _Lane, collect: Callable[[], tuple[pa.RecordBatch | None, Hashes]]
+        self, lane: Lane, collect: Callable[[], tuple[pa.RecordBatch | None, Hashes]]
     ) -> tuple[pa.RecordBatch | None, Hashes]:
         """Collect, and find out how many keys make a message of the right size."""
         limit = self._limit(lane)
@@ -405,15 +347,6 @@ class Sender:
         self._idle_until = started + took + pause
 
 
-def _ends(lot: Lot, shelf: Shelf) -> dict[KeyGroup, int]:
-    """Where the entries of each key group end: they come one after another."""
-    groups = shelf.groups
-    cuts = np.flatnonzero(groups[1:] != groups[:-1]) + 1
-    last = np.append(cuts, len(groups)) if len(groups) else cuts
-    ends = {KeyGroup(int(groups[end - 1])): int(end) for end in last}
-    return {group: ends.get(group, 0) for group in lot.groups}
-
-
 def _unique(hashes: Hashes) -> Hashes:
     """Each once, in the order of first appearance."""
     _, first = np.unique(hashes, return_index=True)
@@ -422,6 +355,3 @@ def _unique(hashes: Hashes) -> Hashes:
 
 def _sooner(one: float | None, other: float) -> float:
     return other if one is None else min(one, other)
-
-
-__all__ = ["Parcel", "Sender"]

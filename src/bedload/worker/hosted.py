@@ -124,3 +124,20 @@ class Hosted:
     room: Room | None = None
     """What the current epoch takes beside the state."""
     weight: Weight = field(default_factory=Weight)
+
+    def check(self) -> None:
+        """Raise an AssertionError if this cannot be."""
+        for part in (self.holdings, self.restoring, self.moving):
+            part.check()
+        where = f"operator {self.name}, turn {self.turn}, {self.phase.name}"
+        running = self.phase in (Phase.OPEN, Phase.SEALED)
+        assert not running or self.runtime is not None, f"{where}: nothing runs"
+        assert (self.error is not None) == (self.phase is Phase.ABORTED), f"{where}: {self.error!r}"
+        assert running or not self.feeders, f"{where}: there are feeders"
+        assert self.phase is Phase.OPEN or self.parking.empty, f"{where}: rows wait"
+        late = [message for _, message, _ in self.early if message.turn <= self.turn]
+        assert not late, f"{where}: {late} wait for their turn"
+        if self.phase is Phase.SEALED:
+            assert len(self.feeders) == self.expected, f"{where}: {len(self.feeders)} of {self.expected} feeders"
+            waiting = [name for name, it in self.feeders.items() if it.batches is None or it.all_waiting]
+            assert not waiting, f"{where}: {waiting} are not done, or wait"

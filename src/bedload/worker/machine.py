@@ -161,6 +161,11 @@ class WorkerMachine:
         """Where the operator is."""
         return self._hosted[operator].phase
 
+    def check(self) -> None:
+        """Raise an AssertionError if this cannot be: for tests, after every event."""
+        for hosted in self._hosted.values():
+            hosted.check()
+
     # --- operators and their code ---
 
     def _at(self, operator: OperatorName) -> Hosted:

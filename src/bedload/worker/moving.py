@@ -20,9 +20,10 @@ from bedload.keys.lookup import Hashes, distinct
 from bedload.migration.both_shelves import BothShelves
 from bedload.migration.hash_set import pack, state_hashes, unpack
 from bedload.migration.holdings import Presence, groups_of
+from bedload.migration.lane import Parcel
 from bedload.migration.parking import Freed, Parking
-from bedload.migration.receiver import Receiver, waits, whole_only
-from bedload.migration.sender import Parcel, Sender
+from bedload.migration.receiver import Receiver, Receiving, waits, whole_only
+from bedload.migration.sender import Sender
 from bedload.protocol import messages as m
 from bedload.protocol.messages import Body
 from bedload.protocol.split import pack_whole, unpack_whole
@@ -110,11 +111,11 @@ class Moving:
     def superseded(self, base: Turn, groups: tuple[KeyGroup, ...], runtime: Runtime) -> list[Out]:
         """Key groups are read back that were on their way, or the state of another turn than what leaves is of."""
         sender, receiver = self.sender, self.receiver
-        if sender is not None and sender.base not in (None, base):
+        if sender is not None and sender.flipped and sender.base != base:
             # SUBTLE: a key that leaves alone was dropped with its group. The new owner may not know yet that it reads
             # it back, and would take it for one without state.
             sender.stop()
-        if receiver is None or receiver.base is None or receiver.complete:
+        if receiver is None or receiver.phase is not Receiving.ARRIVING:
             return []
         receiver.superseded(groups, self._clock.monotonic())
         return self.arrived(runtime)
@@ -155,6 +156,18 @@ class Moving:
     def clear(self) -> None:
         """There is nothing to move."""
         self.sender, self.receiver = None, None
+
+    def check(self) -> None:
+        """Raise an AssertionError if this cannot be."""
+        sender, receiver = self.sender, self.receiver
+        if sender is not None:
+            sender.check()
+            assert sender.move > self._over, f"move {sender.move} is sent, and {self._over} is over"
+            lost = sender.groups - self._holdings.leaving
+            assert not lost, f"{sorted(lost)} leave with move {sender.move}, and are not kept"
+        if receiver is not None and receiver.move != self.failed:
+            receiver.check()
+            assert receiver.move > self._over, f"move {receiver.move} arrives, and {self._over} is over"
 
     # --- the old owner's end ---
 
@@ -197,7 +210,7 @@ class Moving:
     def backlog(self, hashes: Hashes) -> list[Out]:
         """Feeders have rows of these keys."""
         sender = self.sender
-        if sender is not None and sender.base is not None:
+        if sender is not None and sender.flipped:
             try:
                 sender.want_any(hashes, self._holdings.key_groups)
             except Exception as error:
@@ -229,7 +242,7 @@ class Moving:
         assert sender is not None
         parcels, pause = sender.next()
         out = [self._out(sender, parcel, deployment) for parcel in parcels]
-        if sender.copied:
+        if sender.becomes_copied():
             out.append((COORDINATOR, m.Copied(self._worker, self._name, sender.move), None))
         return out, pause
 
@@ -291,7 +304,7 @@ class Moving:
     def arrived(self, runtime: Runtime | None) -> list[Out]:
         """If all is here by now: the word for the coordinator."""
         receiver, parking = self.receiver, self._parking
-        if receiver is None or not receiver.completed():
+        if receiver is None or not receiver.becomes_complete():
             return []
         asked = len(distinct(np.concatenate(parking.asked))) if parking.asked else 0
         waited = waits(parking.waits).astype("<f8").tobytes()
@@ -309,7 +322,7 @@ class Moving:
     def ask(self, hashes: Hashes) -> list[Out]:
         """Ask the old owners for keys that somebody waits for, if that is how it goes."""
         receiver = self.receiver
-        if receiver is None or receiver.base is None or not len(hashes):
+        if receiver is None or receiver.phase is Receiving.EARLY or not len(hashes):
             return []
         split = receiver.split(hashes, lambda some: key_groups(some, self._holdings.key_groups))
         fetch = m.Fetch(self._name, receiver.move, self._worker)

@@ -78,6 +78,12 @@ class Restoring:
         """Nothing is to be read any more, and what could not be read is not wanted."""
         self._base, self.error, self.orders = NO_TURN, None, {}
 
+    def check(self) -> None:
+        """Raise an AssertionError if this cannot be."""
+        assert self.error is None or not self.orders, f"{self.orders} are read, after {self.error!r}"
+        here = [group for wanted in self.orders.values() for group in wanted if not self._holdings.absent(group)]
+        assert not here, f"{sorted(here)} are read, and taken for here"
+
     def progress(self, runtime: Runtime | None, read: int = 0) -> Out:
         """What to tell the coordinator."""
         keys, holdings = 0 if runtime is None else runtime.keys, self._holdings

@@ -1,0 +1,126 @@
+"""What goes from one old owner to one new owner, and how far it is."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from bedload.core.ids import KeyGroup, Turn, WorkerId
+from bedload.keys.lookup import Hashes
+from bedload.migration.hash_set import NONE, HashSet
+from bedload.protocol.messages import Lot
+from bedload.store.shelf import Shelf
+
+WINDOW = 4
+"""Messages under way to one worker."""
+
+
+class Parcel(NamedTuple):
+    """What to send: state, or the word that what was copied is the state at a turn."""
+
+    target: WorkerId
+    number: int
+    hashes: Hashes
+    state: pa.RecordBatch | None = None
+    groups: tuple[KeyGroup, ...] = ()
+    last: bool = False
+    ahead: bool = False
+    """It is a copy, made before the flip."""
+    base: Turn | None = None
+    """Set: it is a ``HandOver``, and the hashes are those of stale keys."""
+
+
+@dataclass
+class Lane:
+    """All that goes to one worker.
+
+    Invariant: a key that was sent is sent again only if its connection broke before the receipt came back.
+    """
+
+    lot: Lot
+    shelf: Shelf
+    end: int
+    """Entries of the shelf when the sweep began."""
+    cursor: int = 0
+    number: int = 0
+    stale: HashSet = field(default_factory=HashSet)
+    """With copying ahead: what the new owner has not got, or only in an older state."""
+    tentative: Hashes = field(default_factory=lambda: NONE)
+    """What the sealed epoch touched, until it is committed."""
+    sent: HashSet = field(default_factory=HashSet)
+    """What was handed over for good, as far as somebody may ask for it again."""
+    wanted: deque[Hashes] = field(default_factory=deque)
+    """What somebody waits for."""
+    unacked: dict[int, Parcel] = field(default_factory=dict)
+    handed: Turn | None = None
+    """The turn that the last hand-over named."""
+    unsaid: dict[KeyGroup, int] = field(default_factory=dict)
+    """Key groups that were not said to be whole yet, and where their entries end."""
+    last_sent: bool = False
+    rounds: int = 0
+    broken_until: float = 0.0
+
+    @classmethod
+    def of(cls, lot: Lot, shelf: Shelf) -> Lane:
+        """What is on the shelf for a worker."""
+        return cls(lot, shelf, len(shelf.hashes), unsaid=_ends(lot, shelf))
+
+    @property
+    def swept(self) -> bool:
+        """Whether the sweep is over."""
+        return self.cursor >= self.end
+
+    def parcel(
+        self,
+        hashes: Hashes,
+        state: pa.RecordBatch | None = None,
+        groups: tuple[KeyGroup, ...] = (),
+        *,
+        ahead: bool,
+        last: bool = False,
+        base: Turn | None = None,
+    ) -> Parcel:
+        """The next one, of which a receipt is to come."""
+        self.number += 1
+        parcel = Parcel(self.lot.target, self.number, hashes, state, groups, last, ahead, base)
+        self.unacked[self.number] = parcel._replace(state=None)
+        return parcel
+
+    def broken(self, until: float, *, copies: bool, ahead: bool) -> None:
+        """The connection broke: what was not taken in for certain goes again."""
+        self.broken_until = until
+        parcels, self.unacked = self.unacked, {}
+        for parcel in parcels.values():
+            if parcel.base is not None:
+                self.handed = None
+                continue
+            self.sent.remove(parcel.hashes)
+            if copies:
+                self.stale.add(parcel.hashes)
+            else:
+                self.wanted.appendleft(parcel.hashes)
+            self.unsaid |= dict.fromkeys(parcel.groups, 0)
+            self.last_sent = self.last_sent and not parcel.last
+        if ahead:
+            self.handed = None
+
+    def check(self) -> None:
+        """Raise an AssertionError if this cannot be."""
+        assert self.cursor <= self.end, f"the sweep is at {self.cursor} of {self.end}"
+        assert not self.last_sent or self.swept, f"all is said to be sent at {self.cursor} of {self.end}"
+        assert len(self.unacked) <= WINDOW, f"{len(self.unacked)} messages are under way"
+        later = [number for number in self.unacked if number > self.number]
+        assert not later, f"{later} are under way, and {self.number} was the last"
+
+
+def _ends(lot: Lot, shelf: Shelf) -> dict[KeyGroup, int]:
+    """Where the entries of each key group end: they come one after another."""
+    groups = shelf.groups
+    cuts = np.flatnonzero(groups[1:] != groups[:-1]) + 1
+    last = np.append(cuts, len(groups)) if len(groups) else cuts
+    ends = {KeyGroup(int(groups[end - 1])): int(end) for end in last}
+    return {group: ends.get(group, 0) for group in lot.groups}
