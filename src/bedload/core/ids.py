@@ -34,6 +34,9 @@ epoch, run or query: a message whose turn is not the current one is from another
 Generation = NewType("Generation", int)
 """One attachment of a cluster to a checkpoint, numbered from 1. It is the upper half of its turns."""
 
+Ticket = NewType("Ticket", int)
+"""Names an order to read state back, and comes back with the answers to it."""
+
 NO_TURN = Turn(-1)
 """Before the first turn."""
 

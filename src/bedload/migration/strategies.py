@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from types import EllipsisType
-from typing import Literal
 
 from bedload.core.errors import DefinitionError
-from bedload.protocol.messages import Terms
+from bedload.protocol.messages import Order, Terms, WaitsFor
 
 
 @dataclass(frozen=True)
@@ -23,10 +22,8 @@ class Strategy:
     """Copy state in the background before ownership flips; afterwards only what changed since is sent."""
     groups_per_flip: int | None = None
     """So many key groups flip at one epoch boundary; None: all that move."""
-    order: Literal["any", "demand", "backlog"] = "any"
-    """What is sent next: whatever comes, what the new owner asks for, or what the feeders say is needed."""
-    waits_for: Literal["everything", "key group", "key"] = "key"
-    """What a row of a moved key waits for."""
+    order: Order = "any"
+    waits_for: WaitsFor = "key"
     restart: bool = False
     """Stop all workers and start others from the checkpoint."""
     share: float = 0.25

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 
@@ -15,6 +15,13 @@ Body: TypeAlias = Any
 
 Packed: TypeAlias = bytes
 """Many numbers as bytes."""
+
+
+Order: TypeAlias = Literal["any", "demand", "backlog"]
+"""What is sent next: whatever comes, what the new owner asks for, or what the feeders say is needed."""
+
+WaitsFor: TypeAlias = Literal["everything", "key group", "key"]
+"""What a row of a moved key waits for."""
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -45,10 +52,9 @@ class Terms(msgspec.Struct, frozen=True, array_like=True):
     """How a move is carried out: a strategy, as far as the workers need to know it."""
 
     copy_ahead: bool
-    order: str
-    """``any``, ``demand`` or ``backlog``."""
-    waits_for: str
-    """What a row waits for: ``everything``, ``key group`` or ``key``."""
+    order: Order
+    waits_for: WaitsFor
+    """What a row waits for."""
     share: float
     """Of its time an old owner gives to state that nobody waits for, at most so much."""
     bandwidth: float | None

@@ -16,7 +16,7 @@ import msgspec
 
 from bedload.core.errors import ProtocolError
 from bedload.core.ids import DeploymentId, Epoch, KeyGroup, OperatorName, QueryId, RunId, Turn, WorkerId
-from bedload.protocol.base import Backlogged, Body, FeederId, Lot, Message, Packed, Terms, WireError
+from bedload.protocol.base import Backlogged, Body, FeederId, Lot, Message, Order, Packed, Terms, WaitsFor, WireError
 from bedload.protocol.moving import (
     Arrived,
     Backlog,
@@ -422,12 +422,14 @@ __all__ = [
     "HandOver",
     "Lot",
     "Message",
+    "Order",
     "Packed",
     "Release",
     "Released",
     "Ship",
     "Shipped",
     "Terms",
+    "WaitsFor",
     "Weigh",
     "Weighed",
     "WireError",

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from bedload.core.errors import BedloadError
-from bedload.core.ids import Epoch, KeyGroup, OperatorName, QueryId, Turn, WorkerId
+from bedload.core.ids import Epoch, KeyGroup, OperatorName, QueryId, Ticket, Turn, WorkerId
 
 
 class Durability(Protocol):
@@ -59,7 +59,7 @@ class Load:
     """Read the state of these key groups, by the plan."""
 
     operator: OperatorName
-    ticket: int
+    ticket: Ticket
     """Comes back with the answers: those to an earlier order are out of date."""
     base: Turn
     groups: tuple[KeyGroup, ...]
@@ -73,7 +73,7 @@ class Loaded:
     """The state of some key groups is here."""
 
     operator: OperatorName
-    ticket: int
+    ticket: Ticket
     groups: tuple[KeyGroup, ...]
     state: pa.RecordBatch | None
     """In state form; None: they are empty."""
@@ -86,5 +86,5 @@ class LoadFailed:
     """The state could not be read."""
 
     operator: OperatorName
-    ticket: int
+    ticket: Ticket
     error: BedloadError

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from bedload.core.errors import BedloadError
-from bedload.core.ids import NO_TURN, KeyGroup, OperatorName, Turn, WorkerId
+from bedload.core.ids import NO_TURN, KeyGroup, OperatorName, Ticket, Turn, WorkerId
 from bedload.migration.hash_set import state_hashes
 from bedload.migration.holdings import Holdings
 from bedload.protocol import messages as m
@@ -34,9 +34,9 @@ class Restoring:
         """The state that was last read back."""
         self.error: BedloadError | None = None
         """Why the state that should be here is not."""
-        self.orders: dict[int, tuple[m.Restore, set[KeyGroup]]] = {}
+        self.orders: dict[Ticket, tuple[m.Restore, set[KeyGroup]]] = {}
         """What is being read, by ticket: what was asked for, and what of it is not here yet."""
-        self._ticket = 0
+        self._ticket = Ticket(0)
         self._restored = 0
 
     def order(self, message: m.Restore, plan: Body, variables: Any) -> Load | None:
@@ -51,7 +51,7 @@ class Restoring:
         if plan is None or not message.groups:
             self._holdings.arrive(message.groups)
             return None
-        self._ticket += 1
+        self._ticket = Ticket(self._ticket + 1)
         self.orders[self._ticket] = message, set(message.groups)
         return Load(self._name, self._ticket, message.base, message.groups, bytes(plan), variables)
 
