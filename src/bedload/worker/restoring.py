@@ -81,7 +81,7 @@ class Restoring:
     def check(self) -> None:
         """Raise an AssertionError if this cannot be."""
         assert self.error is None or not self.orders, f"{self.orders} are read, after {self.error!r}"
-        here = [group for wanted in self.orders.values() for group in wanted if not self._holdings.absent(group)]
+        here = [group for _, wanted in self.orders.values() for group in wanted if not self._holdings.absent(group)]
         assert not here, f"{sorted(here)} are read, and taken for here"
 
     def progress(self, runtime: Runtime | None, read: int = 0) -> Out:
