@@ -772,3 +772,13 @@ def test_last_words_are_told_with_the_loss(error: Exception) -> None:
     assert not [step for step in steps if isinstance(step, WorkersLeft)]
     assert coordinator.error is not None
     assert "its last words: " in coordinator.error.message
+
+
+def test_the_record_of_a_change_has_every_change_of_ownership() -> None:
+    rig = moving()
+    rig.seal()
+    rig.did(rig.coordinator.from_worker(m.Arrived(WorkerId(1), NAME, move(rig), 1, 1, 0, 0)))
+    rig.progress(1)
+    released(rig)
+    (result,) = results(rig.steps)
+    assert result.routings == ((NAME, f"move {move(rig)} flips"),)

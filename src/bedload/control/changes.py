@@ -98,6 +98,8 @@ class Change:
     starts: Counter[WorkerId] = field(default_factory=Counter)
     """How often each worker was started in vain."""
     held_at: float | None = None
+    routings: list[tuple[OperatorName, str]] = field(default_factory=list)
+    """Every change of ownership while it went on: of which operator, and why."""
 
     @property
     def flipped(self) -> bool:
@@ -179,6 +181,11 @@ class Changes:
         """The change for which all workers were told to end, and others start."""
         change = self.current
         return change.number if change is not None and change.stage is Stage.RESTARTING else None
+
+    def routed(self, operator: OperatorName, why: str) -> None:
+        """Ownership has changed."""
+        if self.current is not None:
+            self.current.routings.append((operator, why))
 
     def ready(self, worker: WorkerId) -> list[Instruction]:
         """A worker that was asked for is there, with all code."""
@@ -570,7 +577,7 @@ class Changes:
         self.members = tuple(sorted(owners | stay))
         for epochs in self._operators.values():
             if set(epochs.routing.workers) != set(self.members):
-                epochs.routing = epochs.routing.next(workers=self.members)
+                epochs.set_routing(epochs.routing.next(workers=self.members), "the change stopped halfway")
         moved = sum(it.groups for it in change.transfers.values())
         ending = "Nothing has moved: the cluster is as it was"
         if any(it.flipped for it in change.transfers.values()):
@@ -592,7 +599,7 @@ class Changes:
         if self.current is change:
             self.current = None
         records = tuple(self._record(change, name, error) for name in self._concerned(change.wish))
-        return [ChangeResult(change.to, change.number, error, records), *self._next()]
+        return [ChangeResult(change.to, change.number, error, records, tuple(change.routings)), *self._next()]
 
     def _record(self, change: Change, name: OperatorName, error: BedloadError | None) -> MoveRecord:
         now = self._clock.monotonic()

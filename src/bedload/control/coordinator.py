@@ -127,6 +127,7 @@ class Coordinator:
                     operator, routing, self._addresses, lineage, self._missing, self._clock
                 )
                 known.hold, known.loads = self._holds, partial(self._shipping.loads, operator)
+                known.on_routing = self.changes.routed
                 if fresh:
                     known.reset(routing)
                 if lineage is not None:

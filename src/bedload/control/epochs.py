@@ -291,7 +291,7 @@ class OperatorEpochs(Turns):
         move = -1 if self.transfer is None else self.transfer.reset()
         out += [ToWorker(worker, m.Reset(self.name, move)) for worker in self.addresses]
         # Before whoever waits is let in: a turn that begins with other owners than the next one would lose keys.
-        self.routing = routing
+        self.set_routing(routing, "the state was given up")
         if lineage is not None and self.lineage is not None:
             self.lineage.adopt(lineage)
         return [*out, *self._unpark()]

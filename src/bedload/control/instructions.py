@@ -120,6 +120,8 @@ class ChangeResult:
     number: int
     error: BedloadError | None
     records: tuple[MoveRecord, ...] = ()
+    routings: tuple[tuple[OperatorName, str], ...] = ()
+    """Every change of ownership while it went on: of which operator, and why."""
 
 
 @dataclass(frozen=True)

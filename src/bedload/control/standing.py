@@ -50,7 +50,9 @@ class Standing:
         clock: Clock | None,
     ) -> None:
         self.name = name
-        self.routing = routing
+        self._routing = routing
+        self.on_routing: Callable[[OperatorName, str], None] = lambda *_: None
+        """Told of every change of ownership, and why."""
         self.lineage = lineage
         """None: state is kept in memory only."""
         self.phase = Phase.IDLE
@@ -75,6 +77,16 @@ class Standing:
         """How often each worker was told what is its own, by a flip or to read it back."""
         self.ordered: dict[WorkerId, int] = {}
         """The same when it was told to read something back for the last time."""
+
+    @property
+    def routing(self) -> RoutingTable:
+        """Who owns what."""
+        return self._routing
+
+    def set_routing(self, table: RoutingTable, why: str) -> None:
+        """Ownership changes: there is no other door."""
+        self._routing = table
+        self.on_routing(self.name, why)
 
     def tells(self, worker: WorkerId) -> None:
         """A worker is told what is its own."""

@@ -6,8 +6,8 @@ Stages of a step (all that flips at one epoch boundary)::
        ▲           │ loss, or state is read back │              │ loss: the rest is read from the checkpoint  ▲
        └───────────┴─────────────────────────────┘              └─────────────────────────────────────────────┘
 
-Without copying ahead a step is DUE at once. Ownership is what the operator's routing table says, and that changes in
-:meth:`Transfer.flip` alone, between two epochs: so every key has one owner at any time.
+Without copying ahead a step is DUE at once. Ownership is what the operator's routing table says, and that changes only
+between two epochs, by ``set_routing``: so every key has one owner at any time.
 
 A worker that cannot do its part ends the transfer (:meth:`Transfer.failed`). Before the flip the old owners go on.
 After it the epoch is rolled back, unless all have sealed it; then what has not arrived is read from the checkpoint.
@@ -195,7 +195,8 @@ class Transfer:
         """An epoch boundary: ownership changes here."""
         assert self.stage is Stage.DUE
         epochs = self.epochs
-        self._before, epochs.routing = epochs.routing, self._steps[0]
+        self._before = epochs.routing
+        epochs.set_routing(self._steps[0], f"move {self._move} flips")
         for lot in self._lots if epochs.lineage is not None else ():
             assert epochs.lineage is not None
             if not self._before.groups_of(lot.target) and not self._before.guests_of(lot.target):
@@ -297,7 +298,7 @@ class Transfer:
         if not self._uncommitted or self.epochs.is_sealed:
             self.doom = error  # some keys have changed at their new owners, and others have not arrived
             return []
-        self.epochs.routing = self._before
+        self.epochs.set_routing(self._before, f"move {self._move} failed, and is given back")
         self.flips -= 1
         self.groups -= sum(len(lot.groups) for lot in self._lots)
         self.single_keys -= sum(len(lot.keys) for lot in self._lots)
@@ -313,7 +314,8 @@ class Transfer:
         """Nobody wants it any more; before the flip."""
         self._steps.clear()
         if self._switched and not self.flipped:
-            self.epochs.routing = self._first  # there is no state still, and its new owners may leave
+            # There is no state still, and its new owners may leave.
+            self.epochs.set_routing(self._first, "called off before there was state")
         if self.stage in (Stage.COPYING, Stage.DUE):
             return self._call_off()
         if self.stage is Stage.WAITING and not self._open:
@@ -341,7 +343,7 @@ class Transfer:
         if self.stage in (Stage.FLIPPED, Stage.ARRIVED):
             if not self._uncommitted or self.flips > 1 or self.epochs.is_sealed:
                 return None
-            self.epochs.routing = self._before
+            self.epochs.set_routing(self._before, f"worker {lost} was lost, and what moved is given back")
             self.flips = 0
         self._steps.clear()
         if self.stage in (Stage.WAITING, Stage.DONE):
@@ -360,7 +362,7 @@ class Transfer:
         self._lots = tuple(_lot(move, groups) for move in self.epochs.routing.diff(self._steps[0]))
         if not self._lots or self.epochs.nobody_has_state:
             self._switched = self._switched or bool(self._lots)
-            self.epochs.routing = self._steps.popleft()
+            self.epochs.set_routing(self._steps.popleft(), "no state has to move")
             return self._start()
         if not self._all_here:
             return []  # its replacement comes, or it is left out

@@ -252,7 +252,8 @@ class Turns(Standing, ABC):
         """A worker takes no part any more: the others share its key groups, and have to read them back."""
         if worker not in self.routing.workers:
             return
-        before, self.routing = self.routing, leave_out(self.routing, worker, self.addresses)
+        before = self.routing
+        self.set_routing(leave_out(before, worker, self.addresses), f"worker {worker} takes no part any more")
         if self.lineage is not None:
             self.lineage.left_out(worker)
             for move in before.diff(self.routing):
@@ -276,7 +277,7 @@ class Turns(Standing, ABC):
         self.told.clear()
         self.ordered.clear()
         self.lineage.restarted()
-        self.routing = self.routing.reassign(workers)
+        self.set_routing(self.routing.reassign(workers), "all workers start anew")
 
     @property
     def left_unread(self) -> bool:
