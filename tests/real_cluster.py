@@ -24,7 +24,7 @@ import pyarrow as pa
 import bedload as bl
 from bedload.control.changes import Wish
 from bedload.control.compaction import Retention
-from bedload.control.epochs import QueryFacts
+from bedload.control.inquiries import QueryFacts
 from bedload.control.liveness import Patience
 from bedload.core.ids import Epoch, OperatorName, QueryId, RunId, WorkerId
 from bedload.keys import hash_columns, key_groups

@@ -22,9 +22,12 @@ from bedload.checkpoint import paths
 from bedload.checkpoint.checkpoint import Checkpoint
 from bedload.checkpoint.filing import Filing
 from bedload.checkpoint.history import Base, History
+from bedload.control.attempt import Attempt
 from bedload.control.compaction import Compaction
 from bedload.control.epochs import OperatorEpochs
 from bedload.control.lineage import Lineage
+from bedload.control.standing import Phase
+from bedload.control.turns import Turns
 from bedload.core.errors import StoreError
 from bedload.migration.parking import Parking
 from bedload.worker import durable
@@ -80,7 +83,7 @@ def expect_comes_before_the_record(patch: Patch) -> None:
 
     def begin(self: Any, token: Any, ask: Any) -> Any:
         out = original(self, token, ask)
-        self._current.recorded = True
+        self.standing.current.recorded = True
         return out
 
     patch.setattr(OperatorEpochs, "_begin", begin)
@@ -127,13 +130,13 @@ def claim_comes_after_the_look(patch: Patch) -> None:
 
 
 def settling_is_always_an_abort(patch: Patch) -> None:
-    original = OperatorEpochs.turn_checked
-    patch.setattr(OperatorEpochs, "turn_checked", lambda self, turn, whole: original(self, turn, False))
+    original = Turns.turn_checked
+    patch.setattr(Turns, "turn_checked", lambda self, turn, whole: original(self, turn, False))
 
 
 def settling_is_always_a_seal(patch: Patch) -> None:
-    original = OperatorEpochs.turn_checked
-    patch.setattr(OperatorEpochs, "turn_checked", lambda self, turn, whole: original(self, turn, True))
+    original = Turns.turn_checked
+    patch.setattr(Turns, "turn_checked", lambda self, turn, whole: original(self, turn, True))
 
 
 def loss_of_a_worker_is_not_remembered(patch: Patch) -> None:
@@ -148,7 +151,7 @@ def outputs_of_a_lost_worker_can_be_repeated(patch: Patch) -> None:
     original = OperatorEpochs._join
 
     def join(self: Any, token: Any, ask: Any) -> Any:
-        self._current.gone = None
+        self.standing.current.gone = None
         return original(self, token, ask)
 
     patch.setattr(OperatorEpochs, "_join", join)
@@ -158,7 +161,7 @@ def turn_begins_without_the_missing(patch: Patch) -> None:
     original = OperatorEpochs._begin
 
     def begin(self: Any, token: Any, ask: Any) -> Any:
-        self._missing = ()
+        self.standing.missing = ()
         return original(self, token, ask)
 
     patch.setattr(OperatorEpochs, "_begin", begin)
@@ -179,8 +182,8 @@ def what_another_driver_sealed_is_dropped(patch: Patch) -> None:
 
     def take_up(self: Any, lineage: Any, head: Any) -> None:
         original(self, lineage, head)
-        if self._taken_up:
-            self.phase, self._taken_up = type(self.phase).IDLE, False
+        if self.standing.current.taken_up:
+            self.standing.phase, self.standing.current = Phase.IDLE, Attempt()
 
     patch.setattr(OperatorEpochs, "_take_up", take_up)
 

@@ -13,9 +13,10 @@ from tests.simulator.workload import Layout
 
 from bedload.control.coordinator import Coordinator
 from bedload.control.epochs import OperatorEpochs
+from bedload.control.inquiries import Inquiries
 from bedload.control.instructions import Instruction
+from bedload.control.recovery import Recovery
 from bedload.control.transfer import Transfer
-from bedload.control.turns import Turns
 from bedload.core.errors import MoveCancelled
 from bedload.core.ids import OperatorName
 from bedload.protocol import messages as m
@@ -64,7 +65,7 @@ def an_open_says_nothing_to_other_operators(patch: Patch) -> None:
 
 
 def nobody_looks_whether_a_sealed_epoch_is_committed(patch: Patch) -> None:
-    patch.setattr(OperatorEpochs, "inquire", lambda self: [])
+    patch.setattr(Inquiries, "inquire", lambda self: [])
 
 
 def the_abort_of_one_operator_aborts_all(patch: Patch) -> None:
@@ -111,7 +112,7 @@ def test_a_change_that_is_called_off_leaves_an_operator_without_state_where_it_w
     assert sum(report.changes["rescale seamless: MoveCancelled"] for report in reports) > 0
     monkeypatch.setattr(Transfer, "flipped", property(lambda self: self.flips > 0 or self._switched))
     monkeypatch.setattr(Coordinator, "cancel", cancel_whatever_moved)
-    monkeypatch.setattr(Turns, "leave_out", lambda self, worker: None)  # which shares out what they own
+    monkeypatch.setattr(Recovery, "leave_out", lambda self, worker: None)  # which shares out what they own
     assert first_failure(called_off) is not None
 
 

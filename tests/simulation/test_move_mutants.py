@@ -17,10 +17,12 @@ from tests.simulator import Scenario
 from tests.simulator.faults import ALWAYS
 
 from bedload.control.changes import Changes
-from bedload.control.epochs import OperatorEpochs
+from bedload.control.inquiries import Inquiries
 from bedload.control.lineage import Lineage
-from bedload.control.standing import Phase
+from bedload.control.recovery import Recovery
+from bedload.control.standing import Phase, Standing
 from bedload.control.transfer import Transfer
+from bedload.control.turns import Turns
 from bedload.core.errors import EpochAborted
 from bedload.migration.hash_set import NONE
 from bedload.migration.holdings import Holdings
@@ -183,16 +185,16 @@ def pinned_keys_are_read_back_everywhere(patch: Patch) -> None:
 
 
 def ownership_flips_in_the_middle_of_an_epoch(patch: Patch) -> None:
-    patch.setattr(OperatorEpochs, "between_epochs", property(lambda self: self.at_rest))
+    patch.setattr(Standing, "between_epochs", property(lambda self: self.at_rest))
 
 
 def workers_leave_in_the_middle_of_an_epoch(patch: Patch) -> None:
-    patch.setattr(OperatorEpochs, "needs", lambda self, worker: False)
-    patch.setattr(OperatorEpochs, "_taking_part", lambda self: list(self.addresses))
+    patch.setattr(Standing, "needs", lambda self, worker: False)
+    patch.setattr(Standing, "taking_part", lambda self: list(self.addresses))
 
 
 def ownership_flips_before_all_is_read_back(patch: Patch) -> None:
-    patch.setattr(OperatorEpochs, "reads_back", property(lambda self: False))
+    patch.setattr(Standing, "reads_back", property(lambda self: False))
     patch.setattr(Lineage, "all_hold_head", lambda self, routing: True)
 
 
@@ -201,14 +203,14 @@ def rest_of_a_lost_owner_is_not_read_back(patch: Patch) -> None:
 
 
 def loss_of_a_newcomer_is_always_an_abort(patch: Patch) -> None:
-    original = OperatorEpochs.lost
+    original = Turns.lost
 
     def lost(self: Any, worker: Any, error: Any) -> Any:
-        if self.lineage is None and worker in self._current.workers:
-            return self.failed(self.turn, error)
+        if self.standing.lineage is None and worker in self.standing.current.workers:
+            return self.failed(self.standing.turn, error)
         return original(self, worker, error)
 
-    patch.setattr(OperatorEpochs, "lost", lost)
+    patch.setattr(Turns, "lost", lost)
 
 
 def failed_moves_are_for_the_log_alone(patch: Patch) -> None:
@@ -216,12 +218,12 @@ def failed_moves_are_for_the_log_alone(patch: Patch) -> None:
 
 
 def epochs_go_on_after_a_failed_move(patch: Patch) -> None:
-    patch.setattr(OperatorEpochs, "doubt", lambda self, error: [])
-    patch.setattr(OperatorEpochs, "undecided", property(lambda self: False))
+    patch.setattr(Turns, "doubt", lambda self, error: [])
+    patch.setattr(Standing, "undecided", property(lambda self: False))
 
 
 def sealed_epochs_are_rolled_back_by_a_failed_move(patch: Patch) -> None:
-    patch.setattr(OperatorEpochs, "doubt", lambda self, error: self.failed(self.turn, error))
+    patch.setattr(Turns, "doubt", lambda self, error: self.failed(self.standing.turn, error))
 
 
 def failed_moves_without_a_checkpoint_are_always_given_back(patch: Patch) -> None:
@@ -239,9 +241,9 @@ def missing_workers_are_handed_state(patch: Patch) -> None:
 
 
 def moves_wait_for_the_replay_of_an_epoch(patch: Patch) -> None:
-    original = OperatorEpochs.between_epochs.fget
+    original = Standing.between_epochs.fget
     assert original is not None
-    patch.setattr(OperatorEpochs, "between_epochs", property(lambda self: self.phase is Phase.IDLE and original(self)))
+    patch.setattr(Standing, "between_epochs", property(lambda self: self.phase is Phase.IDLE and original(self)))
 
 
 def nobody_looks_for_the_end_of_an_epoch(patch: Patch) -> None:
@@ -249,42 +251,42 @@ def nobody_looks_for_the_end_of_an_epoch(patch: Patch) -> None:
 
 
 def sealed_epochs_end_with_their_run(patch: Patch) -> None:
-    original = OperatorEpochs._learn
+    original = Inquiries.learn
 
     def learn(self: Any, facts: Any) -> Any:
-        if self.phase is Phase.SEALED and not facts.active:
-            return self._abort(EpochAborted("its run is over"))
+        if self.standing.phase is Phase.SEALED and not facts.active:
+            return self._turns.abort(EpochAborted("its run is over"))
         return original(self, facts)
 
-    patch.setattr(OperatorEpochs, "_learn", learn)
+    patch.setattr(Inquiries, "learn", learn)
 
 
 def sealed_epochs_whose_run_is_over_are_committed(patch: Patch) -> None:
-    original = OperatorEpochs._learn
+    original = Inquiries.learn
 
     def learn(self: Any, facts: Any) -> Any:
-        if self.phase is Phase.SEALED and not facts.active:
-            return self._commit()
+        if self.standing.phase is Phase.SEALED and not facts.active:
+            return self._turns.commit()
         return original(self, facts)
 
-    patch.setattr(OperatorEpochs, "_learn", learn)
+    patch.setattr(Inquiries, "learn", learn)
 
 
 def sealed_epochs_that_are_not_in_the_log_are_rolled_back(patch: Patch) -> None:
-    original = OperatorEpochs._learn
+    original = Inquiries.learn
 
     def learn(self: Any, facts: Any) -> Any:
         last = -1 if facts.committed is None else facts.committed
-        if self.phase is Phase.SEALED and not facts.active and facts.log_read and last < self.epoch:
-            return self._abort(EpochAborted("its run is over, and Spark has not committed it"))
+        if self.standing.phase is Phase.SEALED and not facts.active and facts.log_read and last < self.standing.epoch:
+            return self._turns.abort(EpochAborted("its run is over, and Spark has not committed it"))
         return original(self, facts)
 
-    patch.setattr(OperatorEpochs, "_learn", learn)
+    patch.setattr(Inquiries, "learn", learn)
 
 
 # The third is the seed to begin with: those before it notice nothing.
 def replacements_read_back_when_an_epoch_begins_only(patch: Patch) -> None:
-    patch.setattr(OperatorEpochs, "left_unread", False)
+    patch.setattr(Recovery, "left_unread", False)
 
 
 def pinned_keys_leave_with_their_group(patch: Patch) -> None:

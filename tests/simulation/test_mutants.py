@@ -17,6 +17,7 @@ from tests.simulator.faults import ALWAYS
 from bedload.control import refusals
 from bedload.control.epochs import OperatorEpochs
 from bedload.control.standing import Phase as ControlPhase
+from bedload.control.turns import Turns
 from bedload.protocol import messages as m
 from bedload.protocol.split import unpack
 from bedload.store.rows import RowStore
@@ -148,25 +149,26 @@ def crashed_feeder_keeps_its_slot(patch: Patch) -> None:
 
 
 def commit_comes_with_the_seal(patch: Patch) -> None:
-    original = OperatorEpochs.sealed
+    original = Turns.sealed
 
     def sealed(self: Any, message: Any) -> Any:
         out = original(self, message)
-        return [*out, *self._commit()] if self.phase is ControlPhase.SEALED else out
+        return [*out, *self.commit()] if self.standing.phase is ControlPhase.SEALED else out
 
-    patch.setattr(OperatorEpochs, "sealed", sealed)
+    patch.setattr(Turns, "sealed", sealed)
 
 
 def incomplete_epoch_is_let_through(patch: Patch) -> None:
     def probed(self: Any, message: Any) -> Any:
-        if message.turn != self.turn or self._current.probing is None:
+        at = self.standing
+        if message.turn != at.turn or at.current.probing is None:
             return []
-        out = self._abort(refusals.incomplete(self.name, self.epoch, None))
-        self.committed[self.query] = self.epoch
-        self.phase = ControlPhase.IDLE
-        return [*out, *self._unpark()]
+        out = self.abort(refusals.incomplete(at.name, at.epoch, None))
+        at.committed[at.query] = at.epoch
+        at.phase = ControlPhase.IDLE
+        return [*out, *self._look_again()]
 
-    patch.setattr(OperatorEpochs, "probed", probed)
+    patch.setattr(Turns, "probed", probed)
 
 
 def skipped_epoch_is_let_through(patch: Patch) -> None:
@@ -177,7 +179,7 @@ def nonces_are_ignored(patch: Patch) -> None:
     original = OperatorEpochs._join
 
     def join(self: Any, token: Any, ask: Any) -> Any:
-        self._current._opened = {}
+        self.standing.current._opened = {}
         return original(self, token, ask)
 
     patch.setattr(OperatorEpochs, "_join", join)
@@ -187,14 +189,17 @@ def ordinals_are_ignored(patch: Patch) -> None:
     original = OperatorEpochs._join
 
     def join(self: Any, token: Any, ask: Any) -> Any:
-        self._current._ordinals = {}
+        self.standing.current._ordinals = {}
         return original(self, token, ask)
 
     patch.setattr(OperatorEpochs, "_join", join)
 
 
 def zombies_may_replay(patch: Patch) -> None:
-    patch.setattr(OperatorEpochs, "_is_stale", lambda self, ask: self.run == ask.run and ask.epoch <= self.epoch)
+    def is_stale(self: Any, ask: Any) -> bool:
+        return bool(self.standing.run == ask.run and ask.epoch <= self.standing.epoch)
+
+    patch.setattr(OperatorEpochs, "_is_stale", is_stale)
 
 
 def backup_misses_removed_keys(patch: Patch) -> None:

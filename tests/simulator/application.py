@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from bedload.checkpoint.storage import Storage
 from bedload.control.compaction import Retention
-from bedload.control.coordinator import QueryFacts
+from bedload.control.inquiries import QueryFacts
 from bedload.control.instructions import DeployResult, InspectQuery, InspectStage
 from bedload.control.lineage import Lineage
 from bedload.control.transfer import Stage

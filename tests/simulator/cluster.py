@@ -165,7 +165,8 @@ class SimulatedDriver:
 
     def _look_at_stage(self) -> None:
         for name, epochs in self.coordinator._operators.items():
-            stage = None if epochs.transfer is None else epochs.transfer.stage
+            transfer = epochs.standing.transfer
+            stage = None if transfer is None else transfer.stage
             if stage is not self._stages.get(name):
                 self._stages[name] = stage
                 if stage is not None:
@@ -298,8 +299,9 @@ class SimulatedDriver:
         if not self.alive:
             return
         durable, links = self._desk is not None, self._links
-        for operator, epochs in self.coordinator._operators.items():
-            turn, phase, members = epochs.turn, epochs.phase, epochs._current.workers
+        for operator in self.coordinator.operators:
+            at = self.coordinator.operator(operator)
+            turn, phase, members = at.turn, at.phase, at.current.workers
             for name, worker in self.workers.items():
                 hosted = worker.machine._hosted.get(operator)
                 if hosted is None or not worker.alive or name not in links:
@@ -310,7 +312,7 @@ class SimulatedDriver:
                 if phase is ControlPhase.SEALED:
                     same = hosted.turn == turn and hosted.phase is Phase.SEALED
                     assert same, f"turn {turn} counts as sealed, but {worker.name} is {hosted.phase.name}"
-                given_up = epochs.run is None  # the last turn was rolled back with all state before it
+                given_up = at.run is None  # the last turn was rolled back with all state before it
                 if phase is ControlPhase.IDLE and hosted.turn == turn and turn >= 0 and not given_up:
                     committed = hosted.phase in (Phase.SEALED, Phase.IDLE)
                     assert committed, f"turn {turn} is committed, but {worker.name} is {hosted.phase.name}"

@@ -169,7 +169,7 @@ class Ending:
         for name in coordinator.operators:
             epochs = coordinator.operator(name)
             owes = epochs.lineage is not None and epochs.lineage.owes
-            if owes and (epochs.is_sealed or epochs.unread is not None):
+            if owes and (epochs.is_sealed or coordinator._operators[name].recovery.unread is not None):
                 # Its owner has sealed an epoch that nobody may ever commit, without key groups of a worker that was
                 # lost in it and not replaced; or state could not be read back, and no epoch begins that would try
                 # again. Whoever reads it is told so after a while.

@@ -36,9 +36,10 @@ from bedload.checkpoint.shapes import pack_value
 from bedload.checkpoint.snapshots import write_parts
 from bedload.checkpoint.storage import Storage, open_storage
 from bedload.control.compaction import Compaction, Retention
-from bedload.control.epochs import OperatorEpochs
 from bedload.control.instructions import ToWorker, WriteManifest
 from bedload.control.lineage import Lineage
+from bedload.control.standing import Standing
+from bedload.core.clock import SystemClock
 from bedload.core.errors import (
     CheckpointDamaged,
     DefinitionError,
@@ -745,9 +746,10 @@ def test_a_snapshot_before_the_first_epoch_of_a_change_is_in_the_old_schema() ->
     schemas = {1: schema_for(ints(a=None)), 2: schema_for(ints(b="a"), 2, 1)}
     lineage = Lineage(Generation(2), History(OPERATOR, [record_of(Turn(3), None, Generation(0), 1)]), schemas, 2)
     worker = WorkerId(0)
-    epochs = OperatorEpochs(OPERATOR, RoutingTable.initial(GROUPS, [worker]), {worker: "here"}, lineage)
+    routing = RoutingTable.initial(GROUPS, [worker])
+    standing = Standing(OPERATOR, routing, {worker: "here"}, lineage, (), SystemClock())
     lineage.head = Turn(3)
-    compaction = Compaction(epochs, Retention(), {worker: "here"})
+    compaction = Compaction(standing, Retention(), {worker: "here"})
     (asked,) = compaction.ask("me")
     assert isinstance(asked, ToWorker)
     assert isinstance(asked.message, m.Compact)

@@ -9,11 +9,12 @@ import msgspec
 import numpy as np
 import pytest
 from tests.unit.test_control_durable import FIRST, NAME, SCHEMA, Rig, left_behind, to_workers
+from tests.unit.transport_kit import HandClock
 
 from bedload.checkpoint.history import History
 from bedload.control.changes import MAX_PINS, MAX_STARTS, Stage, Wish
 from bedload.control.coordinator import Coordinator
-from bedload.control.epochs import MOST_LOOKS, MOST_READS
+from bedload.control.inquiries import MOST_LOOKS
 from bedload.control.instructions import (
     ChangeResult,
     InspectQuery,
@@ -24,6 +25,7 @@ from bedload.control.instructions import (
     WorkersLeft,
 )
 from bedload.control.lineage import Lineage
+from bedload.control.recovery import MOST_READS
 from bedload.control.shipping import MOST_KEPT, Shipping
 from bedload.control.standing import Phase
 from bedload.core.errors import BedloadError, MoveFailed, MoveRefused, OperatorFailed, StoreError, WorkerStartFailed
@@ -578,7 +580,7 @@ def test_what_is_applied_while_a_change_goes_on_has_owners_when_that_is_called_o
     assert set(rig.coordinator.operator(name).routing.owners) == {0, 1}
     told = {group for _, message in rig.told(m.Restore) for group in message.groups if message.operator == name}
     assert told == set(range(4))
-    assert not rig.coordinator.operator(name).left_unread
+    assert not rig.coordinator._operators[name].recovery.left_unread
 
 
 def test_nothing_moves_before_all_workers_have_the_code_to_take_it_in() -> None:
@@ -611,7 +613,7 @@ def test_what_was_applied_while_a_worker_came_moves_there_too() -> None:
     change.members = rig.coordinator.changes.members = (0, 1, 2)
     target = rig.coordinator.changes._target(
         replace(change, wish=Wish("move", None, worker=WorkerId(2), groups=(KeyGroup(0),))),
-        rig.coordinator.operator(name),
+        rig.coordinator._operators[name],
     )
     assert target.owner_of(KeyGroup(0)) == 2
 
@@ -643,7 +645,7 @@ def test_workers_that_forget_the_state_are_told_which_move_was_of_it() -> None:
 
 
 def test_whoever_has_the_only_state_of_an_operator_stays_when_a_change_is_called_off() -> None:
-    coordinator = Coordinator({WorkerId(0): "w0"})
+    coordinator = Coordinator({WorkerId(0): "w0"}, clock=HandClock())
     _, steps = coordinator.deploy("user", NAME, 4, b"code")
     coordinator.from_worker(m.Deployed(WorkerId(0), DeploymentId(0), None))
     epoch_in_memory(coordinator, NAME, 0, [0])
@@ -666,7 +668,7 @@ def test_whoever_has_the_only_state_of_an_operator_stays_when_a_change_is_called
 
 
 def test_a_worker_that_owned_nothing_and_is_lost_while_it_is_weighed_is_not_waited_for() -> None:
-    coordinator = Coordinator({WorkerId(0): "w0", WorkerId(1): "w1"})
+    coordinator = Coordinator({WorkerId(0): "w0", WorkerId(1): "w1"}, clock=HandClock())
     coordinator.deploy("user", NAME, 4, b"code")
     for worker in range(2):
         coordinator.from_worker(m.Deployed(WorkerId(worker), DeploymentId(0), None))
@@ -764,7 +766,7 @@ def test_nine_million_stale_keys_fit_a_hand_over() -> None:
 
 @pytest.mark.parametrize("error", [BedloadError("x"), ValueError("y")])
 def test_last_words_are_told_with_the_loss(error: Exception) -> None:
-    coordinator = Coordinator({WorkerId(0): "a", WorkerId(1): "b"})
+    coordinator = Coordinator({WorkerId(0): "a", WorkerId(1): "b"}, clock=HandClock())
     coordinator.deploy("user", NAME, 4, b"")
     coordinator.from_worker(m.WorkerFailed(WorkerId(0), m.WireError.of(error)))
     assert coordinator.error is None

@@ -16,7 +16,8 @@ from bedload.checkpoint.orders import decode_order
 from bedload.checkpoint.records import SnapshotPart, TurnRecord
 from bedload.control.changes import Wish
 from bedload.control.compaction import Retention
-from bedload.control.coordinator import Coordinator, QueryFacts
+from bedload.control.coordinator import Coordinator
+from bedload.control.inquiries import QueryFacts
 from bedload.control.instructions import (
     CheckpointResult,
     CheckTurn,

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from bedload.control.coordinator import Coordinator, QueryFacts
+from bedload.control.coordinator import Coordinator
+from bedload.control.inquiries import QueryFacts
 from bedload.control.instructions import (
     DeployResult,
     EpochEnded,

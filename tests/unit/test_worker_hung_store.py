@@ -18,7 +18,7 @@ import bedload as bl
 from bedload.checkpoint.checkpoint import Checkpoint
 from bedload.checkpoint.compaction import compact, manifest_of
 from bedload.checkpoint.local_storage import LocalStorage
-from bedload.control.epochs import QueryFacts
+from bedload.control.inquiries import QueryFacts
 from bedload.core.errors import StoreError
 from bedload.core.ids import Epoch, OperatorName, QueryId
 from bedload.spark.driver import Driver

@@ -42,6 +42,8 @@ class Attempt:
     """Who has not said yet what became of the turn after a loss."""
     gone: BedloadError | None = None
     """The loss of a worker that had a part in it, and with that the recorded outputs of its part."""
+    error: BedloadError | None = None
+    """Why it was rolled back, or is being settled."""
     deployment: DeploymentId | None = None
     """Whose feeders it is of: all of them, as a query runs by one plan."""
     rows: int = 0

@@ -226,7 +226,7 @@ class Changes:
         if not self.starting and not self._addresses:
             return None
         for epochs in self._operators.values():
-            epochs.leave_out(worker)
+            epochs.recovery.leave_out(worker)
         self.remove(worker)
         change.failure = WorkerStartFailed(
             f"{error.message}. It was started {MAX_STARTS} times; the others have its share of the key groups: there "
@@ -301,13 +301,16 @@ class Changes:
             if back is None:
                 return None
             out += back
-        if any(it.routing.groups_of(worker) or it.routing.guests_of(worker) for it in self._operators.values()):
+        if any(
+            it.standing.routing.groups_of(worker) or it.standing.routing.guests_of(worker)
+            for it in self._operators.values()
+        ):
             return None
         leaving = worker not in change.members
         if not leaving and change.flipped:
             return None
         for epochs in self._operators.values():
-            epochs.leave_out(worker)
+            epochs.recovery.leave_out(worker)
         self.remove(worker)
         if not leaving:
             return [*out, *self._fail(change, error)]
@@ -336,29 +339,40 @@ class Changes:
     def _leave(self, change: Change) -> list[Instruction]:
         """All has moved: those that are not wanted any more leave, as soon as nobody talks to them."""
         for name in change.transfers:
-            self._operators[name].transfer = None
+            self._operators[name].standing.transfer = None
         self._stop_halfway(change)
         self._keep_owners(change)
         leaving = [worker for worker in self._addresses if worker not in self.members]
         # SUBTLE: not in the middle of an epoch in which feeders talk to it. It has no part in the next one.
-        needed = [epochs for epochs in self._operators.values() if any(epochs.needs(worker) for worker in leaving)]
-        if any(epochs.undecided or not epochs.in_the_dark for epochs in needed):
-            return [step for epochs in needed if not epochs.in_the_dark for step in epochs.inquire()]
+        needed = [
+            epochs for epochs in self._operators.values() if any(epochs.standing.needs(worker) for worker in leaving)
+        ]
+        if any(epochs.standing.undecided or not epochs.inquiries.in_the_dark for epochs in needed):
+            return [
+                step for epochs in needed if not epochs.inquiries.in_the_dark for step in epochs.inquiries.inquire()
+            ]
         for worker, epochs in itertools.product(leaving, self._operators.values()):
-            epochs.leave_out(worker)  # it may own something of an operator that was applied meanwhile
+            epochs.recovery.leave_out(worker)  # it may own something of an operator that was applied meanwhile
         return self._finish(change)
 
     def _look_for_ends(self, change: Change) -> list[Instruction]:
         """State moves when epochs end: find out what became of them, since no other one may come."""
         waiting = [self._operators[name] for name, transfer in change.transfers.items() if transfer.in_line]
         if change.failure is not None:
-            return [step for epochs in waiting if not epochs.in_the_dark for step in epochs.inquire()]
-        looks = [step for epochs in waiting for step in epochs.inquire()]
+            return [
+                step for epochs in waiting if not epochs.inquiries.in_the_dark for step in epochs.inquiries.inquire()
+            ]
+        looks = [step for epochs in waiting for step in epochs.inquiries.inquire()]
         for epochs in waiting:
-            if epochs.in_the_dark:
-                return [*looks, *self._give_up(change, refusals.left_open(epochs.name, epochs.epoch, epochs.query))]
-            if epochs.unread is not None and not epochs.reads_again():
-                return [*looks, *self._give_up(change, refusals.unread(epochs.name, epochs.unread))]
+            if epochs.inquiries.in_the_dark:
+                return [
+                    *looks,
+                    *self._give_up(
+                        change, refusals.left_open(epochs.standing.name, epochs.standing.epoch, epochs.standing.query)
+                    ),
+                ]
+            if epochs.recovery.unread is not None and not epochs.recovery.reads_again():
+                return [*looks, *self._give_up(change, refusals.unread(epochs.standing.name, epochs.recovery.unread))]
         return looks
 
     def _give_up(self, change: Change, error: BedloadError) -> list[Instruction]:
@@ -419,8 +433,8 @@ class Changes:
             known = ", ".join(sorted(self._operators)) or "none"
             raise MoveRefused(f"no operator {wish.operator!r} was applied on this cluster; there are: {known}")
         for name in self._concerned(wish):
-            count = self._operators[name].routing.key_groups
-            pinned = {pin.key for pin in self._operators[name].routing.pins}
+            count = self._operators[name].standing.routing.key_groups
+            pinned = {pin.key for pin in self._operators[name].standing.routing.pins}
             if wish.kind == "pin" and len(pinned.union(wish.keys)) > MAX_PINS:
                 raise MoveRefused(
                     f"operator {name}: {len(pinned.union(wish.keys)):,} keys would have a place of their own, at most "
@@ -467,12 +481,12 @@ class Changes:
                 epochs = self._operators[name]
                 strategy, why = self._strategy(change, name)
                 target, deployment = self._target(change, epochs), self._deployment_of(name)
-                change.transfers[name] = Transfer(epochs, target, strategy, deployment, self._moves, why)
+                change.transfers[name] = Transfer(epochs.turns, target, strategy, deployment, self._moves, why)
         except BedloadError as error:
             return self._over(change, error)
         for name, transfer in change.transfers.items():
-            self._operators[name].transfer = transfer
-            self._operators[name].try_again()
+            self._operators[name].standing.transfer = transfer
+            self._operators[name].inquiries.try_again()
         return self.go_on()
 
     def _strategy(self, change: Change, name: OperatorName) -> tuple[Strategy, str]:
@@ -486,12 +500,12 @@ class Changes:
                 sum(it.keys for it in weights),
                 sum(it.touched for it in weights),
                 max(rows, default=0.0) / (sum(rows) or 1.0),
-                self._operators[name].routing.key_groups,
+                self._operators[name].standing.routing.key_groups,
             )
         )
 
     def _target(self, change: Change, epochs: OperatorEpochs) -> RoutingTable:
-        wish, routing = change.wish, epochs.routing
+        wish, routing = change.wish, epochs.standing.routing
         if not set(change.members) <= set(routing.workers):
             # It was applied, or its state given up, while workers came that it does not know.
             routing = routing.next(workers={*routing.workers, *change.members})
@@ -508,7 +522,7 @@ class Changes:
                 return plan.unpin(routing, wish.keys)
             case "rebalance":
                 loads: dict[WorkerId, dict[int, float]] = {
-                    worker: it.rows for worker, it in change.weights.get(epochs.name, {}).items()
+                    worker: it.rows for worker, it in change.weights.get(epochs.standing.name, {}).items()
                 }
                 return plan.balance(routing, loads)
 
@@ -517,12 +531,12 @@ class Changes:
 
         SUBTLE: tasks that wait for the restart hold Spark's task slots, and an epoch of another query may need one.
         """
-        under_way = [epochs for epochs in self._operators.values() if epochs.under_way]
+        under_way = [epochs for epochs in self._operators.values() if epochs.standing.under_way]
         if not under_way:
             return self._restart(change)
         if change.held_at is None or self._clock.monotonic() - change.held_at < HOLD_SECONDS:
-            return [step for epochs in under_way for step in epochs.inquire()]
-        it = under_way[0]
+            return [step for epochs in under_way for step in epochs.inquiries.inquire()]
+        it = under_way[0].standing
         return self._fail(
             change,
             MoveFailed(
@@ -541,7 +555,7 @@ class Changes:
         self.members = change.members
         self.starting = set(change.members)
         for epochs in self._operators.values():
-            epochs.restarted(change.members)
+            epochs.recovery.restarted(change.members)
         return [*out, WorkersLeft(leaving), StartWorkers(change.members)]
 
     def _finish(self, change: Change) -> list[Instruction]:
@@ -550,7 +564,7 @@ class Changes:
         for worker in gone:
             del self._addresses[worker]
             for epochs in self._operators.values():
-                epochs.left(worker)
+                epochs.recovery.left(worker)
             out.append(ToWorker(worker, m.Stop()))
         if gone:
             out.append(WorkersLeft(gone))
@@ -571,13 +585,15 @@ class Changes:
         """A change has failed: whoever owns something is a member, and the error says what has moved."""
         if not isinstance(change.failure, MoveFailed) or "moved" in change.failure.details:
             return
-        tables = [epochs.routing for epochs in self._operators.values()]
+        tables = [epochs.standing.routing for epochs in self._operators.values()]
         owners = {it for table in tables for it in (*table.owners, *(pin.worker for pin in table.pins))}
         stay = set(change.before) & set(change.members)
         self.members = tuple(sorted(owners | stay))
         for epochs in self._operators.values():
-            if set(epochs.routing.workers) != set(self.members):
-                epochs.set_routing(epochs.routing.next(workers=self.members), "the change stopped halfway")
+            if set(epochs.standing.routing.workers) != set(self.members):
+                epochs.standing.set_routing(
+                    epochs.standing.routing.next(workers=self.members), "the change stopped halfway"
+                )
         moved = sum(it.groups for it in change.transfers.values())
         ending = "Nothing has moved: the cluster is as it was"
         if any(it.flipped for it in change.transfers.values()):
@@ -589,7 +605,11 @@ class Changes:
 
     def _keep_owners(self, change: Change) -> None:
         """A change has failed: who has the only state of an operator that was applied meanwhile stays."""
-        tables = [it.routing for it in self._operators.values() if it.lineage is None and not it.nobody_has_state]
+        tables = [
+            it.standing.routing
+            for it in self._operators.values()
+            if it.standing.lineage is None and not it.standing.nobody_has_state
+        ]
         owners = {it for table in tables for it in (*table.owners, *(pin.worker for pin in table.pins))}
         if change.failure is not None:
             self.members = tuple(sorted(owners | set(self.members)))
@@ -624,7 +644,7 @@ class Changes:
             # Every key was stopped, from the last epoch before to the last worker's start.
             stopped = (now - change.held_at) * 1000
             facts: dict[str, Any] = dict.fromkeys(("stoppage_ms_p50", "stoppage_ms_p99", "stoppage_ms_max"), stopped)
-            facts["moved_groups"] = self._operators[name].routing.key_groups
+            facts["moved_groups"] = self._operators[name].standing.routing.key_groups
             return msgspec.structs.replace(record, **facts, from_checkpoint=True)
         waited = np.concatenate(transfer.waits) if transfer.waits else np.empty(0)
         facts = stoppages(waited, transfer.asked)

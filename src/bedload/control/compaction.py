@@ -13,8 +13,8 @@ import msgspec
 
 from bedload.checkpoint.history import CompactionSettings
 from bedload.checkpoint.records import Manifest, SnapshotPart
-from bedload.control.epochs import OperatorEpochs
 from bedload.control.instructions import CheckpointResult, CollectGarbage, Instruction, Token, ToWorker, WriteManifest
+from bedload.control.standing import Standing
 from bedload.core.errors import BedloadError, ProtocolError
 from bedload.core.ids import Turn, WorkerId
 from bedload.protocol import messages as m
@@ -44,8 +44,8 @@ class _Running:
 class Compaction:
     """The snapshots of one operator."""
 
-    def __init__(self, epochs: OperatorEpochs, retention: Retention, addresses: dict[WorkerId, str]) -> None:
-        self._epochs = epochs
+    def __init__(self, standing: Standing, retention: Retention, addresses: dict[WorkerId, str]) -> None:
+        self._at = standing
         self._retention = retention
         self._addresses = addresses
         self._running: _Running | None = None
@@ -58,7 +58,7 @@ class Compaction:
 
     def ask(self, token: Token) -> list[Instruction]:
         """Somebody wants everything that is committed now in a snapshot."""
-        lineage = self._epochs.lineage
+        lineage = self._at.lineage
         assert lineage is not None
         if lineage.head is None or lineage.history.manifest(lineage.head) is not None:
             return [CheckpointResult(token, None)]
@@ -74,7 +74,7 @@ class Compaction:
         if running is not None and not running.waiting <= self._addresses.keys():
             self._asked += running.asked
             self._running = None
-        lineage = self._epochs.lineage
+        lineage = self._at.lineage
         if self._asked and lineage is not None and lineage.head is None:
             asked, self._asked = self._asked, []
             return [CheckpointResult(token, None) for token in asked]  # the state was given up: nothing is committed
@@ -82,7 +82,7 @@ class Compaction:
 
     def committed(self) -> list[Instruction]:
         """An epoch was committed: start a snapshot if one is due."""
-        lineage = self._epochs.lineage
+        lineage = self._at.lineage
         if self._running is not None or lineage is None or lineage.head is None:
             return []
         due = lineage.history.needs_compaction(self._retention.compaction)
@@ -101,7 +101,7 @@ class Compaction:
 
     def written(self, turn: Turn, error: BedloadError | None, counts: Manifest | None = None) -> list[Instruction]:
         """The manifest is there, maybe that of an attempt that seemed to fail (``counts``), or could not be written."""
-        running, lineage = self._running, self._epochs.lineage
+        running, lineage = self._running, self._at.lineage
         if running is None or running.turn != turn or lineage is None:
             return []
         if error is not None:
@@ -124,34 +124,34 @@ class Compaction:
     # --- steps ---
 
     def _start(self) -> list[Instruction]:
-        lineage = self._epochs.lineage
+        lineage = self._at.lineage
         if self._running is not None or lineage is None or lineage.head is None:
             return []
-        owners = set(self._epochs.routing.owners)
+        owners = set(self._at.routing.owners)
         if not owners <= self._addresses.keys():
             return []  # until those that are missing are back, or others own their key groups
         self._tickets += 1
         self._running = _Running(self._tickets, lineage.head, owners, self._asked)
         self._asked = []
-        groups_of = self._epochs.routing.groups_of
+        groups_of = self._at.routing.groups_of
         return [
-            ToWorker(worker, m.Compact(self._epochs.name, lineage.head, groups_of(worker), self._tickets))
+            ToWorker(worker, m.Compact(self._at.name, lineage.head, groups_of(worker), self._tickets))
             for worker in sorted(owners)
         ]
 
     def _complete(self, running: _Running) -> list[Instruction]:
         covered = sorted(group for part in running.parts for group in part.groups)
-        if covered != list(range(self._epochs.routing.key_groups)):
+        if covered != list(range(self._at.routing.key_groups)):
             return self._fail(
                 ProtocolError(
-                    f"operator {self._epochs.name}: the parts of a snapshot of turn {running.turn} do not cover each "
+                    f"operator {self._at.name}: the parts of a snapshot of turn {running.turn} do not cover each "
                     f"key group once. It was not made to count; all epochs are durable without it"
                 )
             )
-        return [WriteManifest(self._epochs.name, self._manifest(running))]
+        return [WriteManifest(self._at.name, self._manifest(running))]
 
     def _manifest(self, running: _Running) -> Manifest:
-        lineage = self._epochs.lineage
+        lineage = self._at.lineage
         assert lineage is not None
         held = lineage.history.record(running.turn) or lineage.history.manifest(running.turn)
         assert held is not None
@@ -173,7 +173,7 @@ class Compaction:
         return [CheckpointResult(token, error) for token in asked]
 
     def _collect(self) -> list[Instruction]:
-        lineage = self._epochs.lineage
+        lineage = self._at.lineage
         assert lineage is not None
         if self._collecting or lineage.being_read:
             return []  # what is garbage since this snapshot may be in the plan that a worker reads by; next time
@@ -182,4 +182,4 @@ class Compaction:
             return []
         self._collecting = True
         lineage.history.forget(garbage)
-        return [CollectGarbage(self._epochs.name, garbage)]
+        return [CollectGarbage(self._at.name, garbage)]

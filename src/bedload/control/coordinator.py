@@ -14,7 +14,8 @@ from bedload.checkpoint.records import Manifest, TurnRecord
 from bedload.control import refusals
 from bedload.control.changes import MAX_STARTS, Changes, Wish
 from bedload.control.compaction import Compaction, Retention
-from bedload.control.epochs import OperatorEpochs, QueryFacts
+from bedload.control.epochs import OperatorEpochs
+from bedload.control.inquiries import QueryFacts
 from bedload.control.instructions import (
     ChangeResult,
     CheckpointResult,
@@ -22,14 +23,16 @@ from bedload.control.instructions import (
     EpochEnded,
     Instruction,
     ReplaceWorker,
-    Reply,
     Token,
     ToWorker,
     WorkersLeft,
 )
 from bedload.control.lineage import Lineage
+from bedload.control.refusals import refuse
+from bedload.control.room import Until, WaitingRoom
 from bedload.control.shipping import Shipping
-from bedload.core.clock import Clock, SystemClock
+from bedload.control.standing import Standing
+from bedload.core.clock import Clock
 from bedload.core.errors import (
     BedloadError,
     ClusterStopped,
@@ -54,7 +57,7 @@ class Coordinator:
         durable: bool = False,
         retention: Retention | None = None,
         takes_slots: bool = False,
-        clock: Clock | None = None,
+        clock: Clock,
     ) -> None:
         self._addresses = dict(workers)
         self._durable = durable
@@ -68,11 +71,10 @@ class Coordinator:
         """Workers that were lost and whose replacement is not ready."""
         self._losses = 0
         """Workers lost since an epoch was committed."""
-        self._waiting: list[tuple[Token, m.Open]] = []
-        """Opens that wait for a replacement."""
+        self._room = WaitingRoom()
         self._operators: dict[OperatorName, OperatorEpochs] = {}
         self._down: BedloadError | None = None
-        self._clock = clock or SystemClock()
+        self._clock = clock
         self._unsettled: tuple[WorkerId, WorkerLost, WorkerLost] | None = None
         """Without a checkpoint: a worker that was lost, while it is found out whether state was lost with it."""
         self._restarted: int | None = None
@@ -111,27 +113,17 @@ class Coordinator:
         known = self._operators.get(operator)
         if self._down is not None:
             return deployment, [DeployResult(token, self._down)]
-        if known is not None and known.query in running:
-            return deployment, [DeployResult(token, refusals.in_use(operator, known.query))]
-        if known is not None and known.routing.key_groups != key_groups and not fresh:
+        if known is not None and known.standing.query in running:
+            return deployment, [DeployResult(token, refusals.in_use(operator, known.standing.query))]
+        if known is not None and known.standing.routing.key_groups != key_groups and not fresh:
             return deployment, [
-                DeployResult(token, refusals.groups_changed(operator, known.routing.key_groups, key_groups))
+                DeployResult(token, refusals.groups_changed(operator, known.standing.routing.key_groups, key_groups))
             ]
         out: list[Instruction] = []
-        if known is None or fresh:
-            if known is not None:
-                out += known.reset(RoutingTable.initial(key_groups, self.changes.members), lineage)
-            else:
-                routing = RoutingTable.initial(key_groups, self.changes.members)
-                known = self._operators[operator] = OperatorEpochs(
-                    operator, routing, self._addresses, lineage, self._missing, self._clock
-                )
-                known.hold, known.loads = self._holds, partial(self._shipping.loads, operator)
-                known.on_routing = self.changes.routed
-                if fresh:
-                    known.reset(routing)
-                if lineage is not None:
-                    self._compactions[operator] = Compaction(known, self._retention, self._addresses)
+        if known is None:
+            known = self._take_in(operator, key_groups, lineage, fresh=fresh)
+        elif fresh:
+            out += known.reset(RoutingTable.initial(key_groups, self.changes.members), lineage)
         out += self._shipping.ship(
             token,
             operator,
@@ -140,10 +132,22 @@ class Coordinator:
             payload,
             workers=self._addresses,
             newcomers=self._newcomers,
-            active=known.deployment,
+            active=known.standing.deployment,
         )
         # Without a worker nobody would answer; the replacements get the code when they come.
         return deployment, out if self._addresses else [*out, *self._deployed_by_all()]
+
+    def _take_in(self, name: OperatorName, key_groups: int, lineage: Lineage | None, *, fresh: bool) -> OperatorEpochs:
+        """An operator is new here."""
+        routing = RoutingTable.initial(key_groups, self.changes.members)
+        standing = Standing(name, routing, self._addresses, lineage, self._missing, self._clock)
+        standing.loads, standing.on_routing = partial(self._shipping.loads, name), self.changes.routed
+        epochs = self._operators[name] = OperatorEpochs(standing, self._room, self._holds)
+        if fresh:
+            epochs.reset(routing)
+        if lineage is not None:
+            self._compactions[name] = Compaction(standing, self._retention, self._addresses)
+        return epochs
 
     def checkpoint(self, token: Token, operator: OperatorName) -> list[Instruction]:
         """Have all that is committed of an operator in a snapshot; answered by a :class:`CheckpointResult`."""
@@ -178,26 +182,26 @@ class Coordinator:
         if error is None and epochs is None:
             error = UnknownOperator(f"operator {ask.operator!r} was not applied on this cluster")
         if error is not None or epochs is None:
-            return [Reply(token, m.Refused(m.WireError.of(error or ProtocolError("no operator"))))]
+            return [refuse(token, error or ProtocolError("no operator"))]
         out: list[Instruction] = []
         for other in self._operators.values():
             if other is not epochs:
                 out += other.asked_elsewhere(ask)
-        late = not epochs.holds(ask)
+        late = not epochs.standing.holds(ask)
         if late and not self._shipping.knows(ask.operator, ask.deployment):
-            return [Reply(token, m.Refused(m.WireError.of(refusals.superseded(ask.operator))))]
+            return [refuse(token, refusals.superseded(ask.operator))]
         if self._missing and late:
             if self._takes_slots:
                 error = next(iter(self._missing.values()))
-                return self._then([*out, Reply(token, m.Refused(m.WireError.of(error)))])
+                return self._then([*out, refuse(token, error)])
             epochs.asked(ask)
-            self._waiting.append((token, ask))
+            self._room.enter(token, ask, Until.REPLACED)
             return self._then(out)
         # SUBTLE: before a restart, too. It begins nothing then, but it may be all that says what became of the epoch
         # before it, which the restart waits for.
         out += epochs.open(token, ask)
         if self.changes.holding and self._takes_slots and late:
-            out += epochs.refuse_parked(refusals.restarting())
+            out += self._room.refuse(epochs.standing.name, refusals.restarting())
         return self._then(out)
 
     def _holds(self, ask: m.Open) -> bool:
@@ -208,12 +212,12 @@ class Coordinator:
         """
         if self._unsettled is not None:
             return True
-        return self.changes.holding and not any(epochs.is_in(ask) for epochs in self._operators.values())
+        return self.changes.holding and not any(epochs.standing.is_in(ask) for epochs in self._operators.values())
 
     def feeder_failed(self, message: m.FeederFailed) -> list[Instruction]:
         """A feeder met bad data."""
         epochs = self._operators.get(message.operator)
-        return [] if epochs is None else epochs.feeder_failed(message)
+        return [] if epochs is None else epochs.turns.feeder_failed(message)
 
     def from_worker(self, message: m.Message, body: bytes | None = None) -> list[Instruction]:
         """A worker says something."""
@@ -221,18 +225,18 @@ class Coordinator:
             case m.Deployed():
                 return self._deployed(message)
             case m.Sealed(operator=operator):
-                return self._then(self._operators[operator].sealed(message))
+                return self._then(self._operators[operator].turns.sealed(message))
             case m.Failed():
                 return self._then(self._failed(message))
             case m.Probed(operator=operator):
-                return self._then(self._operators[operator].probed(message))
+                return self._then(self._operators[operator].turns.probed(message))
             case m.Settled(operator=operator):
-                out = self._operators[operator].settled(message)
+                out = self._operators[operator].turns.settled(message)
                 return [*out, *self._settled_in_memory()] if not self._durable else self._then(out)
             case m.Restored():
                 return self._then(self._restored(message))
             case m.Copied(operator=operator) | m.Arrived(operator=operator) | m.Released(operator=operator):
-                transfer = self._operators[operator].transfer
+                transfer = self._operators[operator].standing.transfer
                 return self._then([] if transfer is None else transfer.from_worker(message, body))
             case m.WorkerFailed():
                 return self._then(self._worker_failed(message))
@@ -253,7 +257,7 @@ class Coordinator:
             return []  # one that came too late, or had left
         del self._addresses[worker]
         self._shipping.forget(worker)
-        lost = {name: len(epochs.routing.groups_of(worker)) for name, epochs in self._operators.items()}
+        lost = {name: len(epochs.standing.routing.groups_of(worker)) for name, epochs in self._operators.items()}
         state = ", ".join(f"{count} key groups of {name}" for name, count in lost.items()) or "no state"
         if not self._durable:
             return self._lost_from_memory(worker, how, state)
@@ -264,12 +268,11 @@ class Coordinator:
         # Lost before it was ready: one that came in place of another.
         self._in_vain[worker] = self._in_vain[worker] + 1 if worker in self._missing else 0
         self._missing[worker] = error
-        self._shipping.only(self._addresses)
         out = self._deployed_by_all()
         for epochs in self._operators.values():
-            out += epochs.lost(worker, error)
+            out += epochs.turns.lost(worker, error)
             if self._takes_slots:
-                out += epochs.refuse_parked(error)
+                out += self._room.refuse(epochs.standing.name, error)
         out += self.changes.lost(worker)
         if self._in_vain[worker] >= MAX_STARTS:
             why = f"it was started {MAX_STARTS} times in vain, the last time: {how}"
@@ -280,11 +283,11 @@ class Coordinator:
         """Without a checkpoint state is lost with its worker, unless that had been handed nothing for good."""
         error = refusals.lost_in_a_move(worker, how)
         over = refusals.lost_for_good(worker, how, state)
-        sealed = any(it.has_sealed(worker) for it in self._operators.values())
+        sealed = any(it.standing.has_sealed(worker) for it in self._operators.values())
         if self.changes.current is None or self._unsettled is not None or sealed:
             return self._end(over)
         self._unsettled = worker, error, over
-        out = [step for epochs in self._operators.values() for step in epochs.lost(worker, error)]
+        out = [step for epochs in self._operators.values() for step in epochs.turns.lost(worker, error)]
         return [*out, *self._settled_in_memory()]
 
     def _settled_in_memory(self) -> list[Instruction]:
@@ -295,12 +298,12 @@ class Coordinator:
         if self._unsettled is None:
             return self._then([])
         worker, error, over = self._unsettled
-        fates = [epochs.fate for epochs in self._operators.values()]
+        fates = [epochs.turns.fate for epochs in self._operators.values()]
         if None in fates:
             return []
         self._unsettled = None
         back = None if True in fates else self.changes.newcomer_lost(worker, error)
-        return self._end(over) if back is None else self._then([*back, *self._go_on()])
+        return self._end(over) if back is None else self._then([*back, *self._let_in()])
 
     def worker_joined(self, worker: WorkerId, address: str) -> list[Instruction]:
         """A replacement is there: give it the code, then let whoever waited go on."""
@@ -308,7 +311,7 @@ class Coordinator:
         if self._down is not None or (worker not in self._missing and not new):
             return [ToWorker(worker, m.Stop())]
         (self._newcomers if new else self._addresses)[worker] = address
-        active = {name: epochs.deployment for name, epochs in self._operators.items()}
+        active = {name: epochs.standing.deployment for name, epochs in self._operators.items()}
         return self._shipping.send_all(worker, active) or self._ready(worker)
 
     def worker_not_started(self, worker: WorkerId, why: str) -> list[Instruction]:
@@ -340,24 +343,24 @@ class Coordinator:
             )
         out: list[Instruction] = []
         for name, epochs in self._operators.items():
-            out += epochs.without(worker, self._shipping.latest(name))
+            out += epochs.recovery.without(worker, self._shipping.latest(name))
         del self._missing[worker]
         self.changes.remove(worker)
-        return self._then([*out, *self._go_on()])
+        return self._then([*out, *self._let_in()])
 
     def turn_written(self, operator: OperatorName, turn: Turn, location: str) -> list[Instruction]:
         """Answers :class:`WriteTurn`."""
-        return self._operators[operator].turn_written(turn, location)
+        return self._operators[operator].turns.turn_written(turn, location)
 
     def turn_unwritten(self, operator: OperatorName, turn: Turn, error: BedloadError) -> list[Instruction]:
         """:class:`WriteTurn` failed."""
         if isinstance(error, Fenced):
             return self._end(error)
-        return self._then(self._operators[operator].failed(turn, error))
+        return self._then(self._operators[operator].turns.failed(turn, error))
 
     def turn_checked(self, operator: OperatorName, turn: Turn, whole: bool) -> list[Instruction]:
         """Answers :class:`CheckTurn`."""
-        return self._then(self._operators[operator].turn_checked(turn, whole))
+        return self._then(self._operators[operator].turns.turn_checked(turn, whole))
 
     def snapshot_written(
         self, operator: OperatorName, turn: Turn, error: BedloadError | None, counts: Manifest | None = None
@@ -378,7 +381,7 @@ class Coordinator:
         self, operator: OperatorName, turn: Turn, stage: int, feeders: int, shape: int
     ) -> list[Instruction]:
         """Answers :class:`InspectStage`."""
-        return self._then(self._operators[operator].stage_inspected(turn, stage, feeders, shape))
+        return self._then(self._operators[operator].turns.stage_inspected(turn, stage, feeders, shape))
 
     def stage_unknown(self, operator: OperatorName, turn: Turn, error: BedloadError) -> list[Instruction]:
         """:class:`InspectStage` could not be answered."""
@@ -396,7 +399,9 @@ class Coordinator:
 
     def progress(self, query: QueryId, run: RunId, epoch: Epoch) -> list[Instruction]:
         """Spark committed an epoch."""
-        return self._then([step for epochs in self._operators.values() for step in epochs.progress(query, run, epoch)])
+        return self._then(
+            [step for epochs in self._operators.values() for step in epochs.turns.progress(query, run, epoch)]
+        )
 
     def query_ended(self, query: QueryId, run: RunId) -> list[Instruction]:
         """A run of a query is over."""
@@ -404,17 +409,17 @@ class Coordinator:
 
     # --- seeing it ---
 
-    def operator(self, name: OperatorName) -> OperatorEpochs:
-        """One operator's epochs."""
+    def operator(self, name: OperatorName) -> Standing:
+        """Where one operator stands."""
         epochs = self._operators.get(name)
         if epochs is None:
             known = ", ".join(sorted(self._operators)) or "none"
             raise UnknownOperator(f"no operator {name!r} was applied on this cluster; there are: {known}")
-        return epochs
+        return epochs.standing
 
     def record(self, operator: OperatorName, turn: Turn) -> TurnRecord | None:
         """The record of a turn."""
-        lineage = self._operators[operator].lineage
+        lineage = self._operators[operator].standing.lineage
         return None if lineage is None else lineage.history.record(turn)
 
     @property
@@ -443,10 +448,12 @@ class Coordinator:
         return self._ready(message.worker) if has_all else []
 
     def _deployed_by_all(self) -> list[Instruction]:
+        """Answer for the code that all have; who is gone does not count."""
+        self._shipping.only(self._addresses)
         out: list[Instruction] = []
         for operator, deployment, result in self._shipping.finished():
             if result.error is None:
-                out += self._operators[operator].prefetch(deployment)
+                out += self._operators[operator].recovery.prefetch(deployment)
             out.append(result)
         return out
 
@@ -459,13 +466,15 @@ class Coordinator:
                 return [ToWorker(worker, m.Stop()), WorkersLeft((worker,))]
             self._addresses[worker] = address
             self._missing.pop(worker, None)  # it was lost as one that an earlier change had asked for
-            return self._then([*self.changes.ready(worker), *self._go_on()])
+            return self._then([*self.changes.ready(worker), *self._let_in()])
         del self._missing[worker]
-        return self._then([*self._prefetch(self._operators), *self._go_on()])
+        return self._then([*self._prefetch(self._operators), *self._let_in()])
 
     def _prefetch(self, operators: Iterable[OperatorName]) -> list[Instruction]:
         """Have workers read what they lack, before an epoch asks for it."""
-        return [step for name in operators for step in self._operators[name].prefetch(self._shipping.latest(name))]
+        return [
+            step for name in operators for step in self._operators[name].recovery.prefetch(self._shipping.latest(name))
+        ]
 
     def _read_back(self) -> list[Instruction]:
         """Have state read that nobody has.
@@ -474,21 +483,21 @@ class Coordinator:
         """
         if self._missing or self.changes.holding or self._down is not None:
             return []
-        return self._prefetch(name for name, epochs in self._operators.items() if epochs.left_unread)
+        return self._prefetch(name for name, epochs in self._operators.items() if epochs.recovery.left_unread)
 
-    def _go_on(self) -> list[Instruction]:
+    def _let_in(self) -> list[Instruction]:
+        """All workers may be there again: look at all that wait."""
         if self._missing:
             return []
-        waiting, self._waiting = self._waiting, []
-        out = [step for epochs in self._operators.values() for step in epochs.go_on()]
-        return [*out, *(step for token, ask in waiting for step in self.open(token, ask))]
+        out = [step for epochs in self._operators.values() for step in epochs.look_again()]
+        return [*out, *(step for it in self._room.replaced() for step in self.open(it.token, it.ask))]
 
     def _failed(self, message: m.Failed) -> list[Instruction]:
         error = message.error.error()
         if isinstance(error, Fenced):
             return self._end(error)
         unrestored = message.worker if message.unrestored else None
-        return self._operators[message.operator].failed(message.turn, error, unrestored)
+        return self._operators[message.operator].turns.failed(message.turn, error, unrestored)
 
     def _worker_failed(self, message: m.WorkerFailed) -> list[Instruction]:
         if message.operator is not None:
@@ -502,45 +511,54 @@ class Coordinator:
         error = None if message.error is None else message.error.error()
         if isinstance(error, Fenced):
             return self._end(error)
-        if message.told < epochs.ordered.get(message.worker, 0):
+        if message.told < epochs.standing.ordered.get(message.worker, 0):
             return []  # it speaks of what it was told before: there is more to read by now
         if error is not None:
-            epochs.unrestored(message.worker, error)
-        elif message.left == 0 and epochs.lineage is not None:
-            epochs.lineage.has_read(message.worker)
+            epochs.recovery.unrestored(message.worker, error)
+        elif message.left == 0 and epochs.standing.lineage is not None:
+            epochs.standing.lineage.has_read(message.worker)
         return []
 
-    def _then(self, steps: list[Instruction]) -> list[Instruction]:
-        """After whatever happened: go on with what waited for it, and start the snapshots that are due."""
-        # Before all else, as nothing may move that is not there; and again, as others may have to read it then.
-        steps = [*steps, *self._read_back()]
-        steps = [*steps, *self.changes.go_on()]
-        steps += self._read_back()
+    def _then(self, out: list[Instruction]) -> list[Instruction]:
+        """What follows every event, step by step; the order counts."""
+        # State is read back before all else, as nothing may move that is not there; and again, as others may have to
+        # read it when it has moved.
+        out = [*out, *self._read_back(), *self.changes.go_on(), *self._read_back()]
         if self._down is None and self.changes.doom is not None:
-            return [*steps, *self._end(self.changes.doom)]
+            return [*out, *self._end(self.changes.doom)]
+        self._forget_who_starts_anew()
+        out += self._let_in_who_was_held()
+        out += self._let_go_of_the_unneeded()
+        out += self._deployed_by_all()
+        return [*out, *self._compact(out)]
+
+    def _forget_who_starts_anew(self) -> None:
+        """When all workers begin anew, nobody comes in place of one that was lost."""
         if self.changes.restarting not in (None, self._restarted):
-            # All begin anew, those that were lost, too.
             self._restarted = self.changes.restarting
             self._missing.clear()
             self._shipping.forget_all_but(self._newcomers)
+
+    def _let_in_who_was_held(self) -> list[Instruction]:
+        """No change holds epochs up any more."""
         # SUBTLE: remembered, as a change may have been called off before this began.
         held, self._held = self._held, self.changes.holding
-        if held and not self._held:
-            steps += [*self._prefetch(self._operators), *self._go_on()]
-        steps += self._unneeded()
-        self._shipping.only(self._addresses)  # who has left does not answer
-        steps += self._deployed_by_all()
-        ended = {step.operator for step in steps if isinstance(step, EpochEnded) and step.committed}
+        return [*self._prefetch(self._operators), *self._let_in()] if held and not self._held else []
+
+    def _compact(self, out: list[Instruction]) -> list[Instruction]:
+        """Start the snapshots that are due, or that had to wait."""
+        ended = {step.operator for step in out if isinstance(step, EpochEnded) and step.committed}
         if ended:
             self._losses = 0
+        steps: list[Instruction] = []
         for name, compaction in self._compactions.items():
             steps += compaction.go_on()
             steps += compaction.committed() if name in ended else []
         return steps
 
-    def _unneeded(self) -> list[Instruction]:
+    def _let_go_of_the_unneeded(self) -> list[Instruction]:
         """Whoever was lost and should have left anyway is not waited for; if its replacement came, it leaves."""
-        tables = [epochs.routing.workers for epochs in self._operators.values()]
+        tables = [epochs.standing.routing.workers for epochs in self._operators.values()]
         gone = [w for w in self._missing if not any(w in workers for workers in (self.changes.wanted, *tables))]
         if not gone:
             return []
@@ -551,19 +569,16 @@ class Coordinator:
             here = self._addresses.pop(worker, None), self._newcomers.pop(worker, None)
             if here != (None, None):
                 out += [ToWorker(worker, m.Stop()), WorkersLeft((worker,))]
-        return [*out, *self._go_on()]
+        return [*out, *self._let_in()]
 
     def _end(self, error: BedloadError) -> list[Instruction]:
         self._down = error
         out = [step for epochs in self._operators.values() for step in epochs.ended(error)]
         out += [step for compaction in self._compactions.values() for step in compaction.ended(error)]
         out += self._shipping.ended(error)
-        out += [Reply(token, m.Refused(m.WireError.of(error))) for token, _ in self._waiting]
-        self._waiting = []
+        out += [refuse(it.token, error) for it in self._room.replaced()]
         return [*out, *self.changes.ended(error)]
 
 
 _MAX_LOSSES = 20
 """After so many without progress, replacing them does not help."""
-
-__all__ = ["Coordinator", "OperatorEpochs", "QueryFacts"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from bedload.control.instructions import Reply, Token
 from bedload.core.errors import (
     BedloadError,
     CheckpointForeign,
@@ -21,6 +22,12 @@ from bedload.core.errors import (
 )
 from bedload.core.ids import Epoch, OperatorName, QueryId, RunId, WorkerId
 from bedload.protocol import messages as m
+
+
+def refuse(token: Token, error: BedloadError) -> Reply:
+    """Tell a feeder why it cannot take part."""
+    return Reply(token, m.Refused(m.WireError.of(error)))
+
 
 _ACTION = (
     "run one action that consumes the whole batch in foreachBatch, or persist() it first. To go on, restart the "

@@ -1,7 +1,7 @@
 """Where an operator stands, as the coordinator knows it, and what that means for moves: facts and questions, no events.
 
-:class:`~bedload.control.epochs.OperatorEpochs` changes the facts. :class:`~bedload.control.transfer.Transfer` and
-:class:`~bedload.control.changes.Changes` ask the questions.
+:class:`~bedload.control.epochs.OperatorEpochs` and its parts change the facts. Ownership changes by
+:meth:`Standing.set_routing` alone. Whoever wants to know asks: the transfer, the changes, the snapshots, and users.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from collections.abc import Callable, Container
 from bedload.control.attempt import Attempt
 from bedload.control.lineage import Lineage
 from bedload.control.transfer import Transfer
-from bedload.core.clock import Clock, SystemClock
+from bedload.core.clock import Clock
 from bedload.core.ids import (
     NO_EPOCH,
     NO_QUERY,
     NO_TURN,
+    DeploymentId,
     Epoch,
     OperatorName,
     QueryId,
@@ -25,6 +26,10 @@ from bedload.core.ids import (
     WorkerId,
 )
 from bedload.keys import RoutingTable
+from bedload.protocol import messages as m
+
+NOTHING = NO_TURN, NO_EPOCH, NO_QUERY
+"""No state is committed."""
 
 
 class Phase(enum.Enum):
@@ -47,7 +52,7 @@ class Standing:
         addresses: dict[WorkerId, str],
         lineage: Lineage | None,
         missing: Container[WorkerId],
-        clock: Clock | None,
+        clock: Clock,
     ) -> None:
         self.name = name
         self._routing = routing
@@ -64,15 +69,15 @@ class Standing:
         self.addresses = addresses
         self.loads: Callable[[], bool] = lambda: False
         """Whether a worker has not loaded yet what was applied."""
-        self._clock = clock or SystemClock()
+        self.clock = clock
         self.transfer: Transfer | None = None
         """State that is on its way between workers."""
-        self._committed_turn = NO_TURN
-        self._committed_epoch = (NO_EPOCH, NO_QUERY)
-        self._missing = missing
+        self.in_memory: tuple[Turn, Epoch, QueryId] = NOTHING
+        """Without a checkpoint: the turn of the committed state, its epoch and query."""
+        self.missing = missing
         """Workers that were lost and whose replacement is not ready: no turn begins without them."""
-        self._past_runs: set[RunId] = set()
-        self._current = Attempt()
+        self.past_runs: set[RunId] = set()
+        self.current = Attempt()
         self.told: dict[WorkerId, int] = {}
         """How often each worker was told what is its own, by a flip or to read it back."""
         self.ordered: dict[WorkerId, int] = {}
@@ -88,6 +93,23 @@ class Standing:
         self._routing = table
         self.on_routing(self.name, why)
 
+    def has_begun(self, ask: m.Open) -> bool:
+        """Whether an open is of the last epoch that began, and of the same run."""
+        return (ask.run, ask.epoch) == (self.run, self.epoch)
+
+    def is_in(self, ask: m.Open) -> bool:
+        """Whether the epoch of an open is under way here."""
+        return self.under_way and self.query == ask.query and self.has_begun(ask)
+
+    def holds(self, ask: m.Open) -> bool:
+        """Whether an open is of the turn that is under way, so that it need not wait for another worker."""
+        return self.has_begun(ask) and self.phase is not Phase.IDLE
+
+    @property
+    def deployment(self) -> DeploymentId | None:
+        """The code of the last turn."""
+        return self.current.deployment
+
     def tells(self, worker: WorkerId) -> None:
         """A worker is told what is its own."""
         self.told[worker] = self.told.get(worker, 0) + 1
@@ -100,20 +122,20 @@ class Standing:
     @property
     def now(self) -> float:
         """The time on the coordinator's clock."""
-        return self._clock.monotonic()
+        return self.clock.monotonic()
 
     @property
     def base(self) -> Turn:
         """The turn of the committed state."""
         if self.lineage is None:
-            return self._committed_turn
+            return self.in_memory[0]
         return NO_TURN if self.lineage.head is None else self.lineage.head
 
     @property
     def base_epoch(self) -> tuple[Epoch, QueryId]:
         """The epoch of the committed state, and its query."""
         if self.lineage is None:
-            return self._committed_epoch
+            return self.in_memory[1:]
         return self.lineage.epoch_of_head
 
     @property
@@ -134,20 +156,20 @@ class Standing:
 
     def is_here(self, worker: WorkerId) -> bool:
         """Whether a worker is there, with all code."""
-        return worker in self.addresses and worker not in self._missing
+        return worker in self.addresses and worker not in self.missing
 
     def needs(self, worker: WorkerId) -> bool:
         """Whether a worker has a part in a turn that is not over, or that tasks still ask it about."""
         # SUBTLE: tasks of a turn that was rolled back shall hear why, and not that a worker is gone.
-        told = self.phase in (Phase.ABORTED, Phase.SEALED) and self.run not in self._past_runs
+        told = self.phase in (Phase.ABORTED, Phase.SEALED) and self.run not in self.past_runs
         under_way = told or self.phase in (Phase.OPEN, Phase.SETTLING)
-        return under_way and worker in self._current.workers
+        return under_way and worker in self.current.workers
 
     def has_sealed(self, worker: WorkerId) -> bool:
         """Whether a worker has a part in an epoch that waits for Spark's commit."""
-        return self.phase is Phase.SEALED and worker in self._current.workers
+        return self.phase is Phase.SEALED and worker in self.current.workers
 
-    def _taking_part(self) -> list[WorkerId]:
+    def taking_part(self) -> list[WorkerId]:
         """Who has a part in the turn that begins: the owners, and old owners, which feeders tell what is needed."""
         moving = () if self.transfer is None else self.transfer.needed
         return [worker for worker in self.addresses if worker in self.routing.workers or worker in moving]
@@ -162,8 +184,8 @@ class Standing:
         """Whether a move may begin: all workers are there with their state, and with the code to take it in."""
         if self.loads():
             return False
-        missing = any(worker in self._missing for worker in self.routing.workers)
-        taken_up = self._current.taken_up and self.phase is Phase.SEALED
+        missing = any(worker in self.missing for worker in self.routing.workers)
+        taken_up = self.current.taken_up and self.phase is Phase.SEALED
         return not missing and not self.reads_back and self.phase is not Phase.SETTLING and not taken_up
 
     @property
@@ -180,7 +202,7 @@ class Standing:
     def under_way(self) -> bool:
         """Whether an epoch is being worked on, or feeders of a run that goes on may still take its outputs."""
         if self.phase is Phase.SEALED:
-            return self.run is not None and self.run not in self._past_runs
+            return self.run is not None and self.run not in self.past_runs
         return self.phase in (Phase.OPEN, Phase.SETTLING)
 
     @property
@@ -193,7 +215,7 @@ class Standing:
     @property
     def forsaken(self) -> bool:
         """Whether no run is known to go on that would begin another epoch."""
-        return self.run is None or self.run in self._past_runs
+        return self.run is None or self.run in self.past_runs
 
     @property
     def nobody_has_state(self) -> bool:
@@ -201,8 +223,9 @@ class Standing:
         if self.phase not in (Phase.IDLE, Phase.ABORTED):
             return False
         if self.lineage is None:
-            return self._committed_turn == NO_TURN
+            return self.in_memory == NOTHING
         return not self.lineage.held
 
-    def _partakers(self) -> list[WorkerId]:
-        return [worker for worker in self.addresses if worker in self._current.workers]
+    def partakers(self) -> list[WorkerId]:
+        """Who has a part in the last turn and is there."""
+        return [worker for worker in self.addresses if worker in self.current.workers]

@@ -55,14 +55,16 @@ class Transfer:
 
     def __init__(
         self,
-        epochs: Turns,
+        turns: Turns,
         target: RoutingTable,
         strategy: Strategy,
         deployment: DeploymentId,
         numbers: Iterator[int],
         why: str = "",
     ) -> None:
-        self.epochs = epochs
+        self._turns = turns
+        self._at = turns.standing
+        """Where the operator stands."""
         self.strategy = strategy
         self.why = why
         """Why that strategy, if it was chosen."""
@@ -84,12 +86,12 @@ class Transfer:
         """Something was read from the checkpoint because a worker was lost."""
         self._deployment = deployment
         self._numbers = numbers
-        self._steps: deque[RoutingTable] = deque(steps_of(epochs.routing, target, strategy.groups_per_flip))
+        self._steps: deque[RoutingTable] = deque(steps_of(self._at.routing, target, strategy.groups_per_flip))
         self._total = len(self._steps)
-        self._first = epochs.routing
+        self._first = self._at.routing
         self._switched = False
         """Ownership changed at once, since there was no state to move."""
-        self._before = epochs.routing
+        self._before = self._at.routing
         """The routing before the flip."""
         self._move = -1
         self._lots: tuple[m.Lot, ...] = ()
@@ -114,7 +116,7 @@ class Transfer:
     @property
     def flipped(self) -> bool:
         """Whether ownership of any of it has changed, and somebody has state by that."""
-        return self.flips > 0 or (self._switched and not self.epochs.nobody_has_state)
+        return self.flips > 0 or (self._switched and not self._at.nobody_has_state)
 
     @property
     def progress(self) -> float:
@@ -150,11 +152,11 @@ class Transfer:
 
     def go_on(self) -> list[Instruction]:
         """Something may be possible now that was not before."""
-        if self.stage is Stage.WAITING and not self._open and (self.epochs.at_rest or self._nothing_to_wait_for):
+        if self.stage is Stage.WAITING and not self._open and (self._at.at_rest or self._nothing_to_wait_for):
             return self._start()
         if self._failure is not None:
             return self.give_up()
-        if self.due and self.epochs.between_epochs:
+        if self.due and self._at.between_epochs:
             return [*self.flip(), *self.go_on()]
         if self.stage is Stage.ARRIVED and self._used:
             return self._release()  # a worker was missing when all had arrived, or an epoch was under way
@@ -163,7 +165,7 @@ class Transfer:
     @property
     def _nothing_to_wait_for(self) -> bool:
         """Whether nothing more moves, and what moved last cannot be read back for now: it is when an epoch begins."""
-        return not self._steps and (self.epochs.unread is not None or self.epochs.in_the_dark)
+        return not self._steps and self._turns.recovery.unread is not None
 
     @property
     def due(self) -> bool:
@@ -188,21 +190,21 @@ class Transfer:
         if self._open:
             return []
         self.stage = Stage.DUE
-        self.copy_s += self.epochs.now - self._since
+        self.copy_s += self._at.now - self._since
         return self.go_on()
 
     def flip(self) -> list[Instruction]:
         """An epoch boundary: ownership changes here."""
         assert self.stage is Stage.DUE
-        epochs = self.epochs
-        self._before = epochs.routing
-        epochs.set_routing(self._steps[0], f"move {self._move} flips")
-        for lot in self._lots if epochs.lineage is not None else ():
-            assert epochs.lineage is not None
+        at = self._at
+        self._before = at.routing
+        at.set_routing(self._steps[0], f"move {self._move} flips")
+        for lot in self._lots if at.lineage is not None else ():
+            assert at.lineage is not None
             if not self._before.groups_of(lot.target) and not self._before.guests_of(lot.target):
-                epochs.lineage.owned_nothing(lot.target)
+                at.lineage.owned_nothing(lot.target)
         self.stage, self._uncommitted = Stage.FLIPPED, True
-        self._since = epochs.now
+        self._since = at.now
         self.flips += 1
         self._open = {lot.target for lot in self._lots}
         self.groups += sum(len(lot.groups) for lot in self._lots)
@@ -212,17 +214,17 @@ class Transfer:
             leaving = tuple(lot for lot in self._lots if lot.source == worker)
             arriving = tuple(lot for lot in self._lots if lot.target == worker)
             message = m.Flip(
-                epochs.name,
+                at.name,
                 self._move,
-                epochs.base,
+                at.base,
                 self._deployment,
                 leaving,
                 arriving,
                 self._addresses(),
                 self.strategy.terms,
-                *epochs.base_epoch,
+                *at.base_epoch,
             )
-            epochs.tells(worker)
+            at.tells(worker)
             out.append(ToWorker(worker, message))
         return out
 
@@ -239,7 +241,7 @@ class Transfer:
         if self._open:
             return []
         self.stage = Stage.ARRIVED
-        self.handover_s += self.epochs.now - self._since
+        self.handover_s += self._at.now - self._since
         return self._release() if self._used else []
 
     @property
@@ -248,8 +250,8 @@ class Transfer:
 
         A sealed one is none if nothing more moves, because the move was given up: it may stay sealed.
         """
-        epochs = self.epochs
-        return epochs.between_epochs or epochs.rolled_back or not (self._steps or epochs.undecided)
+        at = self._at
+        return at.between_epochs or at.rolled_back or not (self._steps or at.undecided)
 
     def committed(self) -> list[Instruction]:
         """An epoch of the operator is committed."""
@@ -284,21 +286,21 @@ class Transfer:
             return self.called_off()
         self._steps.clear()
         self._failure = error
-        return [*self.epochs.doubt(error), *self.give_up()]
+        return [*self._turns.doubt(error), *self.give_up()]
 
     def give_up(self) -> list[Instruction]:
         """If a part of it failed after the flip: end it, when it is known what became of the epoch under way."""
         if self.stage is not Stage.FLIPPED:
             self._failure = None
-        if self._failure is None or self.epochs.undecided:
+        if self._failure is None or self._at.undecided:
             return []
         error, self._failure = self._failure, None
-        if self.epochs.lineage is not None:
+        if self._at.lineage is not None:
             return self._from_checkpoint(None)
-        if not self._uncommitted or self.epochs.is_sealed:
+        if not self._uncommitted or self._at.is_sealed:
             self.doom = error  # some keys have changed at their new owners, and others have not arrived
             return []
-        self.epochs.set_routing(self._before, f"move {self._move} failed, and is given back")
+        self._at.set_routing(self._before, f"move {self._move} failed, and is given back")
         self.flips -= 1
         self.groups -= sum(len(lot.groups) for lot in self._lots)
         self.single_keys -= sum(len(lot.keys) for lot in self._lots)
@@ -306,7 +308,7 @@ class Transfer:
 
     def without(self, worker: WorkerId) -> None:
         """A worker was lost and will not be replaced: nothing goes there."""
-        here = self.epochs.addresses
+        here = self._at.addresses
         tables = (leave_out(table, worker, here) if worker in table.workers else table for table in self._steps)
         self._steps = deque(tables)
 
@@ -315,7 +317,7 @@ class Transfer:
         self._steps.clear()
         if self._switched and not self.flipped:
             # There is no state still, and its new owners may leave.
-            self.epochs.set_routing(self._first, "called off before there was state")
+            self._at.set_routing(self._first, "called off before there was state")
         if self.stage in (Stage.COPYING, Stage.DUE):
             return self._call_off()
         if self.stage is Stage.WAITING and not self._open:
@@ -341,9 +343,9 @@ class Transfer:
             self._open.discard(lost)
             return self._forgotten()
         if self.stage in (Stage.FLIPPED, Stage.ARRIVED):
-            if not self._uncommitted or self.flips > 1 or self.epochs.is_sealed:
+            if not self._uncommitted or self.flips > 1 or self._at.is_sealed:
                 return None
-            self.epochs.set_routing(self._before, f"worker {lost} was lost, and what moved is given back")
+            self._at.set_routing(self._before, f"worker {lost} was lost, and what moved is given back")
             self.flips = 0
         self._steps.clear()
         if self.stage in (Stage.WAITING, Stage.DONE):
@@ -358,20 +360,20 @@ class Transfer:
             return []
         self._again = False
         self._move = next(self._numbers)
-        groups = self.epochs.routing.key_groups
-        self._lots = tuple(_lot(move, groups) for move in self.epochs.routing.diff(self._steps[0]))
-        if not self._lots or self.epochs.nobody_has_state:
+        groups = self._at.routing.key_groups
+        self._lots = tuple(_lot(move, groups) for move in self._at.routing.diff(self._steps[0]))
+        if not self._lots or self._at.nobody_has_state:
             self._switched = self._switched or bool(self._lots)
-            self.epochs.set_routing(self._steps.popleft(), "no state has to move")
+            self._at.set_routing(self._steps.popleft(), "no state has to move")
             return self._start()
         if not self._all_here:
             return []  # its replacement comes, or it is left out
         if not self.strategy.copy_ahead:
             self.stage = Stage.DUE
             return self.go_on()
-        self.stage, self._since = Stage.COPYING, self.epochs.now
+        self.stage, self._since = Stage.COPYING, self._at.now
         self._open = {lot.source for lot in self._lots}
-        name, terms = self.epochs.name, self.strategy.terms
+        name, terms = self._at.name, self.strategy.terms
         out: list[Instruction] = []
         for source in sorted(self._open):
             lots = tuple(lot for lot in self._lots if lot.source == source)
@@ -389,7 +391,7 @@ class Transfer:
 
     def _from_checkpoint(self, lost: WorkerId | None) -> list[Instruction]:
         """After the flip: what has not arrived is read back, since the state at the flip is in the checkpoint."""
-        lineage = self.epochs.lineage
+        lineage = self._at.lineage
         assert lineage is not None
         self.from_checkpoint = True
         for lot in self._lots:
@@ -403,7 +405,7 @@ class Transfer:
         out: list[Instruction] = []
         for worker in sorted(self._open):
             arriving = tuple(lot for lot in self._lots if lot.target == worker)
-            out.append(ToWorker(worker, m.Release(self.epochs.name, self._move, called_off, arriving)))
+            out.append(ToWorker(worker, m.Release(self._at.name, self._move, called_off, arriving)))
         return [*out, *self._forgotten()]
 
     def _forgotten(self) -> list[Instruction]:
@@ -416,15 +418,15 @@ class Transfer:
 
     @property
     def _all_here(self) -> bool:
-        here = self.epochs.is_here
+        here = self._at.is_here
         return all(here(lot.source) and here(lot.target) for lot in self._lots)
 
     def _participants(self) -> list[WorkerId]:
-        here = self.epochs.addresses
+        here = self._at.addresses
         return sorted({worker for lot in self._lots for worker in (lot.source, lot.target)} & here.keys())
 
     def _addresses(self) -> dict[WorkerId, str]:
-        here = self.epochs.addresses
+        here = self._at.addresses
         return {worker: here[worker] for worker in self._participants()}
 
 

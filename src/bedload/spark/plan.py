@@ -17,7 +17,7 @@ from typing import Any
 from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
-from bedload.control.epochs import QueryFacts
+from bedload.control.inquiries import QueryFacts
 from bedload.core.errors import DefinitionError, ProtocolError
 from bedload.core.ids import DeploymentId, Epoch, QueryId
 from bedload.spark.progress import read_progress

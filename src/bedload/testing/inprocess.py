@@ -21,7 +21,8 @@ from typing import Any
 import pyarrow as pa
 
 from bedload.control.changes import Wish
-from bedload.control.coordinator import Coordinator, QueryFacts
+from bedload.control.coordinator import Coordinator
+from bedload.control.inquiries import QueryFacts
 from bedload.control.instructions import (
     ChangeResult,
     DeployResult,
@@ -87,7 +88,7 @@ class InProcessCluster:
             worker, lambda _: deployment, clock or SystemClock()
         )
         self.workers = {worker: self._make(worker) for worker in ids}
-        self.coordinator = Coordinator(dict.fromkeys(ids, _ADDRESS))
+        self.coordinator = Coordinator(dict.fromkeys(ids, _ADDRESS), clock=clock or SystemClock())
         self.query = QueryId("query")
         self.run = RunId("run-0")
         self.epoch = Epoch(0)
