@@ -34,16 +34,16 @@ def test_state_and_outputs_are_exactly_once_while_state_moves(start: int) -> Non
 @pytest.mark.parametrize("strategy", sorted({*STRATEGIES} - {"stop_restart"}))
 def test_without_faults_every_strategy_moves_all_without_rolling_back(strategy: str, durable: bool) -> None:
     changes: Counter[str] = Counter()
-    stages: Counter[str] = Counter()
+    phases: Counter[str] = Counter()
     for seed in range(8):
         report = simulate(seed, Scenario(frozenset(), 0.0, durable, 3, (strategy,), ("rescale", "move", "pin")))
         assert report.endings == {"A": "finished"}
         assert report.aborted == 0
         changes += report.changes
-        stages += report.stages
+        phases += report.phases
     assert {change.partition(" ")[2] for change in changes} <= {f"{strategy}: done", f"{strategy}: MoveRefused"}
     wanted = STAGES if STRATEGIES[strategy].copy_ahead else STAGES - {"COPYING"}
-    assert wanted <= stages.keys()
+    assert wanted <= phases.keys()
 
 
 def test_without_other_faults_a_restart_of_all_workers_costs_no_state() -> None:

@@ -14,7 +14,7 @@ from bedload.control.compaction import Retention
 from bedload.control.inquiries import QueryFacts
 from bedload.control.instructions import DeployResult, InspectQuery, InspectStage
 from bedload.control.lineage import Lineage
-from bedload.control.transfer import Stage
+from bedload.control.transfer import TransferPhase
 from bedload.core.errors import BedloadError, CheckpointDamaged, ProtocolError, SchemaChanged
 from bedload.core.ids import DeploymentId, Epoch, Generation, OperatorName, QueryId, WorkerId
 from bedload.worker.runtime import Startable
@@ -50,8 +50,8 @@ class World:
     """The storage as one process sees it, which is given what happens before and after each call."""
     retention: Retention
     explain: Callable[[Exception, QueryId, Epoch], None]
-    on_stage: Callable[[SimulatedDriver, OperatorName, Stage], None]
-    """A move of the cluster that counts has come to another stage."""
+    on_phase: Callable[[SimulatedDriver, OperatorName, TransferPhase], None]
+    """A move of the cluster that counts has come to another phase."""
     on_copied: Callable[[], None]
     """A worker that copies state ahead has sealed an epoch."""
     damage: Callable[[], None]
@@ -158,7 +158,7 @@ class Application:
             self._network, driver, world.faults, world.slots, self._explain, lambda *what: self._redeploy(*what)
         )
         driver.on_over = self._over
-        driver.on_stage = lambda name, stage: world.on_stage(driver, name, stage) if self.live else None
+        driver.on_phase = lambda name, phase: world.on_phase(driver, name, phase) if self.live else None
         shipped = [(query, name) for query in world.queries.values() for name in query.plan.operators]
         self._deploy(shipped, lineages or {}, {}, fresh)
 

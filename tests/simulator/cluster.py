@@ -35,7 +35,7 @@ from bedload.control.instructions import (
 )
 from bedload.control.paperwork import Event, FileStep
 from bedload.control.standing import Phase as ControlPhase
-from bedload.control.transfer import Stage
+from bedload.control.transfer import TransferPhase
 from bedload.core.errors import BedloadError
 from bedload.core.ids import NO_TURN, OperatorName, Turn, WorkerId
 from bedload.protocol import messages as m
@@ -90,12 +90,12 @@ class SimulatedDriver:
         self.on_deployed: dict[Token, Callable[[BedloadError | None], None]] = {}
         """Who waits for a deployment."""
         self.on_over: Callable[[BedloadError], None] = lambda _: None
-        self.on_stage: Callable[[OperatorName, Stage], None] = lambda *_: None
-        """A move has come to another stage."""
+        self.on_phase: Callable[[OperatorName, TransferPhase], None] = lambda *_: None
+        """A move has come to another phase."""
         self.wishes = Wishes(network, faults)
         self.readers: list[Reader] = []
         self._over = False
-        self._stages: dict[OperatorName, Stage | None] = {}
+        self._phases: dict[OperatorName, TransferPhase | None] = {}
         self._network = network
         self._watchers = watchers
         self._faults = faults
@@ -158,19 +158,19 @@ class SimulatedDriver:
                 case WriteTurn() | CheckTurn() | WriteManifest() | CollectGarbage():
                     self._on_files(step)
         self.check()
-        self._look_at_stage()
+        self._look_at_phase()
         if self.coordinator.error is not None and not self._over:
             self._over = True
             self.on_over(self.coordinator.error)
 
-    def _look_at_stage(self) -> None:
+    def _look_at_phase(self) -> None:
         for name, epochs in self.coordinator._operators.items():
             transfer = epochs.standing.transfer
-            stage = None if transfer is None else transfer.stage
-            if stage is not self._stages.get(name):
-                self._stages[name] = stage
-                if stage is not None:
-                    self.on_stage(name, stage)
+            phase = None if transfer is None else transfer.phase
+            if phase is not self._phases.get(name):
+                self._phases[name] = phase
+                if phase is not None:
+                    self.on_phase(name, phase)
 
     def _check_owners(self, steps: list[Instruction]) -> None:
         begins: dict[tuple[OperatorName, Turn], dict[WorkerId, m.Begin]] = {}

@@ -1,7 +1,7 @@
 """What happens to the cluster of a simulation from outside: losses, and changes that its user asks for.
 
 Half of the losses come at a time that the seed says, the others when there is progress, so that there is state to lose.
-A loss within a move comes at a stage of the move, so that every stage has its share.
+A loss within a move comes at a phase of the move, so that every phase has its share.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 
-from bedload.control.transfer import Stage
+from bedload.control.transfer import TransferPhase
 from bedload.core.ids import OperatorName
 from tests.simulator.application import Application
 from tests.simulator.chance import Chance
@@ -34,8 +34,8 @@ class Mishaps:
         outages: Outages,
         application: Callable[[], Application],
     ) -> None:
-        self.stages: Counter[str] = Counter()
-        """Stages that moves came to."""
+        self.phases: Counter[str] = Counter()
+        """Phases that moves came to."""
         self._network = network
         self._chance: Chance = network.chance
         self._faults = faults
@@ -185,17 +185,17 @@ class Mishaps:
             for query in self._queries:
                 self._later(2, query.fail)
 
-    def on_stage(self, driver: SimulatedDriver, name: OperatorName, stage: Stage) -> None:
-        """A move has come to a stage: somebody who has a part in it may be lost in it."""
-        self.stages[stage.name] += 1
+    def on_phase(self, driver: SimulatedDriver, name: OperatorName, phase: TransferPhase) -> None:
+        """A move has come to a phase: somebody who has a part in it may be lost in it."""
+        self.phases[phase.name] += 1
         transfer = driver.coordinator.operator(name).transfer
-        if transfer is None or stage in (Stage.WAITING, Stage.DONE):
+        if transfer is None or phase in (TransferPhase.WAITING, TransferPhase.DONE):
             return
         faults, lots = self._faults, transfer._lots
         if faults.strikes("read", 3):
             self._later(2, self._read)
         # An epoch that fails now was sealed, copied ahead and rolled back before ownership flips.
-        failed = {Stage.FLIPPED: "failed flip", Stage.DUE: "failed copy"}.get(stage)
+        failed = {TransferPhase.FLIPPED: "failed flip", TransferPhase.DUE: "failed copy"}.get(phase)
         if failed is not None and faults.strikes(failed, 3):
             for query in self._queries:
                 self._later(3, query.fail)

@@ -53,7 +53,7 @@ class Outcome:
     task: Task
     error: str | None = None
     tallies: dict[str, Counter[str]] = field(default_factory=dict)
-    """What happened, by kind: faults, endings, changes, stages, where state was."""
+    """What happened, by kind: faults, endings, changes, phases, where state was."""
 
 
 Run = Callable[[Task, float], Outcome]
@@ -77,7 +77,7 @@ def tallies_of(report: Report) -> dict[str, Counter[str]]:
         "faults": +report.faults,
         "queries": Counter(report.endings.values()),
         "changes": report.changes,
-        "stages": report.stages,
+        "phases": report.phases,
     }
 
 

@@ -10,7 +10,7 @@ a checkpoint workers are lost and replaced, the whole program dies or is paused 
 checkpoint is set back, and the storage fails.
 
 With *moves*, the cluster is changed while it runs: workers come and go, state moves between them in every way there is,
-and whoever has a part in that is lost at every stage of it.
+and whoever has a part in that is lost in every phase of it.
 
 There are one or two operators, in one query or in two at once (:class:`~tests.simulator.workload.Layout`). Some
 simulations have rarer faults besides (:data:`~tests.simulator.faults.EXTRA`): workers that hang, are slow or vanish,
@@ -105,8 +105,8 @@ class Report:
     faults: Counter[str] = field(default_factory=Counter)
     changes: Counter[str] = field(default_factory=Counter)
     """Changes of the cluster, by kind, strategy and outcome."""
-    stages: Counter[str] = field(default_factory=Counter)
-    """Stages that moves came to."""
+    phases: Counter[str] = field(default_factory=Counter)
+    """Phases that moves came to."""
     endings: dict[str, str] = field(default_factory=dict)
     """How each query ended."""
     story: list[str] = field(default_factory=list)
@@ -203,7 +203,7 @@ class Simulation:
             slow=lambda pause: self._seen(SlowStorage(troubled, pause)),
             retention=Retention(chance.number(1, 4), CompactionSettings(max_turns=chance.number(*turns))),
             explain=self._explain,
-            on_stage=lambda *what: self._mishaps.on_stage(*what),
+            on_phase=lambda *what: self._mishaps.on_phase(*what),
             on_copied=lambda: self._mishaps.on_copied(),
             damage=self._damage,
         )
@@ -357,7 +357,7 @@ class Simulation:
             turns=sum(len(watcher.base) for watcher in self._world.watchers.values()),
             faults=self.faults.happened,
             changes=sum((it.driver.wishes.over for it in self._applications if it.driver is not None), Counter()),
-            stages=self._mishaps.stages,
+            phases=self._mishaps.phases,
             endings={
                 str(query.query): "finished" if query.gave_up is None else type(query.gave_up).__name__
                 for query in self.queries.values()

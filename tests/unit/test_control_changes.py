@@ -12,7 +12,7 @@ from tests.unit.test_control_durable import FIRST, NAME, SCHEMA, Rig, left_behin
 from tests.unit.transport_kit import HandClock
 
 from bedload.checkpoint.history import History
-from bedload.control.changes import MAX_PINS, MAX_STARTS, Stage, Wish
+from bedload.control.changes import MAX_PINS, MAX_STARTS, ChangePhase, Wish
 from bedload.control.coordinator import Coordinator
 from bedload.control.inquiries import MOST_LOOKS
 from bedload.control.instructions import (
@@ -26,7 +26,7 @@ from bedload.control.instructions import (
 )
 from bedload.control.lineage import Lineage
 from bedload.control.recovery import MOST_READS
-from bedload.control.shipping import MOST_KEPT, Shipping
+from bedload.control.rollout import MOST_KEPT, Rollout
 from bedload.control.standing import Phase
 from bedload.core.errors import BedloadError, MoveFailed, MoveRefused, OperatorFailed, StoreError, WorkerStartFailed
 from bedload.core.ids import (
@@ -232,7 +232,7 @@ def restarting() -> Rig:
     rig.progress(0)
     wish(rig, "rescale", "stop_restart", workers=3)
     assert started(rig.steps) == [0, 1, 2]
-    assert rig.coordinator.changes.seen(0)[0] is Stage.RESTARTING
+    assert rig.coordinator.changes.seen(0)[0] is ChangePhase.RESTARTING
     rig.forget_steps()
     return rig
 
@@ -315,13 +315,13 @@ def test_a_restart_does_not_wait_for_an_epoch_whose_query_has_ended_in_it(sealed
     rig.recorded()
     wish(rig, "rescale", "stop_restart", workers=3)
     rig.facts(active=False, committed=0 if sealed else None, log_read=True)
-    assert rig.coordinator.changes.seen(0)[0] is Stage.HOLDING
+    assert rig.coordinator.changes.seen(0)[0] is ChangePhase.HOLDING
     if sealed:
         rig.seal()
         rig.facts(active=False, committed=0, log_read=True)
     for worker, message in rig.told(m.Probe):
         rig.did(rig.coordinator.from_worker(m.Probed(WorkerId(worker), NAME, message.turn)))
-    assert rig.coordinator.changes.seen(0)[0] is Stage.RESTARTING
+    assert rig.coordinator.changes.seen(0)[0] is ChangePhase.RESTARTING
     assert rig.phase is (Phase.IDLE if sealed else Phase.ABORTED)
 
 
@@ -730,9 +730,9 @@ def test_more_pinned_keys_than_every_feeder_can_be_told_of_are_refused() -> None
 
 
 def test_whoever_joins_gets_every_deployment_that_a_query_may_run_on() -> None:
-    shipping = Shipping()
+    shipping = Rollout()
     for number in range(10):
-        shipping.ship(number, NAME, shipping.number(), 4, b"code %d" % number, workers=[], newcomers=[])
+        shipping.roll_out(number, NAME, shipping.number(), 4, b"code %d" % number, workers=[], newcomers=[])
     sent = [
         step.message for step in shipping.send_all(WorkerId(1), {NAME: DeploymentId(2)}) if isinstance(step, ToWorker)
     ]
@@ -741,10 +741,10 @@ def test_whoever_joins_gets_every_deployment_that_a_query_may_run_on() -> None:
 
 
 def test_what_runs_is_kept_however_often_the_operator_is_applied() -> None:
-    shipping = Shipping()
+    shipping = Rollout()
     for number in range(3 * MOST_KEPT):
         active = DeploymentId(1) if number else None
-        shipping.ship(number, NAME, shipping.number(), 4, b"%d" % number, workers=[], newcomers=[], active=active)
+        shipping.roll_out(number, NAME, shipping.number(), 4, b"%d" % number, workers=[], newcomers=[], active=active)
     assert shipping.knows(NAME, DeploymentId(1))
     assert shipping.knows(NAME, DeploymentId(3 * MOST_KEPT - 1))
     assert not shipping.knows(NAME, DeploymentId(0))

@@ -6,7 +6,7 @@ from concurrent.futures import Future
 
 import pytest
 
-from bedload.control.changes import Stage, Wish
+from bedload.control.changes import ChangePhase, Wish
 from bedload.core.errors import DefinitionError, MoveCancelled, MoveRefused, UnknownOperator
 from bedload.core.ids import OperatorName
 from bedload.migration import STRATEGIES
@@ -20,7 +20,7 @@ class Carrier:
     def __init__(self, refusal: Exception | None = None) -> None:
         self.wishes: list[Wish] = []
         self.future: Future[tuple[MoveRecord, ...]] = Future()
-        self.stages = [(Stage.QUEUED, 0.0)]
+        self.stages = [(ChangePhase.QUEUED, 0.0)]
         self.cancelled: list[int] = []
         self._refusal = refusal
 
@@ -34,11 +34,11 @@ class Carrier:
         self.cancelled.append(number)
         return True
 
-    def seen(self, number: int) -> tuple[Stage, float]:
+    def seen(self, number: int) -> tuple[ChangePhase, float]:
         stage = self.stages.pop(0)
         if not self.stages:
             self.stages.append(stage)
-            if stage[0] is Stage.MOVING and not self.future.done():
+            if stage[0] is ChangePhase.MOVING and not self.future.done():
                 self.future.set_result(())
         return stage
 
@@ -160,7 +160,7 @@ def test_a_handle_of_a_change_that_failed_raises_why() -> None:
 
 def test_outside_a_terminal_progress_is_a_line_for_each_stage(capsys: pytest.CaptureFixture[str]) -> None:
     carrier = Carrier()
-    carrier.stages = [(Stage.STARTING, 0.0), (Stage.STARTING, 0.0), (Stage.MOVING, 0.4)]
+    carrier.stages = [(ChangePhase.STARTING, 0.0), (ChangePhase.STARTING, 0.0), (ChangePhase.MOVING, 0.4)]
     result = Change(carrier, 7, "rescale to 3 workers", carrier.future).show()
     assert result.records == ()
     assert capsys.readouterr().out.splitlines() == [
@@ -174,7 +174,7 @@ def test_in_a_terminal_progress_is_a_bar(capsys: pytest.CaptureFixture[str], mon
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm")
     carrier = Carrier()
-    carrier.stages = [(Stage.MOVING, 0.4)]
+    carrier.stages = [(ChangePhase.MOVING, 0.4)]
     Change(carrier, 7, "drain of worker 1", carrier.future).show()
     shown = capsys.readouterr().out
     assert "drain of worker 1: state moves" in shown

@@ -1,6 +1,6 @@
 """Changes of the cluster, one at a time: what users ask for, from the first new worker to the last one that left.
 
-Stages of a change::
+Phases of a change::
 
     STARTING new workers ──▶ WEIGHING what there is ──▶ MOVING every operator ──▶ workers LEAVING ──▶ over
                                   (restart: HOLDING epochs ──▶ RESTARTING all workers)
@@ -66,7 +66,7 @@ class Wish:
     """By their hash."""
 
 
-class Stage(enum.Enum):
+class ChangePhase(enum.Enum):
     """Where a change is."""
 
     QUEUED = "waits for the change before it"
@@ -85,7 +85,7 @@ class Change:
     number: int
     to: Token
     wish: Wish
-    stage: Stage = Stage.QUEUED
+    phase: ChangePhase = ChangePhase.QUEUED
     requested: float = 0.0
     members: tuple[WorkerId, ...] = ()
     """Who shall own key groups in the end."""
@@ -104,7 +104,7 @@ class Change:
     @property
     def flipped(self) -> bool:
         """Whether ownership of anything has changed."""
-        return self.stage is Stage.RESTARTING or any(it.flipped for it in self.transfers.values())
+        return self.phase is ChangePhase.RESTARTING or any(it.flipped for it in self.transfers.values())
 
 
 class Changes:
@@ -155,20 +155,20 @@ class Changes:
             return False, []
         return True, self._fail(change_, MoveCancelled(f"change {number} was called off; nothing had moved"))
 
-    def seen(self, number: int) -> tuple[Stage, float]:
+    def seen(self, number: int) -> tuple[ChangePhase, float]:
         """Where a change is, and how much of it is done."""
         change = self.current
         if change is not None and change.number == number:
             parts = [it.progress for it in change.transfers.values()]
-            return change.stage, sum(parts) / len(parts) if parts else 0.0
-        return (Stage.QUEUED if any(it.number == number for it in self._queue) else Stage.OVER), 0.0
+            return change.phase, sum(parts) / len(parts) if parts else 0.0
+        return (ChangePhase.QUEUED if any(it.number == number for it in self._queue) else ChangePhase.OVER), 0.0
 
     # --- events ---
 
     @property
     def holding(self) -> bool:
         """Whether no epoch may begin, because all workers start anew."""
-        return self.current is not None and self.current.stage in (Stage.HOLDING, Stage.RESTARTING)
+        return self.current is not None and self.current.phase in (ChangePhase.HOLDING, ChangePhase.RESTARTING)
 
     @property
     def wanted(self) -> set[WorkerId]:
@@ -180,7 +180,7 @@ class Changes:
     def restarting(self) -> int | None:
         """The change for which all workers were told to end, and others start."""
         change = self.current
-        return change.number if change is not None and change.stage is Stage.RESTARTING else None
+        return change.number if change is not None and change.phase is ChangePhase.RESTARTING else None
 
     def routed(self, operator: OperatorName, why: str) -> None:
         """Ownership has changed."""
@@ -191,7 +191,7 @@ class Changes:
         """A worker that was asked for is there, with all code."""
         self.starting.discard(worker)
         change = self.current
-        if change is None or change.stage is not Stage.STARTING:
+        if change is None or change.phase is not ChangePhase.STARTING:
             return []
         change.waiting.discard(worker)
         return self._weigh(change) if not change.waiting else []
@@ -211,7 +211,7 @@ class Changes:
         """A worker that was asked for will not come."""
         self.starting.discard(worker)
         change = self.current
-        if change is None or change.stage is not Stage.STARTING:
+        if change is None or change.phase is not ChangePhase.STARTING:
             return []
         return self._fail(change, error)
 
@@ -241,7 +241,7 @@ class Changes:
         if change is None or message.operator is None:
             return []
         if message.move is None:
-            weighing = change.stage is Stage.WEIGHING and message.ticket == change.number
+            weighing = change.phase is ChangePhase.WEIGHING and message.ticket == change.number
             return (
                 self._fail(change, self._told(error, "Nothing has moved: the cluster is as it was")) if weighing else []
             )
@@ -274,7 +274,7 @@ class Changes:
     def weighed(self, message: m.Weighed) -> list[Instruction]:
         """A worker has said what its key groups weigh."""
         change = self.current
-        if change is None or change.stage is not Stage.WEIGHING or message.ticket != change.number:
+        if change is None or change.phase is not ChangePhase.WEIGHING or message.ticket != change.number:
             return []
         change.weights.setdefault(message.operator, {})[message.worker] = message
         change.waiting.discard((message.operator, message.worker))
@@ -285,7 +285,7 @@ class Changes:
         change = self.current
         if change is None:
             return []
-        if change.stage is Stage.WEIGHING:
+        if change.phase is ChangePhase.WEIGHING:
             return self._without_weight(change, worker)
         out = [step for transfer in change.transfers.values() for step in transfer.lost(worker)]
         return [*out, *self.go_on()]
@@ -315,7 +315,7 @@ class Changes:
         if not leaving:
             return [*out, *self._fail(change, error)]
         # One that was about to leave had handed everything over, or had nothing to hand over.
-        weighing = change.stage is Stage.WEIGHING
+        weighing = change.phase is ChangePhase.WEIGHING
         return [*out, *(self._without_weight(change, worker) if weighing else self.go_on())]
 
     def go_on(self) -> list[Instruction]:
@@ -324,11 +324,11 @@ class Changes:
         if change is None:
             return []
         out: list[Instruction] = []
-        if change.stage is Stage.HOLDING:
+        if change.phase is ChangePhase.HOLDING:
             return self._held(change)
-        if change.stage is Stage.RESTARTING and not self.starting:
+        if change.phase is ChangePhase.RESTARTING and not self.starting:
             return self._finish(change)
-        if change.stage is not Stage.MOVING:
+        if change.phase is not ChangePhase.MOVING:
             return []
         for transfer in change.transfers.values():
             out += transfer.go_on()
@@ -401,10 +401,10 @@ class Changes:
         except BedloadError as error:
             return self._over(change, error)
         if change.wish.strategy is not None and change.wish.strategy.restart:
-            change.stage, change.held_at = Stage.HOLDING, self._clock.monotonic()
+            change.phase, change.held_at = ChangePhase.HOLDING, self._clock.monotonic()
             return self.go_on()
         new = tuple(worker for worker in change.members if worker not in self.members)
-        change.stage, change.waiting = Stage.STARTING, set(new)
+        change.phase, change.waiting = ChangePhase.STARTING, set(new)
         if not new:
             return self._weigh(change)
         self.starting |= set(new)
@@ -452,7 +452,7 @@ class Changes:
         return [name for name in self._operators if wish.operator in (None, name)]
 
     def _weigh(self, change: Change) -> list[Instruction]:
-        change.stage = Stage.WEIGHING
+        change.phase = ChangePhase.WEIGHING
         asked = [(name, worker) for name in self._concerned(change.wish) for worker in self._addresses]
         change.waiting = set(asked)
         if not asked:
@@ -465,7 +465,7 @@ class Changes:
         return self._move(change) if not change.waiting else []
 
     def _move(self, change: Change) -> list[Instruction]:
-        change.stage, change.waiting = Stage.MOVING, set()
+        change.phase, change.waiting = ChangePhase.MOVING, set()
         wish = change.wish
         if wish.kind in ("move", "pin") and wish.worker not in change.members:
             return self._over(
@@ -548,7 +548,7 @@ class Changes:
 
     def _restart(self, change: Change) -> list[Instruction]:
         """All epochs are at rest: every worker ends, and others begin with what the checkpoint has."""
-        change.stage = Stage.RESTARTING
+        change.phase = ChangePhase.RESTARTING
         leaving = tuple(self._addresses)
         out: list[Instruction] = [ToWorker(worker, m.Stop()) for worker in leaving]
         self._addresses.clear()
@@ -577,7 +577,7 @@ class Changes:
         out: list[Instruction] = []
         for transfer in change.transfers.values():
             out += transfer.called_off()
-        if change.stage is not Stage.MOVING:
+        if change.phase is not ChangePhase.MOVING:
             return [*out, *self._finish(change)]
         return [*out, *self.go_on()]
 
@@ -615,7 +615,7 @@ class Changes:
             self.members = tuple(sorted(owners | set(self.members)))
 
     def _over(self, change: Change, error: BedloadError | None) -> list[Instruction]:
-        change.stage = Stage.OVER
+        change.phase = ChangePhase.OVER
         if self.current is change:
             self.current = None
         records = tuple(self._record(change, name, error) for name in self._concerned(change.wish))

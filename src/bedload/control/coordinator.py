@@ -29,8 +29,8 @@ from bedload.control.instructions import (
 )
 from bedload.control.lineage import Lineage
 from bedload.control.refusals import refuse
+from bedload.control.rollout import Rollout
 from bedload.control.room import Until, WaitingRoom
-from bedload.control.shipping import Shipping
 from bedload.control.standing import Standing
 from bedload.core.clock import Clock
 from bedload.core.errors import (
@@ -66,7 +66,7 @@ class Coordinator:
         """A worker takes a Spark task slot: no feeder may wait for one, in what may be the slot that it needs."""
         self._retention = retention or Retention()
         self._compactions: dict[OperatorName, Compaction] = {}
-        self._shipping = Shipping()
+        self._rollout = Rollout()
         self._missing: dict[WorkerId, BedloadError] = {}
         """Workers that were lost and whose replacement is not ready."""
         self._losses = 0
@@ -85,7 +85,7 @@ class Coordinator:
         """How often a replacement was lost before it was ready."""
         self._newcomers: dict[WorkerId, str] = {}
         """Workers that were asked for, joined, and do not have all code yet."""
-        self.changes = Changes(self._operators, self._addresses, self._shipping.latest, self._clock, durable=durable)
+        self.changes = Changes(self._operators, self._addresses, self._rollout.latest, self._clock, durable=durable)
         self._held = False
         """Whether no epoch could begin when something happened last, because all workers start anew."""
         self.restoring: dict[tuple[OperatorName, WorkerId], m.Restored] = {}
@@ -104,12 +104,12 @@ class Coordinator:
         fresh: bool = False,
         lineage: Lineage | None = None,
     ) -> tuple[DeploymentId, list[Instruction]]:
-        """Ship an operator to every worker; answered by a :class:`DeployResult`.
+        """Give an operator to every worker; answered by a :class:`DeployResult`.
 
         ``running`` names the queries that run now, to refuse an operator that is in use. ``lineage`` is what the
         checkpoint has of an operator that is new to this coordinator, or ``fresh``.
         """
-        deployment = self._shipping.number()
+        deployment = self._rollout.number()
         known = self._operators.get(operator)
         if self._down is not None:
             return deployment, [DeployResult(token, self._down)]
@@ -124,7 +124,7 @@ class Coordinator:
             known = self._take_in(operator, key_groups, lineage, fresh=fresh)
         elif fresh:
             out += known.reset(RoutingTable.initial(key_groups, self.changes.members), lineage)
-        out += self._shipping.ship(
+        out += self._rollout.roll_out(
             token,
             operator,
             deployment,
@@ -141,7 +141,7 @@ class Coordinator:
         """An operator is new here."""
         routing = RoutingTable.initial(key_groups, self.changes.members)
         standing = Standing(name, routing, self._addresses, lineage, self._missing, self._clock)
-        standing.loads, standing.on_routing = partial(self._shipping.loads, name), self.changes.routed
+        standing.loads, standing.on_routing = partial(self._rollout.loads, name), self.changes.routed
         epochs = self._operators[name] = OperatorEpochs(standing, self._room, self._holds)
         if fresh:
             epochs.reset(routing)
@@ -188,7 +188,7 @@ class Coordinator:
             if other is not epochs:
                 out += other.asked_elsewhere(ask)
         late = not epochs.standing.holds(ask)
-        if late and not self._shipping.knows(ask.operator, ask.deployment):
+        if late and not self._rollout.knows(ask.operator, ask.deployment):
             return [refuse(token, refusals.superseded(ask.operator))]
         if self._missing and late:
             if self._takes_slots:
@@ -256,7 +256,7 @@ class Coordinator:
         if self._down is not None or worker not in self._addresses:
             return []  # one that came too late, or had left
         del self._addresses[worker]
-        self._shipping.forget(worker)
+        self._rollout.forget(worker)
         lost = {name: len(epochs.standing.routing.groups_of(worker)) for name, epochs in self._operators.items()}
         state = ", ".join(f"{count} key groups of {name}" for name, count in lost.items()) or "no state"
         if not self._durable:
@@ -312,7 +312,7 @@ class Coordinator:
             return [ToWorker(worker, m.Stop())]
         (self._newcomers if new else self._addresses)[worker] = address
         active = {name: epochs.standing.deployment for name, epochs in self._operators.items()}
-        return self._shipping.send_all(worker, active) or self._ready(worker)
+        return self._rollout.send_all(worker, active) or self._ready(worker)
 
     def worker_not_started(self, worker: WorkerId, why: str) -> list[Instruction]:
         """A worker that was asked for does not come."""
@@ -323,7 +323,7 @@ class Coordinator:
     def _not_started(self, worker: WorkerId, why: str) -> list[Instruction]:
         """It does not come, or went before it had a part in anything."""
         self._newcomers.pop(worker, None)
-        self._shipping.forget(worker)
+        self._rollout.forget(worker)
         if self._down is not None or worker not in self.changes.starting:
             return []
         error = WorkerStartFailed(f"worker {worker} was asked for and did not come up: {why}", worker=worker)
@@ -343,7 +343,7 @@ class Coordinator:
             )
         out: list[Instruction] = []
         for name, epochs in self._operators.items():
-            out += epochs.recovery.without(worker, self._shipping.latest(name))
+            out += epochs.recovery.without(worker, self._rollout.latest(name))
         del self._missing[worker]
         self.changes.remove(worker)
         return self._then([*out, *self._let_in()])
@@ -440,18 +440,18 @@ class Coordinator:
     # --- steps ---
 
     def _deployed(self, message: m.Deployed) -> list[Instruction]:
-        if not self._shipping.is_loading(message.worker, message.deployment):
-            return self._then(self._deployed_by_all()) if self._shipping.answered(message) else []
+        if not self._rollout.is_loading(message.worker, message.deployment):
+            return self._then(self._deployed_by_all()) if self._rollout.answered(message) else []
         # SUBTLE: also with an error. A worker that cannot run what runs here has ended itself; that it cannot load what
         # was superseded concerns nobody but a query that begins with it.
-        has_all = self._shipping.loaded(message.worker, message.deployment)
+        has_all = self._rollout.loaded(message.worker, message.deployment)
         return self._ready(message.worker) if has_all else []
 
     def _deployed_by_all(self) -> list[Instruction]:
         """Answer for the code that all have; who is gone does not count."""
-        self._shipping.only(self._addresses)
+        self._rollout.only(self._addresses)
         out: list[Instruction] = []
-        for operator, deployment, result in self._shipping.finished():
+        for operator, deployment, result in self._rollout.finished():
             if result.error is None:
                 out += self._operators[operator].recovery.prefetch(deployment)
             out.append(result)
@@ -459,7 +459,7 @@ class Coordinator:
 
     def _ready(self, worker: WorkerId) -> list[Instruction]:
         """A replacement has the code: it can take part."""
-        self._shipping.forget(worker)
+        self._rollout.forget(worker)
         if worker in self._newcomers:
             address = self._newcomers.pop(worker)
             if worker not in self.changes.starting:  # whoever wanted it does not any more
@@ -473,7 +473,7 @@ class Coordinator:
     def _prefetch(self, operators: Iterable[OperatorName]) -> list[Instruction]:
         """Have workers read what they lack, before an epoch asks for it."""
         return [
-            step for name in operators for step in self._operators[name].recovery.prefetch(self._shipping.latest(name))
+            step for name in operators for step in self._operators[name].recovery.prefetch(self._rollout.latest(name))
         ]
 
     def _read_back(self) -> list[Instruction]:
@@ -537,7 +537,7 @@ class Coordinator:
         if self.changes.restarting not in (None, self._restarted):
             self._restarted = self.changes.restarting
             self._missing.clear()
-            self._shipping.forget_all_but(self._newcomers)
+            self._rollout.forget_all_but(self._newcomers)
 
     def _let_in_who_was_held(self) -> list[Instruction]:
         """No change holds epochs up any more."""
@@ -565,7 +565,7 @@ class Coordinator:
         out: list[Instruction] = []
         for worker in gone:
             del self._missing[worker]
-            self._shipping.forget(worker)
+            self._rollout.forget(worker)
             here = self._addresses.pop(worker, None), self._newcomers.pop(worker, None)
             if here != (None, None):
                 out += [ToWorker(worker, m.Stop()), WorkersLeft((worker,))]
@@ -575,7 +575,7 @@ class Coordinator:
         self._down = error
         out = [step for epochs in self._operators.values() for step in epochs.ended(error)]
         out += [step for compaction in self._compactions.values() for step in compaction.ended(error)]
-        out += self._shipping.ended(error)
+        out += self._rollout.ended(error)
         out += [refuse(it.token, error) for it in self._room.replaced()]
         return [*out, *self.changes.ended(error)]
 

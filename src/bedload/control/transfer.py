@@ -1,6 +1,6 @@
 """One operator's state on its way to other owners, as the coordinator sees it: a state machine without I/O.
 
-Stages of a step (all that flips at one epoch boundary)::
+Phases of a step (all that flips at one epoch boundary)::
 
     WAITING ──▶ COPYING ──Copied by all──▶ DUE ──boundary──▶ FLIPPED ──Arrived at all──▶ ARRIVED ──commit──▶ ENDING ──▶
        ▲           │ loss, or state is read back │              │ loss: the rest is read from the checkpoint  ▲
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from bedload.control.turns import Turns
 
 
-class Stage(enum.Enum):
+class TransferPhase(enum.Enum):
     """Where a step is."""
 
     WAITING = "for all workers to be there with their state"
@@ -68,7 +68,7 @@ class Transfer:
         self.strategy = strategy
         self.why = why
         """Why that strategy, if it was chosen."""
-        self.stage = Stage.WAITING
+        self.phase = TransferPhase.WAITING
         self.flips = 0
         self.keys = 0
         self.bytes = 0
@@ -111,7 +111,7 @@ class Transfer:
     @property
     def done(self) -> bool:
         """Whether it is over."""
-        return self.stage is Stage.DONE
+        return self.phase is TransferPhase.DONE
 
     @property
     def flipped(self) -> bool:
@@ -123,23 +123,29 @@ class Transfer:
         """How much of it is done, from 0 to 1."""
         if self.done:
             return 1.0
-        of_step = {Stage.COPYING: 0.2, Stage.DUE: 0.4, Stage.FLIPPED: 0.6, Stage.ARRIVED: 0.8, Stage.ENDING: 0.9}
-        return (self._total - len(self._steps) + of_step.get(self.stage, 0.0)) / max(1, self._total)
+        of_step = {
+            TransferPhase.COPYING: 0.2,
+            TransferPhase.DUE: 0.4,
+            TransferPhase.FLIPPED: 0.6,
+            TransferPhase.ARRIVED: 0.8,
+            TransferPhase.ENDING: 0.9,
+        }
+        return (self._total - len(self._steps) + of_step.get(self.phase, 0.0)) / max(1, self._total)
 
     @property
     def in_line(self) -> bool:
         """Whether it may wait for the end of an epoch, or for state that is read back."""
         # What the epoch under way has touched is not copied before it is sealed or rolled back.
-        return self.stage in (Stage.WAITING, Stage.COPYING, Stage.DUE, Stage.ARRIVED)
+        return self.phase in (TransferPhase.WAITING, TransferPhase.COPYING, TransferPhase.DUE, TransferPhase.ARRIVED)
 
     @property
     def needed(self) -> set[WorkerId]:
         """Workers that have a part in the turns that begin now, whether they own something or not."""
-        return set(self._participants()) if self.stage in (Stage.FLIPPED, Stage.ARRIVED) else set()
+        return set(self._participants()) if self.phase in (TransferPhase.FLIPPED, TransferPhase.ARRIVED) else set()
 
     def backlog(self) -> dict[WorkerId, m.Backlogged]:
         """What feeders should tell the old owners about."""
-        if self.stage is not Stage.FLIPPED or self.strategy.order != "backlog":
+        if self.phase is not TransferPhase.FLIPPED or self.strategy.order != "backlog":
             return {}
         found: dict[WorkerId, m.Backlogged] = {}
         for lot in self._lots:
@@ -152,13 +158,13 @@ class Transfer:
 
     def go_on(self) -> list[Instruction]:
         """Something may be possible now that was not before."""
-        if self.stage is Stage.WAITING and not self._open and (self._at.at_rest or self._nothing_to_wait_for):
+        if self.phase is TransferPhase.WAITING and not self._open and (self._at.at_rest or self._nothing_to_wait_for):
             return self._start()
         if self._failure is not None:
             return self.give_up()
         if self.due and self._at.between_epochs:
             return [*self.flip(), *self.go_on()]
-        if self.stage is Stage.ARRIVED and self._used:
+        if self.phase is TransferPhase.ARRIVED and self._used:
             return self._release()  # a worker was missing when all had arrived, or an epoch was under way
         return []
 
@@ -170,7 +176,7 @@ class Transfer:
     @property
     def due(self) -> bool:
         """Whether ownership flips at the next epoch boundary: state is ready, and all that have a part are there."""
-        return self.stage is Stage.DUE and self._all_here
+        return self.phase is TransferPhase.DUE and self._all_here
 
     def from_worker(self, message: m.Copied | m.Arrived | m.Released, body: m.Body = None) -> list[Instruction]:
         """A worker says how far it is."""
@@ -184,18 +190,18 @@ class Transfer:
 
     def _copied(self, message: m.Copied) -> list[Instruction]:
         """An old owner has copied all but what changes all the time."""
-        if self.stage is not Stage.COPYING or message.move != self._move:
+        if self.phase is not TransferPhase.COPYING or message.move != self._move:
             return []
         self._open.discard(message.worker)
         if self._open:
             return []
-        self.stage = Stage.DUE
+        self.phase = TransferPhase.DUE
         self.copy_s += self._at.now - self._since
         return self.go_on()
 
     def flip(self) -> list[Instruction]:
         """An epoch boundary: ownership changes here."""
-        assert self.stage is Stage.DUE
+        assert self.phase is TransferPhase.DUE
         at = self._at
         self._before = at.routing
         at.set_routing(self._steps[0], f"move {self._move} flips")
@@ -203,7 +209,7 @@ class Transfer:
             assert at.lineage is not None
             if not self._before.groups_of(lot.target) and not self._before.guests_of(lot.target):
                 at.lineage.owned_nothing(lot.target)
-        self.stage, self._uncommitted = Stage.FLIPPED, True
+        self.phase, self._uncommitted = TransferPhase.FLIPPED, True
         self._since = at.now
         self.flips += 1
         self._open = {lot.target for lot in self._lots}
@@ -230,7 +236,7 @@ class Transfer:
 
     def _arrived(self, message: m.Arrived, body: m.Body) -> list[Instruction]:
         """A new owner has all of its own."""
-        if self.stage is not Stage.FLIPPED or message.move != self._move or message.worker not in self._open:
+        if self.phase is not TransferPhase.FLIPPED or message.move != self._move or message.worker not in self._open:
             return []
         self.keys += message.keys
         self.bytes += message.bytes
@@ -240,7 +246,7 @@ class Transfer:
         self._open.discard(message.worker)
         if self._open:
             return []
-        self.stage = Stage.ARRIVED
+        self.phase = TransferPhase.ARRIVED
         self.handover_s += self._at.now - self._since
         return self._release() if self._used else []
 
@@ -256,7 +262,7 @@ class Transfer:
     def committed(self) -> list[Instruction]:
         """An epoch of the operator is committed."""
         self._uncommitted = False
-        return self._release() if self.stage is Stage.ARRIVED else []
+        return self._release() if self.phase is TransferPhase.ARRIVED else []
 
     def _released(self, message: m.Released) -> list[Instruction]:
         """A worker has forgotten about the move."""
@@ -267,22 +273,22 @@ class Transfer:
 
     def superseded(self) -> list[Instruction]:
         """The operator's state is read back from the checkpoint: what was copied of it is worth nothing."""
-        return self._call_off() if self.stage in (Stage.COPYING, Stage.DUE) else []
+        return self._call_off() if self.phase in (TransferPhase.COPYING, TransferPhase.DUE) else []
 
     def lost(self, worker: WorkerId) -> list[Instruction]:
         """A worker of a durable cluster is gone."""
-        if self.stage in (Stage.COPYING, Stage.DUE):
+        if self.phase in (TransferPhase.COPYING, TransferPhase.DUE):
             return self._call_off()
-        if self.stage in (Stage.FLIPPED, Stage.ARRIVED):
+        if self.phase in (TransferPhase.FLIPPED, TransferPhase.ARRIVED):
             return self._from_checkpoint(worker)
         self._open.discard(worker)
         return self._forgotten()
 
     def failed(self, move: int, error: BedloadError) -> list[Instruction] | None:
         """A worker cannot do its part in a move; None: nobody needs it any more."""
-        if move != self._move or self.stage not in (Stage.COPYING, Stage.DUE, Stage.FLIPPED):
+        if move != self._move or self.phase not in (TransferPhase.COPYING, TransferPhase.DUE, TransferPhase.FLIPPED):
             return None
-        if self.stage is not Stage.FLIPPED:
+        if self.phase is not TransferPhase.FLIPPED:
             return self.called_off()
         self._steps.clear()
         self._failure = error
@@ -290,7 +296,7 @@ class Transfer:
 
     def give_up(self) -> list[Instruction]:
         """If a part of it failed after the flip: end it, when it is known what became of the epoch under way."""
-        if self.stage is not Stage.FLIPPED:
+        if self.phase is not TransferPhase.FLIPPED:
             self._failure = None
         if self._failure is None or self._at.undecided:
             return []
@@ -318,20 +324,20 @@ class Transfer:
         if self._switched and not self.flipped:
             # There is no state still, and its new owners may leave.
             self._at.set_routing(self._first, "called off before there was state")
-        if self.stage in (Stage.COPYING, Stage.DUE):
+        if self.phase in (TransferPhase.COPYING, TransferPhase.DUE):
             return self._call_off()
-        if self.stage is Stage.WAITING and not self._open:
-            self.stage = Stage.DONE
+        if self.phase is TransferPhase.WAITING and not self._open:
+            self.phase = TransferPhase.DONE
         return []
 
     def ended(self) -> list[Instruction]:
         """The cluster is over: nobody sends anything any more."""
-        return [] if self.stage in (Stage.WAITING, Stage.DONE) else self._end(called_off=True)
+        return [] if self.phase in (TransferPhase.WAITING, TransferPhase.DONE) else self._end(called_off=True)
 
     def reset(self) -> int:
         """The operator's state was given up, and the workers forget all about it; the last move that began."""
         self._steps.clear()
-        self.stage, self._switched, self._failure = Stage.DONE, False, None
+        self.phase, self._switched, self._failure = TransferPhase.DONE, False, None
         return self._move
 
     def reverts(self, lost: WorkerId) -> list[Instruction] | None:
@@ -339,16 +345,16 @@ class Transfer:
 
         None: they do not.
         """
-        if self.stage is Stage.ENDING:
+        if self.phase is TransferPhase.ENDING:
             self._open.discard(lost)
             return self._forgotten()
-        if self.stage in (Stage.FLIPPED, Stage.ARRIVED):
+        if self.phase in (TransferPhase.FLIPPED, TransferPhase.ARRIVED):
             if not self._uncommitted or self.flips > 1 or self._at.is_sealed:
                 return None
             self._at.set_routing(self._before, f"worker {lost} was lost, and what moved is given back")
             self.flips = 0
         self._steps.clear()
-        if self.stage in (Stage.WAITING, Stage.DONE):
+        if self.phase in (TransferPhase.WAITING, TransferPhase.DONE):
             return []
         return self._call_off()
 
@@ -356,7 +362,7 @@ class Transfer:
 
     def _start(self) -> list[Instruction]:
         if not self._steps:
-            self.stage = Stage.DONE
+            self.phase = TransferPhase.DONE
             return []
         self._again = False
         self._move = next(self._numbers)
@@ -369,9 +375,9 @@ class Transfer:
         if not self._all_here:
             return []  # its replacement comes, or it is left out
         if not self.strategy.copy_ahead:
-            self.stage = Stage.DUE
+            self.phase = TransferPhase.DUE
             return self.go_on()
-        self.stage, self._since = Stage.COPYING, self._at.now
+        self.phase, self._since = TransferPhase.COPYING, self._at.now
         self._open = {lot.source for lot in self._lots}
         name, terms = self._at.name, self.strategy.terms
         out: list[Instruction] = []
@@ -400,7 +406,7 @@ class Transfer:
         return self._end(called_off=False)
 
     def _end(self, *, called_off: bool) -> list[Instruction]:
-        self.stage = Stage.ENDING
+        self.phase = TransferPhase.ENDING
         self._open = set(self._participants())
         out: list[Instruction] = []
         for worker in sorted(self._open):
@@ -409,11 +415,11 @@ class Transfer:
         return [*out, *self._forgotten()]
 
     def _forgotten(self) -> list[Instruction]:
-        if self._open or self.stage is not Stage.ENDING:
+        if self._open or self.phase is not TransferPhase.ENDING:
             return []
         if not self._again and self._steps:
             self._steps.popleft()
-        self.stage = Stage.WAITING
+        self.phase = TransferPhase.WAITING
         return self.go_on()
 
     @property

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-from bedload.control.changes import Kind, Stage, Wish
+from bedload.control.changes import ChangePhase, Kind, Wish
 from bedload.core.errors import BedloadError, ClusterStopped, DefinitionError, Timeout, UnknownOperator
 from bedload.core.ids import KeyGroup, OperatorName, WorkerId
 from bedload.migration import Strategy, strategy_named
@@ -40,7 +40,7 @@ class Carrier(Protocol):
         """Call a change off; whether that could still be done."""
         ...
 
-    def seen(self, number: int) -> tuple[Stage, float]:
+    def seen(self, number: int) -> tuple[ChangePhase, float]:
         """Where a change is, and how much of it is done."""
         ...
 
@@ -188,13 +188,13 @@ class Change:
         error = self._future.exception()
         return f"<{self.what}: {'done' if error is None else f'failed: {error}'}>"
 
-    def _seen(self) -> tuple[Stage, float]:
+    def _seen(self) -> tuple[ChangePhase, float]:
         if self.done:
-            return Stage.OVER, 1.0
+            return ChangePhase.OVER, 1.0
         try:
             return self._carrier.seen(self.number)
         except ClusterStopped:
-            return Stage.OVER, 0.0
+            return ChangePhase.OVER, 0.0
 
     def _show_bar(self, console: Console, deadline: float) -> None:
         parts = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())

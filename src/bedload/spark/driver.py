@@ -22,7 +22,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
 
-from bedload.control.changes import Stage, Wish
+from bedload.control.changes import ChangePhase, Wish
 from bedload.control.compaction import Retention
 from bedload.control.coordinator import Coordinator
 from bedload.control.instructions import (
@@ -232,7 +232,7 @@ class Driver(Handler):
 
         return self.call(ask)
 
-    def seen(self, number: int) -> tuple[Stage, float]:
+    def seen(self, number: int) -> tuple[ChangePhase, float]:
         """Where a change is, and how much of it is done."""
         return self.call(lambda c: c.changes.seen(number))
 
@@ -422,13 +422,13 @@ class Driver(Handler):
                     self._endpoint.call_later(pause, look)
                 case DeployResult(to=to, error=error):
                     assert isinstance(to, Future)
-                    _settle(to, None, error)
+                    _resolve(to, None, error)
                 case EpochEnded():
                     self.ended.append(step)
                     self.moves.epoch_ended(step)
                 case ChangeResult(to=to, error=error, records=records):
                     assert isinstance(to, Future)
-                    _settle(to, self.moves.add(records, self.ended), error)
+                    _resolve(to, self.moves.add(records, self.ended), error)
                 case StartWorkers(workers=workers):
                     for worker in workers:
                         self._crew.add(worker, self._replace_seconds)
@@ -442,7 +442,7 @@ class Driver(Handler):
                         self._crew.let_go(worker)
                 case CheckpointResult(to=to, error=error):
                     assert isinstance(to, Future)
-                    _settle(to, None, error)
+                    _resolve(to, None, error)
                 case WriteTurn() | CheckTurn() | WriteManifest() | CollectGarbage():
                     self._file(step)
                 case ReplaceWorker(worker=worker):
@@ -485,7 +485,7 @@ class Driver(Handler):
                 self._endpoint.call_soon(run)
 
 
-def _settle(future: Future[Any], result: Any, error: BedloadError | None) -> None:
+def _resolve(future: Future[Any], result: Any, error: BedloadError | None) -> None:
     if error is None:
         future.set_result(result)
     else:

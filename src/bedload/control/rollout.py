@@ -1,11 +1,11 @@
-"""The code of all operators: what was shipped, and who has not said yet that it could load it. No I/O.
+"""The code of all operators: what was rolled out, and who has not said yet that it could load it. No I/O.
 
 A worker loads code on one of two occasions, and what its answer means differs: an operator is applied, and the user
 waits until all workers have it; or a worker joins, and takes part in nothing until it has all code.
 
 Invariants: a newcomer takes part in nothing before it has all code, that which is applied while it loads included, and
 has run the ``setup`` of what it will run first; if that fails, it ends. A replacement is one of the workers already:
-the user waits for it as for the others. What a query may run on is shipped to all that join.
+the user waits for it as for the others. What a query may run on is given to all that join.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ the one that runs and the one that was applied last. A query that begins with an
 
 
 @dataclass(frozen=True)
-class _Shipped:
+class _Code:
     operator: OperatorName
     deployment: DeploymentId
     key_groups: int
@@ -44,23 +44,23 @@ class _Deploying:
     error: BedloadError | None = None
 
 
-class Shipping:
+class Rollout:
     """Who has which code."""
 
     def __init__(self) -> None:
         self._count = 0
-        self._shipped: dict[OperatorName, list[_Shipped]] = {}
+        self._kept: dict[OperatorName, list[_Code]] = {}
         self._deploying: dict[DeploymentId, _Deploying] = {}
         self._joining: dict[WorkerId, set[DeploymentId]] = {}
 
     def number(self) -> DeploymentId:
-        """The number of the next deployment, whether it is shipped or refused."""
+        """The number of the next deployment, whether it is rolled out or refused."""
         self._count += 1
         return DeploymentId(self._count - 1)
 
     def latest(self, operator: OperatorName) -> DeploymentId:
         """The deployment of an operator that was applied last."""
-        return self._shipped[operator][-1].deployment
+        return self._kept[operator][-1].deployment
 
     def loads(self, operator: OperatorName) -> bool:
         """Whether a worker has not loaded yet what was applied."""
@@ -68,7 +68,7 @@ class Shipping:
 
     # --- to all ---
 
-    def ship(
+    def roll_out(
         self,
         token: Token,
         operator: OperatorName,
@@ -80,11 +80,11 @@ class Shipping:
         newcomers: Collection[WorkerId],
         active: DeploymentId | None = None,
     ) -> list[Instruction]:
-        """Ship an operator: the user waits for the workers, newcomers load it with all else. ``active``: what runs."""
-        kept = self._shipped.setdefault(operator, [])
+        """Roll an operator out: the user waits for workers, newcomers load it with all else. ``active``: what runs."""
+        kept = self._kept.setdefault(operator, [])
         same = next((it.payload for it in kept if it.payload == payload), payload)
-        shipped = _Shipped(operator, deployment, key_groups, same)
-        kept.append(shipped)
+        code = _Code(operator, deployment, key_groups, same)
+        kept.append(code)
         while len(kept) > MOST_KEPT or sum({id(it.payload): len(it.payload) for it in kept}.values()) > MOST_BYTES:
             oldest = next((it for it in kept[:-1] if it.deployment != active), None)
             if oldest is None:
@@ -94,7 +94,7 @@ class Shipping:
         for worker, waiting in self._joining.items():
             if worker in newcomers:
                 waiting.add(deployment)
-        return [*map(shipped.to, workers), *(shipped.to(worker, start=True) for worker in newcomers)]
+        return [*map(code.to, workers), *(code.to(worker, start=True) for worker in newcomers)]
 
     def answered(self, message: m.Deployed) -> bool:
         """A worker has loaded an operator that was applied, or could not; whether somebody waits for that."""
@@ -132,17 +132,17 @@ class Shipping:
         self, worker: WorkerId, active: Mapping[OperatorName, DeploymentId | None] = MappingProxyType({})
     ) -> list[Instruction]:
         """Give a worker that joined all code, and have it run what is ``active``; nothing if there is none."""
-        self._joining[worker] = {shipped.deployment for kept in self._shipped.values() for shipped in kept}
+        self._joining[worker] = {code.deployment for kept in self._kept.values() for code in kept}
         out: list[Instruction] = []
-        for name, kept in self._shipped.items():
+        for name, kept in self._kept.items():
             runs = active.get(name)
             known = runs if any(it.deployment == runs for it in kept) else kept[-1].deployment
-            out += [shipped.to(worker, start=shipped.deployment == known) for shipped in kept]
+            out += [code.to(worker, start=code.deployment == known) for code in kept]
         return out
 
     def knows(self, operator: OperatorName, deployment: DeploymentId) -> bool:
         """Whether a worker that joins would get this code."""
-        return any(it.deployment == deployment for it in self._shipped.get(operator, ()))
+        return any(it.deployment == deployment for it in self._kept.get(operator, ()))
 
     def is_loading(self, worker: WorkerId, deployment: DeploymentId) -> bool:
         """Whether this is code that a worker loads because it joined."""
