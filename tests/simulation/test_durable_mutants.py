@@ -26,7 +26,7 @@ from bedload.control.attempt import Attempt
 from bedload.control.compaction import Compaction
 from bedload.control.epochs import OperatorEpochs
 from bedload.control.lineage import Lineage
-from bedload.control.standing import Phase
+from bedload.control.standing import Phase, Standing
 from bedload.control.turns import Turns
 from bedload.core.errors import StoreError
 from bedload.migration.parking import Parking
@@ -158,13 +158,7 @@ def outputs_of_a_lost_worker_can_be_repeated(patch: Patch) -> None:
 
 
 def turn_begins_without_the_missing(patch: Patch) -> None:
-    original = OperatorEpochs._begin
-
-    def begin(self: Any, token: Any, ask: Any) -> Any:
-        self.standing.missing = ()
-        return original(self, token, ask)
-
-    patch.setattr(OperatorEpochs, "_begin", begin)
+    patch.setattr(Standing, "lacks_workers", False)
 
 
 # --- restoring ---

@@ -33,6 +33,7 @@ from bedload.control.instructions import (
     WriteManifest,
     WriteTurn,
 )
+from bedload.control.members import workers_at
 from bedload.control.paperwork import Event, FileStep
 from bedload.control.standing import Phase as ControlPhase
 from bedload.control.transfer import TransferPhase
@@ -107,7 +108,9 @@ class SimulatedDriver:
         self._spares: set[WorkerId] = set()
         """Workers of which a second one waits for the first to be lost."""
         addresses = {worker: self._connect(worker) for worker in workers}
-        self.coordinator = Coordinator(addresses, durable=desk is not None, retention=retention, clock=network.time)
+        self.coordinator = Coordinator(
+            workers_at(addresses), durable=desk is not None, retention=retention, clock=network.time
+        )
         if desk is not None:
             desk.report = self.tell
 

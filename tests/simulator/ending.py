@@ -152,7 +152,7 @@ class Ending:
         assert not driver.wishes.snapshots, f"snapshots {driver.wishes.snapshots} did not come to an end"
         assert coordinator.changes.current is None, f"{coordinator.changes.current} did not come to an end"
         here = {worker.name for worker in driver.places.values() if worker.alive}
-        members = {coordinator.workers[worker] for worker in coordinator.changes.members}
+        members = {coordinator.workers[worker] for worker in coordinator.members.owning}
         assert here == members, f"{sorted(here)} run, but {sorted(members)} are the cluster"
         for address in sorted(here):
             driver.places[address].check_at_rest()
@@ -162,7 +162,7 @@ class Ending:
         if driver is None or not driver.alive or driver.coordinator.error is not None:
             return
         coordinator, durable = driver.coordinator, self._world.storage is not None
-        if coordinator._missing:
+        if coordinator.members.missing:
             return
         unanswered = [reader.name for reader in driver.readers if reader.waits]
         assert not unanswered, f"{unanswered} wait for ever"

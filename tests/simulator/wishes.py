@@ -48,7 +48,7 @@ def make_wish(
     chance: Chance, coordinator: Coordinator, kinds: tuple[str, ...], strategies: tuple[str, ...], *, durable: bool
 ) -> Wish:
     """Make something up that moves something, most of the time."""
-    members = coordinator.changes.members
+    members = coordinator.members.owning
     kind = chance.pick([it for it in KINDS if not kinds or it in kinds])
     pinned = [pin.key for name in coordinator.operators for pin in coordinator.operator(name).routing.pins]
     if not kinds and len(members) == 1 and chance.happens(0.8):

@@ -38,6 +38,7 @@ from bedload.checkpoint.storage import Storage, open_storage
 from bedload.control.compaction import Compaction, Retention
 from bedload.control.instructions import ToWorker, WriteManifest
 from bedload.control.lineage import Lineage
+from bedload.control.members import Members, workers_at
 from bedload.control.standing import Standing
 from bedload.core.clock import SystemClock
 from bedload.core.errors import (
@@ -747,9 +748,9 @@ def test_a_snapshot_before_the_first_epoch_of_a_change_is_in_the_old_schema() ->
     lineage = Lineage(Generation(2), History(OPERATOR, [record_of(Turn(3), None, Generation(0), 1)]), schemas, 2)
     worker = WorkerId(0)
     routing = RoutingTable.initial(GROUPS, [worker])
-    standing = Standing(OPERATOR, routing, {worker: "here"}, lineage, (), SystemClock())
+    standing = Standing(OPERATOR, routing, Members(workers_at({worker: "here"})), lineage, SystemClock())
     lineage.head = Turn(3)
-    compaction = Compaction(standing, Retention(), {worker: "here"})
+    compaction = Compaction(standing, Retention())
     (asked,) = compaction.ask("me")
     assert isinstance(asked, ToWorker)
     assert isinstance(asked.message, m.Compact)

@@ -25,6 +25,7 @@ from bedload.control.instructions import (
     WorkersLeft,
 )
 from bedload.control.lineage import Lineage
+from bedload.control.members import Members, Worker, workers_at
 from bedload.control.recovery import MOST_READS
 from bedload.control.rollout import MOST_KEPT, Rollout
 from bedload.control.standing import Phase
@@ -192,7 +193,7 @@ def test_a_newcomer_that_cannot_run_the_operator_fails_the_change_with_its_last_
     error = results(rig.lose(2))[0].error
     assert isinstance(error, WorkerStartFailed)
     assert "too many connections" in error.message
-    assert rig.coordinator.changes.members == (0, 1)
+    assert rig.coordinator.members.owning == (0, 1)
     assert rig.coordinator.error is None
 
 
@@ -209,7 +210,7 @@ def test_a_replacement_that_never_gets_ready_is_started_some_times_and_then_left
         again = [step for step in rig.steps if isinstance(step, ReplaceWorker)]
         assert len(again) == (1 if attempt < MAX_STARTS - 1 else 0)
     assert rig.coordinator.error is None
-    assert rig.coordinator.changes.members == (0,)
+    assert rig.coordinator.members.owning == (0,)
     assert rig.epochs.routing.groups_of(WorkerId(0)) == (0, 1, 2, 3)
     rig.stage += 1
     assert rig.open(1) == "Opened"
@@ -245,7 +246,7 @@ def test_when_all_start_anew_one_that_is_lost_is_started_again() -> None:
     for worker in range(3):
         rig.join(worker)
     assert results(rig.steps)[0].error is None
-    assert rig.coordinator.changes.members == (0, 1, 2)
+    assert rig.coordinator.members.owning == (0, 1, 2)
 
 
 def test_when_all_start_anew_one_that_never_comes_is_left_out_and_that_is_told() -> None:
@@ -258,7 +259,7 @@ def test_when_all_start_anew_one_that_never_comes_is_left_out_and_that_is_told()
     assert isinstance(error, WorkerStartFailed)
     assert "no room" in error.message
     assert "2 workers" in error.message
-    assert rig.coordinator.changes.members == (0, 2)
+    assert rig.coordinator.members.owning == (0, 2)
     assert set(rig.epochs.routing.owners) == {0, 2}
     rig.stage += 1
     assert rig.open(1) == "Opened"
@@ -286,7 +287,7 @@ def test_when_all_start_anew_nothing_waits_for_what_one_that_is_left_out_has_not
     for worker in (1, 2):  # the first one's share goes to the second one, too
         for _ in range(MAX_STARTS):
             rig.did(rig.coordinator.worker_not_started(WorkerId(worker), "no room"))
-    assert rig.coordinator.changes.members == (0,)
+    assert rig.coordinator.members.owning == (0,)
     rig.did(rig.coordinator.from_worker(restored(rig, 0, FIRST, 4)))
     assert rig.epochs.at_rest
 
@@ -610,7 +611,8 @@ def test_what_was_applied_while_a_worker_came_moves_there_too() -> None:
     assert 2 not in rig.coordinator.operator(name).routing.workers
     change = rig.coordinator.changes.current
     assert change is not None
-    change.members = rig.coordinator.changes.members = (0, 1, 2)
+    change.members = (0, 1, 2)
+    rig.coordinator.members.own(change.members)
     target = rig.coordinator.changes._target(
         replace(change, wish=Wish("move", None, worker=WorkerId(2), groups=(KeyGroup(0),))),
         rig.coordinator._operators[name],
@@ -645,7 +647,7 @@ def test_workers_that_forget_the_state_are_told_which_move_was_of_it() -> None:
 
 
 def test_whoever_has_the_only_state_of_an_operator_stays_when_a_change_is_called_off() -> None:
-    coordinator = Coordinator({WorkerId(0): "w0"}, clock=HandClock())
+    coordinator = Coordinator(workers_at({WorkerId(0): "w0"}), clock=HandClock())
     _, steps = coordinator.deploy("user", NAME, 4, b"code")
     coordinator.from_worker(m.Deployed(WorkerId(0), DeploymentId(0), None))
     epoch_in_memory(coordinator, NAME, 0, [0])
@@ -668,7 +670,7 @@ def test_whoever_has_the_only_state_of_an_operator_stays_when_a_change_is_called
 
 
 def test_a_worker_that_owned_nothing_and_is_lost_while_it_is_weighed_is_not_waited_for() -> None:
-    coordinator = Coordinator({WorkerId(0): "w0", WorkerId(1): "w1"}, clock=HandClock())
+    coordinator = Coordinator(workers_at({WorkerId(0): "w0", WorkerId(1): "w1"}), clock=HandClock())
     coordinator.deploy("user", NAME, 4, b"code")
     for worker in range(2):
         coordinator.from_worker(m.Deployed(WorkerId(worker), DeploymentId(0), None))
@@ -681,7 +683,7 @@ def test_a_worker_that_owned_nothing_and_is_lost_while_it_is_weighed_is_not_wait
     coordinator.from_worker(m.Weighed(WorkerId(0), NAME, number, {}, 0, 0, 0.0, 0.0))
     steps = coordinator.worker_lost(WorkerId(1), "killed")
     assert [result.error for result in results(steps)] == [None]
-    assert coordinator.changes.members == (0,)
+    assert coordinator.members.owning == (0,)
 
 
 def epoch_in_memory(coordinator: Coordinator, name: OperatorName, deployment: int, workers: list[int]) -> None:
@@ -730,25 +732,27 @@ def test_more_pinned_keys_than_every_feeder_can_be_told_of_are_refused() -> None
 
 
 def test_whoever_joins_gets_every_deployment_that_a_query_may_run_on() -> None:
-    shipping = Rollout()
+    rollout = Rollout(Members([]))
     for number in range(10):
-        shipping.roll_out(number, NAME, shipping.number(), 4, b"code %d" % number, workers=[], newcomers=[])
+        rollout.roll_out(number, NAME, rollout.number(), 4, b"code %d" % number)
     sent = [
-        step.message for step in shipping.send_all(WorkerId(1), {NAME: DeploymentId(2)}) if isinstance(step, ToWorker)
+        step.message
+        for step in rollout.send_all(Worker(WorkerId(1)), {NAME: DeploymentId(2)})
+        if isinstance(step, ToWorker)
     ]
     assert [it.deployment for it in sent if isinstance(it, m.Deploy)] == list(range(10))
     assert [it.deployment for it in sent if isinstance(it, m.Deploy) and it.start] == [2]
 
 
 def test_what_runs_is_kept_however_often_the_operator_is_applied() -> None:
-    shipping = Rollout()
+    rollout = Rollout(Members([]))
     for number in range(3 * MOST_KEPT):
         active = DeploymentId(1) if number else None
-        shipping.roll_out(number, NAME, shipping.number(), 4, b"%d" % number, workers=[], newcomers=[], active=active)
-    assert shipping.knows(NAME, DeploymentId(1))
-    assert shipping.knows(NAME, DeploymentId(3 * MOST_KEPT - 1))
-    assert not shipping.knows(NAME, DeploymentId(0))
-    assert len(shipping.send_all(WorkerId(1))) == MOST_KEPT
+        rollout.roll_out(number, NAME, rollout.number(), 4, b"%d" % number, active=active)
+    assert rollout.knows(NAME, DeploymentId(1))
+    assert rollout.knows(NAME, DeploymentId(3 * MOST_KEPT - 1))
+    assert not rollout.knows(NAME, DeploymentId(0))
+    assert len(rollout.send_all(Worker(WorkerId(1)))) == MOST_KEPT
 
 
 def test_a_query_on_code_that_is_not_kept_any_more_is_refused() -> None:
@@ -766,7 +770,7 @@ def test_nine_million_stale_keys_fit_a_hand_over() -> None:
 
 @pytest.mark.parametrize("error", [BedloadError("x"), ValueError("y")])
 def test_last_words_are_told_with_the_loss(error: Exception) -> None:
-    coordinator = Coordinator({WorkerId(0): "a", WorkerId(1): "b"}, clock=HandClock())
+    coordinator = Coordinator(workers_at({WorkerId(0): "a", WorkerId(1): "b"}), clock=HandClock())
     coordinator.deploy("user", NAME, 4, b"")
     coordinator.from_worker(m.WorkerFailed(WorkerId(0), m.WireError.of(error)))
     assert coordinator.error is None

@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from bedload.control.coordinator import Coordinator
 from bedload.control.instructions import DeployResult, EpochEnded, Instruction, Reply, ToWorker
+from bedload.control.members import workers_at
 from bedload.control.standing import Phase
 from bedload.core.clock import SystemClock
 from bedload.core.errors import (
@@ -36,7 +37,7 @@ def ask(deployment: DeploymentId, operator: OperatorName = NAME) -> m.Open:
 
 @pytest.fixture
 def coordinator() -> Coordinator:
-    return Coordinator({WorkerId(0): "w0", WorkerId(1): "w1"}, clock=SystemClock())
+    return Coordinator(workers_at({WorkerId(0): "w0", WorkerId(1): "w1"}), clock=SystemClock())
 
 
 def deployed(coordinator: Coordinator, **options: int | bool) -> DeploymentId:
@@ -115,7 +116,7 @@ def test_what_is_no_worker_s_message_is_an_error(coordinator: Coordinator) -> No
 
 
 def test_an_operator_learns_that_an_epoch_is_committed_when_another_one_of_its_query_opens_the_next() -> None:
-    coordinator = Coordinator({WorkerId(0): "w0"}, clock=SystemClock())
+    coordinator = Coordinator(workers_at({WorkerId(0): "w0"}), clock=SystemClock())
     names = [OperatorName("First"), OperatorName("Second")]
     for number, name in enumerate(names):
         deployment, _ = coordinator.deploy("user", name, 4, b"code")

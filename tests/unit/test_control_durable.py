@@ -33,6 +33,7 @@ from bedload.control.instructions import (
     WriteTurn,
 )
 from bedload.control.lineage import Lineage
+from bedload.control.members import workers_at
 from bedload.control.standing import Phase
 from bedload.core.errors import BedloadError, Fenced, ProtocolError, StoreError
 from bedload.core.ids import (
@@ -72,7 +73,7 @@ class Rig:
         retention = Retention(2, CompactionSettings(max_turns=max_turns))
         self.clock = HandClock()
         self.coordinator = Coordinator(
-            addresses, durable=True, retention=retention, takes_slots=takes_slots, clock=self.clock
+            workers_at(addresses), durable=True, retention=retention, takes_slots=takes_slots, clock=self.clock
         )
         self.history = History(NAME) if history is None else history
         self.steps: list[Instruction] = []

@@ -18,6 +18,7 @@ from bedload.control.instructions import (
     Reply,
     ToWorker,
 )
+from bedload.control.members import workers_at
 from bedload.control.standing import Phase
 from bedload.core.errors import BedloadError, NullKey, ProtocolError
 from bedload.core.ids import (
@@ -55,7 +56,7 @@ class Rig:
 
     def __init__(self, *, fresh: bool = False) -> None:
         self.clock = HandClock()
-        self.coordinator = Coordinator(WORKERS, clock=self.clock)
+        self.coordinator = Coordinator(workers_at(WORKERS), clock=self.clock)
         self.steps: list[Instruction] = []
         self._numbers = itertools.count()
         self.deploy(fresh=fresh)

@@ -84,4 +84,4 @@ def test_a_replacement_whose_setup_fails_is_left_out_after_some_times(tmp_path: 
             except BedloadError:
                 cluster.restart()
         assert {row["n"] for row in left} == {2}
-        assert cluster.driver.call(lambda coordinator: coordinator.changes.members) == (0,)
+        assert cluster.driver.call(lambda coordinator: coordinator.members.owning) == (0,)

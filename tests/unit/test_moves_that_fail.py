@@ -119,7 +119,7 @@ def test_before_anything_flipped_the_cluster_is_as_it_was(strategy: str, monkeyp
     done = int(it.epoch)
     epoch(it)
     assert set(it.workers) == {0, 1}
-    assert it.coordinator.changes.members == (0, 1)
+    assert it.coordinator.members.owning == (0, 1)
     assert it.snapshot() == {key: {"n": done + 1} for key in range(KEYS)}
 
 

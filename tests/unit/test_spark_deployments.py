@@ -16,6 +16,7 @@ import bedload as bl
 from bedload.checkpoint.records import TurnRecord, pack_owners
 from bedload.control.coordinator import Coordinator
 from bedload.control.lineage import Lineage
+from bedload.control.members import workers_at
 from bedload.core.clock import SystemClock
 from bedload.core.errors import (
     BedloadError,
@@ -63,7 +64,7 @@ class FakeDriver:
     address = "nowhere"
 
     def __init__(self, *, durable: bool) -> None:
-        self.coordinator = Coordinator({WorkerId(0): "here"}, durable=durable, clock=SystemClock())
+        self.coordinator = Coordinator(workers_at({WorkerId(0): "here"}), durable=durable, clock=SystemClock())
         self.shipped: list[OperatorName] = []
         self.refusal: BedloadError | None = None
 

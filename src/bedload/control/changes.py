@@ -26,6 +26,7 @@ import numpy as np
 from bedload.control import refusals
 from bedload.control.epochs import OperatorEpochs
 from bedload.control.instructions import ChangeResult, Instruction, StartWorkers, Token, ToWorker, WorkersLeft
+from bedload.control.members import Members
 from bedload.control.transfer import Transfer
 from bedload.core.clock import Clock
 from bedload.core.errors import BedloadError, MoveCancelled, MoveFailed, MoveRefused, WorkerStartFailed
@@ -113,21 +114,17 @@ class Changes:
     def __init__(
         self,
         operators: dict[OperatorName, OperatorEpochs],
-        addresses: dict[WorkerId, str],
+        members: Members,
         deployment_of: Callable[[OperatorName], DeploymentId],
         clock: Clock,
         *,
         durable: bool,
     ) -> None:
         self._operators = operators
-        self._addresses = addresses
+        self._members = members
         self._deployment_of = deployment_of
         self._clock = clock
         self._durable = durable
-        self.members: tuple[WorkerId, ...] = tuple(sorted(addresses))
-        """Workers that own key groups, or will when one is lost and replaced."""
-        self.starting: set[WorkerId] = set()
-        """Workers that were asked for and have not joined with all code."""
         self.current: Change | None = None
         self._queue: deque[Change] = deque()
         self._numbers = itertools.count()
@@ -174,7 +171,7 @@ class Changes:
     def wanted(self) -> set[WorkerId]:
         """Workers that own key groups, and those that shall when the current change is over."""
         change = self.current
-        return {*self.members, *(change.members if change is not None and change.failure is None else ())}
+        return {*self._members.owning, *(change.members if change is not None and change.failure is None else ())}
 
     @property
     def restarting(self) -> int | None:
@@ -189,7 +186,6 @@ class Changes:
 
     def ready(self, worker: WorkerId) -> list[Instruction]:
         """A worker that was asked for is there, with all code."""
-        self.starting.discard(worker)
         change = self.current
         if change is None or change.phase is not ChangePhase.STARTING:
             return []
@@ -198,8 +194,8 @@ class Changes:
 
     def remove(self, worker: WorkerId) -> None:
         """A worker was lost and will not be replaced."""
-        here = tuple(sorted(self._addresses))
-        self.members = tuple(it for it in self.members if it != worker) or here
+        self._members.disown(worker)
+        here = tuple(sorted(self._members.addresses))
         change = self.current
         if change is not None:
             change.members = tuple(it for it in change.members if it != worker) or here
@@ -209,7 +205,7 @@ class Changes:
 
     def not_started(self, worker: WorkerId, error: BedloadError) -> list[Instruction]:
         """A worker that was asked for will not come."""
-        self.starting.discard(worker)
+        self._members.call_off([worker])
         change = self.current
         if change is None or change.phase is not ChangePhase.STARTING:
             return []
@@ -222,15 +218,15 @@ class Changes:
         change.starts[worker] += 1
         if change.starts[worker] < MAX_STARTS:
             return [StartWorkers((worker,))]
-        self.starting.discard(worker)
-        if not self.starting and not self._addresses:
+        self._members.call_off([worker])
+        if not self._members.asked and not self._members.addresses:
             return None
         for epochs in self._operators.values():
             epochs.recovery.leave_out(worker)
         self.remove(worker)
         change.failure = WorkerStartFailed(
             f"{error.message}. It was started {MAX_STARTS} times; the others have its share of the key groups: there "
-            f"are {len(self.members)} workers now",
+            f"are {len(self._members.owning)} workers now",
             worker=worker,
         )
         return []  # whoever asks goes on with it, and with the epochs that were held up
@@ -294,7 +290,7 @@ class Changes:
         """Without a checkpoint a worker is gone that owned nothing before this change; None: state is lost with it."""
         change = self.current
         if change is None:
-            return None if worker in self.members else []
+            return None if worker in self._members.owning else []
         out: list[Instruction] = []
         for transfer in change.transfers.values():
             back = transfer.reverts(worker)
@@ -326,7 +322,7 @@ class Changes:
         out: list[Instruction] = []
         if change.phase is ChangePhase.HOLDING:
             return self._held(change)
-        if change.phase is ChangePhase.RESTARTING and not self.starting:
+        if change.phase is ChangePhase.RESTARTING and not self._members.asked:
             return self._finish(change)
         if change.phase is not ChangePhase.MOVING:
             return []
@@ -342,7 +338,7 @@ class Changes:
             self._operators[name].standing.transfer = None
         self._stop_halfway(change)
         self._keep_owners(change)
-        leaving = [worker for worker in self._addresses if worker not in self.members]
+        leaving = self._members.not_owning
         # SUBTLE: not in the middle of an epoch in which feeders talk to it. It has no part in the next one.
         needed = [
             epochs for epochs in self._operators.values() if any(epochs.standing.needs(worker) for worker in leaving)
@@ -394,7 +390,7 @@ class Changes:
         if self.current is not None or not self._queue:
             return []
         change = self.current = self._queue.popleft()
-        change.before = self.members
+        change.before = self._members.owning
         try:
             change.members = self._members_after(change.wish)
             self._check(change.wish)
@@ -403,15 +399,15 @@ class Changes:
         if change.wish.strategy is not None and change.wish.strategy.restart:
             change.phase, change.held_at = ChangePhase.HOLDING, self._clock.monotonic()
             return self.go_on()
-        new = tuple(worker for worker in change.members if worker not in self.members)
+        new = tuple(worker for worker in change.members if worker not in self._members.owning)
         change.phase, change.waiting = ChangePhase.STARTING, set(new)
         if not new:
             return self._weigh(change)
-        self.starting |= set(new)
+        self._members.ask(new)
         return [StartWorkers(new)]
 
     def _members_after(self, wish: Wish) -> tuple[WorkerId, ...]:
-        members = self.members
+        members = self._members.owning
         if wish.kind == "drain":
             if wish.worker not in members:
                 raise MoveRefused(f"there is no worker {wish.worker} to drain; there are {_listed(members)}")
@@ -427,8 +423,8 @@ class Changes:
         return tuple(sorted((*members, *itertools.islice(free, wish.workers - len(members)))))
 
     def _check(self, wish: Wish) -> None:
-        if wish.kind in ("move", "pin") and wish.worker not in self.members:
-            raise MoveRefused(f"there is no worker {wish.worker}; there are {_listed(self.members)}")
+        if wish.kind in ("move", "pin") and wish.worker not in self._members.owning:
+            raise MoveRefused(f"there is no worker {wish.worker}; there are {_listed(self._members.owning)}")
         if wish.operator is not None and wish.operator not in self._operators:
             known = ", ".join(sorted(self._operators)) or "none"
             raise MoveRefused(f"no operator {wish.operator!r} was applied on this cluster; there are: {known}")
@@ -453,7 +449,7 @@ class Changes:
 
     def _weigh(self, change: Change) -> list[Instruction]:
         change.phase = ChangePhase.WEIGHING
-        asked = [(name, worker) for name in self._concerned(change.wish) for worker in self._addresses]
+        asked = [(name, worker) for name in self._concerned(change.wish) for worker in self._members.addresses]
         change.waiting = set(asked)
         if not asked:
             return self._move(change)
@@ -475,7 +471,7 @@ class Changes:
                     f"there are {_listed(change.members)}"
                 ),
             )
-        self.members = change.members
+        self._members.own(change.members)
         try:
             for name in self._concerned(change.wish):
                 epochs = self._operators[name]
@@ -549,20 +545,18 @@ class Changes:
     def _restart(self, change: Change) -> list[Instruction]:
         """All epochs are at rest: every worker ends, and others begin with what the checkpoint has."""
         change.phase = ChangePhase.RESTARTING
-        leaving = tuple(self._addresses)
+        leaving = tuple(self._members.addresses)
         out: list[Instruction] = [ToWorker(worker, m.Stop()) for worker in leaving]
-        self._addresses.clear()
-        self.members = change.members
-        self.starting = set(change.members)
+        self._members.start_anew(change.members)
         for epochs in self._operators.values():
             epochs.recovery.restarted(change.members)
         return [*out, WorkersLeft(leaving), StartWorkers(change.members)]
 
     def _finish(self, change: Change) -> list[Instruction]:
-        gone = tuple(worker for worker in self._addresses if worker not in self.members)
+        gone = self._members.not_owning
         out: list[Instruction] = []
         for worker in gone:
-            del self._addresses[worker]
+            self._members.left(worker)
             for epochs in self._operators.values():
                 epochs.recovery.left(worker)
             out.append(ToWorker(worker, m.Stop()))
@@ -573,7 +567,8 @@ class Changes:
     def _fail(self, change: Change, error: BedloadError) -> list[Instruction]:
         """Before anything flipped, or with everything given back."""
         change.failure = error
-        self.members, self.starting = change.before, set()
+        self._members.own(change.before)
+        self._members.call_off(self._members.asked)
         out: list[Instruction] = []
         for transfer in change.transfers.values():
             out += transfer.called_off()
@@ -588,11 +583,11 @@ class Changes:
         tables = [epochs.standing.routing for epochs in self._operators.values()]
         owners = {it for table in tables for it in (*table.owners, *(pin.worker for pin in table.pins))}
         stay = set(change.before) & set(change.members)
-        self.members = tuple(sorted(owners | stay))
+        self._members.own(owners | stay)
         for epochs in self._operators.values():
-            if set(epochs.standing.routing.workers) != set(self.members):
+            if set(epochs.standing.routing.workers) != set(self._members.owning):
                 epochs.standing.set_routing(
-                    epochs.standing.routing.next(workers=self.members), "the change stopped halfway"
+                    epochs.standing.routing.next(workers=self._members.owning), "the change stopped halfway"
                 )
         moved = sum(it.groups for it in change.transfers.values())
         ending = "Nothing has moved: the cluster is as it was"
@@ -612,7 +607,7 @@ class Changes:
         ]
         owners = {it for table in tables for it in (*table.owners, *(pin.worker for pin in table.pins))}
         if change.failure is not None:
-            self.members = tuple(sorted(owners | set(self.members)))
+            self._members.own(owners | set(self._members.owning))
 
     def _over(self, change: Change, error: BedloadError | None) -> list[Instruction]:
         change.phase = ChangePhase.OVER
@@ -636,7 +631,7 @@ class Changes:
             began=change.requested,
             duration_s=now - change.requested,
             workers_before=len(change.before),
-            workers_after=len(self.members),
+            workers_after=len(self._members.owning),
         )
         if transfer is None:
             if change.held_at is None or error is not None:

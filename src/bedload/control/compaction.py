@@ -44,10 +44,9 @@ class _Running:
 class Compaction:
     """The snapshots of one operator."""
 
-    def __init__(self, standing: Standing, retention: Retention, addresses: dict[WorkerId, str]) -> None:
+    def __init__(self, standing: Standing, retention: Retention) -> None:
         self._at = standing
         self._retention = retention
-        self._addresses = addresses
         self._running: _Running | None = None
         self._tickets = 0
         self._asked: list[Token] = []
@@ -71,7 +70,7 @@ class Compaction:
     def go_on(self) -> list[Instruction]:
         """Workers may have left, been lost or come back."""
         running = self._running
-        if running is not None and not running.waiting <= self._addresses.keys():
+        if running is not None and not running.waiting <= self._at.addresses.keys():
             self._asked += running.asked
             self._running = None
         lineage = self._at.lineage
@@ -128,7 +127,7 @@ class Compaction:
         if self._running is not None or lineage is None or lineage.head is None:
             return []
         owners = set(self._at.routing.owners)
-        if not owners <= self._addresses.keys():
+        if not owners <= self._at.addresses.keys():
             return []  # until those that are missing are back, or others own their key groups
         self._tickets += 1
         self._running = _Running(self._tickets, lineage.head, owners, self._asked)

@@ -6,7 +6,6 @@ event and carries out the instructions that come back, in order. Messages to one
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
 from functools import partial
 
@@ -28,6 +27,7 @@ from bedload.control.instructions import (
     WorkersLeft,
 )
 from bedload.control.lineage import Lineage
+from bedload.control.members import Life, Members, Worker
 from bedload.control.refusals import refuse
 from bedload.control.rollout import Rollout
 from bedload.control.room import Until, WaitingRoom
@@ -52,23 +52,21 @@ class Coordinator:
 
     def __init__(
         self,
-        workers: dict[WorkerId, str],
+        workers: Iterable[Worker],
         *,
         durable: bool = False,
         retention: Retention | None = None,
         takes_slots: bool = False,
         clock: Clock,
     ) -> None:
-        self._addresses = dict(workers)
+        self.members = Members(workers)
         self._durable = durable
         """State is in a checkpoint: a lost worker is replaced, and what it had is read back."""
         self._takes_slots = takes_slots
         """A worker takes a Spark task slot: no feeder may wait for one, in what may be the slot that it needs."""
         self._retention = retention or Retention()
         self._compactions: dict[OperatorName, Compaction] = {}
-        self._rollout = Rollout()
-        self._missing: dict[WorkerId, BedloadError] = {}
-        """Workers that were lost and whose replacement is not ready."""
+        self._rollout = Rollout(self.members)
         self._losses = 0
         """Workers lost since an epoch was committed."""
         self._room = WaitingRoom()
@@ -77,15 +75,7 @@ class Coordinator:
         self._clock = clock
         self._unsettled: tuple[WorkerId, WorkerLost, WorkerLost] | None = None
         """Without a checkpoint: a worker that was lost, while it is found out whether state was lost with it."""
-        self._restarted: int | None = None
-        """The last change that started all workers anew."""
-        self._last_words: dict[WorkerId, str] = {}
-        """Why workers are about to end."""
-        self._in_vain: Counter[WorkerId] = Counter()
-        """How often a replacement was lost before it was ready."""
-        self._newcomers: dict[WorkerId, str] = {}
-        """Workers that were asked for, joined, and do not have all code yet."""
-        self.changes = Changes(self._operators, self._addresses, self._rollout.latest, self._clock, durable=durable)
+        self.changes = Changes(self._operators, self.members, self._rollout.latest, self._clock, durable=durable)
         self._held = False
         """Whether no epoch could begin when something happened last, because all workers start anew."""
         self.restoring: dict[tuple[OperatorName, WorkerId], m.Restored] = {}
@@ -123,30 +113,22 @@ class Coordinator:
         if known is None:
             known = self._take_in(operator, key_groups, lineage, fresh=fresh)
         elif fresh:
-            out += known.reset(RoutingTable.initial(key_groups, self.changes.members), lineage)
-        out += self._rollout.roll_out(
-            token,
-            operator,
-            deployment,
-            key_groups,
-            payload,
-            workers=self._addresses,
-            newcomers=self._newcomers,
-            active=known.standing.deployment,
-        )
+            out += known.reset(RoutingTable.initial(key_groups, self.members.owning), lineage)
+        active = known.standing.deployment
+        out += self._rollout.roll_out(token, operator, deployment, key_groups, payload, active=active)
         # Without a worker nobody would answer; the replacements get the code when they come.
-        return deployment, out if self._addresses else [*out, *self._deployed_by_all()]
+        return deployment, out if self.members.addresses else [*out, *self._deployed_by_all()]
 
     def _take_in(self, name: OperatorName, key_groups: int, lineage: Lineage | None, *, fresh: bool) -> OperatorEpochs:
         """An operator is new here."""
-        routing = RoutingTable.initial(key_groups, self.changes.members)
-        standing = Standing(name, routing, self._addresses, lineage, self._missing, self._clock)
+        routing = RoutingTable.initial(key_groups, self.members.owning)
+        standing = Standing(name, routing, self.members, lineage, self._clock)
         standing.loads, standing.on_routing = partial(self._rollout.loads, name), self.changes.routed
         epochs = self._operators[name] = OperatorEpochs(standing, self._room, self._holds)
         if fresh:
             epochs.reset(routing)
         if lineage is not None:
-            self._compactions[name] = Compaction(standing, self._retention, self._addresses)
+            self._compactions[name] = Compaction(standing, self._retention)
         return epochs
 
     def checkpoint(self, token: Token, operator: OperatorName) -> list[Instruction]:
@@ -171,7 +153,7 @@ class Coordinator:
     def stop(self) -> list[Instruction]:
         """End the cluster."""
         out = self._end(ClusterStopped("the cluster was stopped; attach again with bedload.attach(...)"))
-        return [*out, *(ToWorker(worker, m.Stop()) for worker in (*self._addresses, *self._newcomers))]
+        return [*out, *(ToWorker(worker, m.Stop()) for worker in (*self.members.addresses, *self.members.loading))]
 
     # --- events ---
 
@@ -190,9 +172,9 @@ class Coordinator:
         late = not epochs.standing.holds(ask)
         if late and not self._rollout.knows(ask.operator, ask.deployment):
             return [refuse(token, refusals.superseded(ask.operator))]
-        if self._missing and late:
+        if late and (missing := self.members.missing):
             if self._takes_slots:
-                error = next(iter(self._missing.values()))
+                error = next(iter(missing.values()))
                 return self._then([*out, refuse(token, error)])
             epochs.asked(ask)
             self._room.enter(token, ask, Until.REPLACED)
@@ -249,14 +231,14 @@ class Coordinator:
 
     def worker_lost(self, worker: WorkerId, how: str) -> list[Instruction]:
         """A worker is gone."""
-        if words := self._last_words.pop(worker, ""):
-            how = f"its last words: {words}; {how}"
-        if self._down is None and worker in self._newcomers:
+        known = self.members.get(worker)
+        if known is not None and known.last_words:
+            how = f"its last words: {known.last_words}; {how}"
+        if self._down is None and known is not None and known.life is Life.LOADING:
             return self._not_started(worker, how)
-        if self._down is not None or worker not in self._addresses:
+        if self._down is not None or known is None or not known.here:
             return []  # one that came too late, or had left
-        del self._addresses[worker]
-        self._rollout.forget(worker)
+        self.members.gone(worker)
         lost = {name: len(epochs.standing.routing.groups_of(worker)) for name, epochs in self._operators.items()}
         state = ", ".join(f"{count} key groups of {name}" for name, count in lost.items()) or "no state"
         if not self._durable:
@@ -265,16 +247,14 @@ class Coordinator:
         self._losses += 1
         if self._losses > _MAX_LOSSES:
             return self._end(refusals.too_many_lost(worker, how, self._losses))
-        # Lost before it was ready: one that came in place of another.
-        self._in_vain[worker] = self._in_vain[worker] + 1 if worker in self._missing else 0
-        self._missing[worker] = error
+        missed = self.members.missed(worker, error)
         out = self._deployed_by_all()
         for epochs in self._operators.values():
             out += epochs.turns.lost(worker, error)
             if self._takes_slots:
                 out += self._room.refuse(epochs.standing.name, error)
         out += self.changes.lost(worker)
-        if self._in_vain[worker] >= MAX_STARTS:
+        if missed.in_vain >= MAX_STARTS:
             why = f"it was started {MAX_STARTS} times in vain, the last time: {how}"
             return [*self._then(out), *self.worker_not_replaced(worker, why)]
         return self._then([*out, ReplaceWorker(worker)])
@@ -305,26 +285,24 @@ class Coordinator:
         back = None if True in fates else self.changes.newcomer_lost(worker, error)
         return self._end(over) if back is None else self._then([*back, *self._let_in()])
 
-    def worker_joined(self, worker: WorkerId, address: str) -> list[Instruction]:
+    def worker_joined(self, worker: WorkerId, address: str, pid: int = 0) -> list[Instruction]:
         """A replacement is there: give it the code, then let whoever waited go on."""
-        new = worker in self.changes.starting
-        if self._down is not None or (worker not in self._missing and not new):
+        if self._down is not None or not (self.members.is_missing(worker) or self.members.is_asked(worker)):
             return [ToWorker(worker, m.Stop())]
-        (self._newcomers if new else self._addresses)[worker] = address
+        came = self.members.came(worker, address, pid)
         active = {name: epochs.standing.deployment for name, epochs in self._operators.items()}
-        return self._rollout.send_all(worker, active) or self._ready(worker)
+        return self._rollout.send_all(came, active) or self._ready(came)
 
     def worker_not_started(self, worker: WorkerId, why: str) -> list[Instruction]:
         """A worker that was asked for does not come."""
-        if worker in self._newcomers or worker not in self.changes.starting:
+        if worker in self.members.loading or not self.members.is_asked(worker):
             return []  # it came at the last moment, and may have been lost and replaced since
         return self._not_started(worker, why)
 
     def _not_started(self, worker: WorkerId, why: str) -> list[Instruction]:
         """It does not come, or went before it had a part in anything."""
-        self._newcomers.pop(worker, None)
-        self._rollout.forget(worker)
-        if self._down is not None or worker not in self.changes.starting:
+        self.members.not_started(worker)
+        if self._down is not None or not self.members.is_asked(worker):
             return []
         error = WorkerStartFailed(f"worker {worker} was asked for and did not come up: {why}", worker=worker)
         if self.changes.restarting is None:
@@ -334,17 +312,17 @@ class Coordinator:
 
     def worker_not_replaced(self, worker: WorkerId, why: str) -> list[Instruction]:
         """No replacement comes: the others take the key groups over."""
-        error = self._missing.get(worker)
-        if error is None or worker in self._addresses or self._down is not None:
+        error = self.members.missing.get(worker)
+        if error is None or self.members.is_here(worker) or self._down is not None:
             return []  # it came at the last moment
-        if not self._addresses:
+        if not self.members.addresses:
             return self._end(
                 WorkerLost(f"{error.message}. No worker is left, and none could be started: {why}", worker=worker)
             )
         out: list[Instruction] = []
         for name, epochs in self._operators.items():
             out += epochs.recovery.without(worker, self._rollout.latest(name))
-        del self._missing[worker]
+        self.members.not_missed(worker)
         self.changes.remove(worker)
         return self._then([*out, *self._let_in()])
 
@@ -430,7 +408,7 @@ class Coordinator:
     @property
     def workers(self) -> dict[WorkerId, str]:
         """Addresses of the workers that are there."""
-        return dict(self._addresses)
+        return self.members.addresses
 
     @property
     def error(self) -> BedloadError | None:
@@ -440,16 +418,16 @@ class Coordinator:
     # --- steps ---
 
     def _deployed(self, message: m.Deployed) -> list[Instruction]:
-        if not self._rollout.is_loading(message.worker, message.deployment):
+        worker = self.members.get(message.worker)
+        if worker is None or message.deployment not in worker.code:
             return self._then(self._deployed_by_all()) if self._rollout.answered(message) else []
         # SUBTLE: also with an error. A worker that cannot run what runs here has ended itself; that it cannot load what
         # was superseded concerns nobody but a query that begins with it.
-        has_all = self._rollout.loaded(message.worker, message.deployment)
-        return self._ready(message.worker) if has_all else []
+        worker.code.discard(message.deployment)
+        return [] if worker.code else self._ready(worker)
 
     def _deployed_by_all(self) -> list[Instruction]:
-        """Answer for the code that all have; who is gone does not count."""
-        self._rollout.only(self._addresses)
+        """Answer for the code that all have."""
         out: list[Instruction] = []
         for operator, deployment, result in self._rollout.finished():
             if result.error is None:
@@ -457,17 +435,15 @@ class Coordinator:
             out.append(result)
         return out
 
-    def _ready(self, worker: WorkerId) -> list[Instruction]:
-        """A replacement has the code: it can take part."""
-        self._rollout.forget(worker)
-        if worker in self._newcomers:
-            address = self._newcomers.pop(worker)
-            if worker not in self.changes.starting:  # whoever wanted it does not any more
-                return [ToWorker(worker, m.Stop()), WorkersLeft((worker,))]
-            self._addresses[worker] = address
-            self._missing.pop(worker, None)  # it was lost as one that an earlier change had asked for
-            return self._then([*self.changes.ready(worker), *self._let_in()])
-        del self._missing[worker]
+    def _ready(self, worker: Worker) -> list[Instruction]:
+        """A worker that came has the code: it can take part."""
+        new = worker.life is Life.LOADING
+        if new and not worker.asked:  # whoever wanted it does not any more
+            self.members.left(worker.id)
+            return [ToWorker(worker.id, m.Stop()), WorkersLeft((worker.id,))]
+        self.members.ready(worker)
+        if new:
+            return self._then([*self.changes.ready(worker.id), *self._let_in()])
         return self._then([*self._prefetch(self._operators), *self._let_in()])
 
     def _prefetch(self, operators: Iterable[OperatorName]) -> list[Instruction]:
@@ -481,13 +457,13 @@ class Coordinator:
 
         No epoch may come that would do so: the query is over, and people look at its state.
         """
-        if self._missing or self.changes.holding or self._down is not None:
+        if self.members.missing or self.changes.holding or self._down is not None:
             return []
         return self._prefetch(name for name, epochs in self._operators.items() if epochs.recovery.left_unread)
 
     def _let_in(self) -> list[Instruction]:
         """All workers may be there again: look at all that wait."""
-        if self._missing:
+        if self.members.missing:
             return []
         out = [step for epochs in self._operators.values() for step in epochs.look_again()]
         return [*out, *(step for it in self._room.replaced() for step in self.open(it.token, it.ask))]
@@ -502,7 +478,8 @@ class Coordinator:
     def _worker_failed(self, message: m.WorkerFailed) -> list[Instruction]:
         if message.operator is not None:
             return self.changes.failed(message)
-        self._last_words[message.worker] = message.error.message  # it ends, which is a loss like any other
+        if (worker := self.members.get(message.worker)) is not None:
+            worker.last_words = message.error.message  # it ends, which is a loss like any other
         return []
 
     def _restored(self, message: m.Restored) -> list[Instruction]:
@@ -526,18 +503,10 @@ class Coordinator:
         out = [*out, *self._read_back(), *self.changes.go_on(), *self._read_back()]
         if self._down is None and self.changes.doom is not None:
             return [*out, *self._end(self.changes.doom)]
-        self._forget_who_starts_anew()
         out += self._let_in_who_was_held()
         out += self._let_go_of_the_unneeded()
         out += self._deployed_by_all()
         return [*out, *self._compact(out)]
-
-    def _forget_who_starts_anew(self) -> None:
-        """When all workers begin anew, nobody comes in place of one that was lost."""
-        if self.changes.restarting not in (None, self._restarted):
-            self._restarted = self.changes.restarting
-            self._missing.clear()
-            self._rollout.forget_all_but(self._newcomers)
 
     def _let_in_who_was_held(self) -> list[Instruction]:
         """No change holds epochs up any more."""
@@ -559,15 +528,15 @@ class Coordinator:
     def _let_go_of_the_unneeded(self) -> list[Instruction]:
         """Whoever was lost and should have left anyway is not waited for; if its replacement came, it leaves."""
         tables = [epochs.standing.routing.workers for epochs in self._operators.values()]
-        gone = [w for w in self._missing if not any(w in workers for workers in (self.changes.wanted, *tables))]
+        needed = self.changes.wanted.union(*tables)
+        gone = [worker for worker in self.members.missing if worker not in needed]
         if not gone:
             return []
         out: list[Instruction] = []
         for worker in gone:
-            del self._missing[worker]
-            self._rollout.forget(worker)
-            here = self._addresses.pop(worker, None), self._newcomers.pop(worker, None)
-            if here != (None, None):
+            self.members.not_missed(worker)
+            if self.members.is_here(worker) or worker in self.members.loading:
+                self.members.left(worker)
                 out += [ToWorker(worker, m.Stop()), WorkersLeft((worker,))]
         return [*out, *self._let_in()]
 

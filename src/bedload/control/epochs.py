@@ -286,7 +286,7 @@ class OperatorEpochs:
 
     def _begin(self, token: Token, ask: m.Open) -> list[Instruction]:
         at = self.standing
-        if any(worker in at.missing for worker in at.routing.workers) or self._hold(ask):
+        if at.lacks_workers or self._hold(ask):
             return self._wait(token, ask, [])
         # SUBTLE: no turn begins on what a failed move has left between two owners.
         failed = [] if at.transfer is None else at.transfer.give_up()

@@ -10,11 +10,12 @@ the user waits for it as for the others. What a query may run on is given to all
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
 from bedload.control.instructions import DeployResult, Instruction, Token, ToWorker
+from bedload.control.members import Members, Worker
 from bedload.core.errors import BedloadError, OperatorNotShippable
 from bedload.core.ids import DeploymentId, OperatorName, WorkerId
 from bedload.protocol import messages as m
@@ -47,11 +48,11 @@ class _Deploying:
 class Rollout:
     """Who has which code."""
 
-    def __init__(self) -> None:
+    def __init__(self, members: Members) -> None:
+        self._members = members
         self._count = 0
         self._kept: dict[OperatorName, list[_Code]] = {}
         self._deploying: dict[DeploymentId, _Deploying] = {}
-        self._joining: dict[WorkerId, set[DeploymentId]] = {}
 
     def number(self) -> DeploymentId:
         """The number of the next deployment, whether it is rolled out or refused."""
@@ -76,11 +77,10 @@ class Rollout:
         key_groups: int,
         payload: bytes,
         *,
-        workers: Collection[WorkerId],
-        newcomers: Collection[WorkerId],
         active: DeploymentId | None = None,
     ) -> list[Instruction]:
         """Roll an operator out: the user waits for workers, newcomers load it with all else. ``active``: what runs."""
+        workers, newcomers = self._members.addresses, self._members.loading
         kept = self._kept.setdefault(operator, [])
         same = next((it.payload for it in kept if it.payload == payload), payload)
         code = _Code(operator, deployment, key_groups, same)
@@ -91,9 +91,8 @@ class Rollout:
                 break
             kept.remove(oldest)
         self._deploying[deployment] = _Deploying(token, operator, set(workers))
-        for worker, waiting in self._joining.items():
-            if worker in newcomers:
-                waiting.add(deployment)
+        for worker in newcomers.values():
+            worker.code.add(deployment)
         return [*map(code.to, workers), *(code.to(worker, start=True) for worker in newcomers)]
 
     def answered(self, message: m.Deployed) -> bool:
@@ -108,13 +107,10 @@ class Rollout:
             )
         return True
 
-    def only(self, workers: Collection[WorkerId]) -> None:
-        """Nobody else answers."""
-        for pending in self._deploying.values():
-            pending.waiting.intersection_update(workers)
-
     def finished(self) -> list[tuple[OperatorName, DeploymentId, DeployResult]]:
-        """The deployments that all have answered, each once."""
+        """The deployments that all have answered, each once. Who is gone does not answer."""
+        for pending in self._deploying.values():
+            pending.waiting.intersection_update(self._members.addresses)
         over = {number: pending for number, pending in self._deploying.items() if not pending.waiting}
         for number in over:
             del self._deploying[number]
@@ -129,34 +125,17 @@ class Rollout:
     # --- to one that joins ---
 
     def send_all(
-        self, worker: WorkerId, active: Mapping[OperatorName, DeploymentId | None] = MappingProxyType({})
+        self, worker: Worker, active: Mapping[OperatorName, DeploymentId | None] = MappingProxyType({})
     ) -> list[Instruction]:
         """Give a worker that joined all code, and have it run what is ``active``; nothing if there is none."""
-        self._joining[worker] = {code.deployment for kept in self._kept.values() for code in kept}
+        worker.code = {code.deployment for kept in self._kept.values() for code in kept}
         out: list[Instruction] = []
         for name, kept in self._kept.items():
             runs = active.get(name)
             known = runs if any(it.deployment == runs for it in kept) else kept[-1].deployment
-            out += [code.to(worker, start=code.deployment == known) for code in kept]
+            out += [code.to(worker.id, start=code.deployment == known) for code in kept]
         return out
 
     def knows(self, operator: OperatorName, deployment: DeploymentId) -> bool:
         """Whether a worker that joins would get this code."""
         return any(it.deployment == deployment for it in self._kept.get(operator, ()))
-
-    def is_loading(self, worker: WorkerId, deployment: DeploymentId) -> bool:
-        """Whether this is code that a worker loads because it joined."""
-        return deployment in self._joining.get(worker, ())
-
-    def loaded(self, worker: WorkerId, deployment: DeploymentId) -> bool:
-        """A worker that joined has loaded some of the code; whether it has all of it now."""
-        self._joining[worker].discard(deployment)
-        return not self._joining[worker]
-
-    def forget(self, worker: WorkerId) -> None:
-        """A worker has all code, or is gone: it joins no longer."""
-        self._joining.pop(worker, None)
-
-    def forget_all_but(self, workers: Container[WorkerId]) -> None:
-        """All but these begin anew."""
-        self._joining = {worker: code for worker, code in self._joining.items() if worker in workers}

@@ -7,10 +7,11 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Container
+from collections.abc import Callable
 
 from bedload.control.attempt import Attempt
 from bedload.control.lineage import Lineage
+from bedload.control.members import Life, Members
 from bedload.control.transfer import Transfer
 from bedload.core.clock import Clock
 from bedload.core.ids import (
@@ -49,9 +50,8 @@ class Standing:
         self,
         name: OperatorName,
         routing: RoutingTable,
-        addresses: dict[WorkerId, str],
+        members: Members,
         lineage: Lineage | None,
-        missing: Container[WorkerId],
         clock: Clock,
     ) -> None:
         self.name = name
@@ -66,7 +66,7 @@ class Standing:
         self.query: QueryId | None = None
         self.run: RunId | None = None
         self.committed: dict[QueryId, Epoch] = {}
-        self.addresses = addresses
+        self.members = members
         self.loads: Callable[[], bool] = lambda: False
         """Whether a worker has not loaded yet what was applied."""
         self.clock = clock
@@ -74,8 +74,6 @@ class Standing:
         """State that is on its way between workers."""
         self.in_memory: tuple[Turn, Epoch, QueryId] = NOTHING
         """Without a checkpoint: the turn of the committed state, its epoch and query."""
-        self.missing = missing
-        """Workers that were lost and whose replacement is not ready: no turn begins without them."""
         self.past_runs: set[RunId] = set()
         self.current = Attempt()
         self.told: dict[WorkerId, int] = {}
@@ -154,9 +152,20 @@ class Standing:
         """Whether the last turn was rolled back."""
         return self.phase is Phase.ABORTED
 
+    @property
+    def addresses(self) -> dict[WorkerId, str]:
+        """Where the workers are that are here."""
+        return self.members.addresses
+
+    @property
+    def lacks_workers(self) -> bool:
+        """Whether one was lost and its replacement is not ready: no turn begins without it."""
+        return any(self.members.is_missing(worker) for worker in self.routing.workers)
+
     def is_here(self, worker: WorkerId) -> bool:
         """Whether a worker is there, with all code."""
-        return worker in self.addresses and worker not in self.missing
+        known = self.members.get(worker)
+        return known is not None and known.life is Life.HERE
 
     def needs(self, worker: WorkerId) -> bool:
         """Whether a worker has a part in a turn that is not over, or that tasks still ask it about."""
@@ -184,9 +193,8 @@ class Standing:
         """Whether a move may begin: all workers are there with their state, and with the code to take it in."""
         if self.loads():
             return False
-        missing = any(worker in self.missing for worker in self.routing.workers)
         taken_up = self.current.taken_up and self.phase is Phase.SEALED
-        return not missing and not self.reads_back and self.phase is not Phase.SETTLING and not taken_up
+        return not self.lacks_workers and not self.reads_back and self.phase is not Phase.SETTLING and not taken_up
 
     @property
     def is_sealed(self) -> bool:

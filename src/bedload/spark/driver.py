@@ -46,6 +46,7 @@ from bedload.control.instructions import (
 from bedload.control.lineage import Lineage
 from bedload.control.liveness import Liveness, Patience
 from bedload.control.paperwork import FileStep
+from bedload.control.members import Worker
 from bedload.core.clock import SystemClock
 from bedload.core.errors import (
     BedloadError,
@@ -220,7 +221,7 @@ class Driver(Handler):
 
     def members(self) -> tuple[int, bool]:
         """How many workers there are, those that are being replaced included, and whether a change is under way."""
-        return self.call(lambda c: (len(c.changes.members), c.changes.current is not None))
+        return self.call(lambda c: (len(c.members.owning), c.changes.current is not None))
 
     def cancel(self, number: int) -> bool:
         """Call a change off; whether that could still be done."""
@@ -304,7 +305,7 @@ class Driver(Handler):
             return
         if words := self._host.last_words(worker):
             how += f"; the end of its log:\n{words}\n"
-        if worker in self.coordinator.changes.starting:
+        if self.coordinator.members.is_asked(worker):
             self._crew.let_go(worker)
         self._carry_out(self.coordinator.worker_lost(worker, how))
         replaced = " and is being replaced" if self._crew.is_replacing(worker) else ""
@@ -378,7 +379,7 @@ class Driver(Handler):
             if arrival is Arrival.UNASKED or self.coordinator.error is not None:
                 peer.send(m.encode(m.Stop()))  # a restarted Spark task: its state is gone, so it has no place
                 return
-            if arrival is Arrival.NEW and message.worker not in self.coordinator.changes.starting:
+            if arrival is Arrival.NEW and not self.coordinator.members.is_asked(message.worker):
                 peer.send(m.encode(m.Stop()))  # the change that asked for it was called off
                 self._crew.let_go(message.worker)
                 return
@@ -392,10 +393,10 @@ class Driver(Handler):
         if self.coordinator is not None:
             if arrival is Arrival.REPLACEMENT:
                 _log.warning("worker %s is back as process %s", message.worker, message.pid)
-            self._carry_out(self.coordinator.worker_joined(message.worker, message.address))
+            self._carry_out(self.coordinator.worker_joined(message.worker, message.address, message.pid))
         elif len(self._peers) == self._expected:
             self.coordinator = Coordinator(
-                self._addresses,
+                [Worker(worker, address, self.pids[worker]) for worker, address in self._addresses.items()],
                 durable=self._keeper is not None,
                 retention=self._retention,
                 takes_slots=self._host.takes_slots,

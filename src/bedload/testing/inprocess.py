@@ -35,6 +35,7 @@ from bedload.control.instructions import (
     ToWorker,
     WorkersLeft,
 )
+from bedload.control.members import workers_at
 from bedload.core.clock import Clock, SystemClock
 from bedload.core.errors import BedloadError, DataError, WorkerLost, WorkerStartFailed
 from bedload.core.ids import DeploymentId, Epoch, KeyGroup, OperatorName, QueryId, RunId, WorkerId
@@ -88,7 +89,7 @@ class InProcessCluster:
             worker, lambda _: deployment, clock or SystemClock()
         )
         self.workers = {worker: self._make(worker) for worker in ids}
-        self.coordinator = Coordinator(dict.fromkeys(ids, _ADDRESS), clock=clock or SystemClock())
+        self.coordinator = Coordinator(workers_at(dict.fromkeys(ids, _ADDRESS)), clock=clock or SystemClock())
         self.query = QueryId("query")
         self.run = RunId("run-0")
         self.epoch = Epoch(0)

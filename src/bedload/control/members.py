@@ -1,0 +1,241 @@
+"""The workers of a cluster: who was asked for, who is here, who is missing, and who owns key groups. No I/O.
+
+A worker's life::
+
+    ASKED ──came──▶ LOADING ──ready──▶ HERE ──missing──▶ MISSING ──came──▶ RETURNED ──ready──▶ HERE
+      ▲                │ not_started     │ left, gone       │ forgotten        │ missing
+      └────────────────┘                 ▼                  ▼                  ▼
+                                       GONE               GONE              MISSING
+
+Invariants (:meth:`Members.check`): whoever is here has an address; whoever loads code is not here for good; whoever was
+lost and is awaited says why it was lost. One that is MISSING may be asked for as well, by a change that wants one of
+its number; the first that comes counts. Addresses that messages carry are derived here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from bedload.core.errors import BedloadError
+from bedload.core.ids import DeploymentId, WorkerId
+
+LOCAL = "local"
+"""The one site that there is."""
+
+
+class Life(enum.Enum):
+    """Where a worker is in its life."""
+
+    ASKED = "a change asked for it, and it has not come"
+    LOADING = "it came because it was asked for, and takes part in nothing before it has all code"
+    HERE = "it takes part"
+    MISSING = "it was lost, and one in its place is awaited"
+    RETURNED = "one came in its place, and loads all code"
+    GONE = "it was lost or left, and nobody comes in its place"
+
+
+@dataclass
+class Worker:
+    """What is known of a worker."""
+
+    id: WorkerId
+    address: str = ""
+    pid: int = 0
+    site: str = LOCAL
+    life: Life = Life.HERE
+    owning: bool = False
+    """It owns key groups, or will when it is lost and replaced."""
+    asked: bool = False
+    """A change has asked for it, and waits until it is ready."""
+    lost: BedloadError | None = None
+    """Why it was lost, until one in its place is ready."""
+    in_vain: int = 0
+    """How often one in its place was lost before it was ready."""
+    last_words: str = ""
+    """Why it is about to end."""
+    code: set[DeploymentId] = field(default_factory=set)
+    """What it has to load before it is ready."""
+
+    @property
+    def here(self) -> bool:
+        """Whether it is a part of the cluster, with all code or not."""
+        return self.life in (Life.HERE, Life.RETURNED)
+
+
+def workers_at(addresses: Mapping[WorkerId, str]) -> list[Worker]:
+    """Workers that are here from the beginning."""
+    return [Worker(worker, address) for worker, address in addresses.items()]
+
+
+class Members:
+    """All workers, in the order in which they became a part of the cluster."""
+
+    def __init__(self, workers: Iterable[Worker]) -> None:
+        self._workers = {worker.id: worker for worker in workers}
+        self.own(self._workers)
+
+    # --- seeing them ---
+
+    @property
+    def addresses(self) -> dict[WorkerId, str]:
+        """Where the workers are that are here."""
+        return {worker.id: worker.address for worker in self._workers.values() if worker.here}
+
+    @property
+    def owning(self) -> tuple[WorkerId, ...]:
+        """Workers that own key groups, or will when one is lost and replaced, in ascending order."""
+        return tuple(sorted(worker.id for worker in self._workers.values() if worker.owning))
+
+    @property
+    def not_owning(self) -> tuple[WorkerId, ...]:
+        """Workers that are here and own nothing: they may leave."""
+        return tuple(worker.id for worker in self._workers.values() if worker.here and not worker.owning)
+
+    @property
+    def asked(self) -> set[WorkerId]:
+        """Workers that a change has asked for and that are not ready."""
+        return {worker.id for worker in self._workers.values() if worker.asked}
+
+    @property
+    def missing(self) -> dict[WorkerId, BedloadError]:
+        """Workers that were lost and whose replacement is not ready, and why."""
+        return {worker.id: worker.lost for worker in self._workers.values() if worker.lost is not None}
+
+    @property
+    def loading(self) -> dict[WorkerId, Worker]:
+        """Workers that came because they were asked for, and do not have all code."""
+        return {worker.id: worker for worker in self._workers.values() if worker.life is Life.LOADING}
+
+    def get(self, worker: WorkerId) -> Worker | None:
+        """What is known of a worker."""
+        return self._workers.get(worker)
+
+    def is_here(self, worker: WorkerId) -> bool:
+        """Whether a worker is a part of the cluster, with all code or not."""
+        known = self._workers.get(worker)
+        return known is not None and known.here
+
+    def is_missing(self, worker: WorkerId) -> bool:
+        """Whether a worker was lost and its replacement is not ready."""
+        known = self._workers.get(worker)
+        return known is not None and known.lost is not None
+
+    def is_asked(self, worker: WorkerId) -> bool:
+        """Whether a change waits for a worker."""
+        known = self._workers.get(worker)
+        return known is not None and known.asked
+
+    # --- events ---
+
+    def own(self, workers: Iterable[WorkerId]) -> None:
+        """These own key groups, and no others."""
+        wanted = set(workers)
+        for number in wanted - self._workers.keys():
+            self._workers[number] = Worker(number, life=Life.GONE)
+        for worker in list(self._workers.values()):
+            worker.owning = worker.id in wanted
+            self._drop_if_gone(worker)
+
+    def disown(self, worker: WorkerId) -> None:
+        """A worker owns nothing any more; if it was the last one, all that are here do."""
+        self.own([it for it in self.owning if it != worker] or self.addresses)
+
+    def ask(self, workers: Iterable[WorkerId]) -> None:
+        """A change asks for workers."""
+        for number in workers:
+            worker = self._workers.setdefault(number, Worker(number, life=Life.GONE))
+            worker.asked = True
+            if worker.life is Life.GONE:
+                self._away(worker)
+
+    def call_off(self, workers: Iterable[WorkerId]) -> None:
+        """Nobody waits for these workers that were asked for."""
+        for worker in [self._workers[number] for number in workers if number in self._workers]:
+            worker.asked = False
+            if worker.life is Life.ASKED:
+                self._away(worker)
+
+    def came(self, number: WorkerId, address: str, pid: int) -> Worker:
+        """One that was asked for, or one in place of a lost one, is there; it has to load all code."""
+        worker = self._workers[number]
+        worker.address, worker.pid = address, pid
+        worker.life = Life.LOADING if worker.asked else Life.RETURNED
+        self._comes_last(worker)
+        return worker
+
+    def ready(self, worker: Worker) -> None:
+        """A worker has all code: it takes part."""
+        if worker.life is Life.LOADING:
+            worker.asked = False
+            self._comes_last(worker)
+        worker.life, worker.lost = Life.HERE, None
+        worker.code.clear()
+
+    def not_started(self, number: WorkerId) -> None:
+        """One that was asked for went before it was ready, or does not come."""
+        worker = self._workers.get(number)
+        if worker is not None and worker.life is Life.LOADING:
+            self._away(worker)
+        elif worker is not None:
+            worker.code.clear()
+
+    def gone(self, number: WorkerId) -> None:
+        """One that was here is lost."""
+        self._away(self._workers[number])
+
+    def missed(self, number: WorkerId, why: BedloadError) -> Worker:
+        """One that is lost is awaited: another one comes in its place."""
+        worker = self._workers.setdefault(number, Worker(number, life=Life.GONE))
+        worker.in_vain = 0 if worker.lost is None else worker.in_vain + 1
+        worker.life, worker.lost = Life.MISSING, why
+        return worker
+
+    def not_missed(self, number: WorkerId) -> None:
+        """Nobody waits any more for one in place of a lost one."""
+        worker = self._workers[number]
+        worker.lost = None
+        if not worker.here and worker.life is not Life.LOADING:
+            self._away(worker)
+
+    def left(self, number: WorkerId) -> None:
+        """One that was here, or loaded code, was told to end."""
+        self._away(self._workers[number])
+
+    def start_anew(self, workers: Iterable[WorkerId]) -> None:
+        """All end, and these are asked for; those that are lost are not missed any more."""
+        for worker in list(self._workers.values()):
+            worker.lost, worker.asked = None, False
+            if worker.life is not Life.LOADING:
+                self._away(worker)
+        workers = tuple(workers)
+        self.ask(workers)
+        self.own(workers)
+
+    def check(self) -> None:
+        """The invariants hold."""
+        for worker in self._workers.values():
+            at = f"worker {worker.id} is {worker.life.name}"
+            came = worker.here or worker.life is Life.LOADING
+            assert came == bool(worker.address), f"{at} and its address is {worker.address!r}"
+            assert came or not worker.code, f"{at} and loads code"
+            awaited = worker.life in (Life.MISSING, Life.RETURNED)
+            assert not awaited or worker.lost is not None, f"{at}, and nobody knows why it was lost"
+            assert worker.life is not Life.HERE or worker.lost is None, f"{at}, and it counts as lost"
+            assert worker.life is not Life.ASKED or worker.asked, f"{at}, and nobody wants it"
+            assert worker.life is not Life.GONE or worker.owning, f"{at}, and it is remembered"
+
+    def _away(self, worker: Worker) -> None:
+        """It is not there; whether it is awaited depends on who waits for it."""
+        worker.life = Life.MISSING if worker.lost is not None else Life.ASKED if worker.asked else Life.GONE
+        worker.address, worker.pid, worker.last_words = "", 0, ""
+        worker.code.clear()
+        self._drop_if_gone(worker)
+
+    def _drop_if_gone(self, worker: Worker) -> None:
+        if worker.life is Life.GONE and not worker.owning:
+            self._workers.pop(worker.id, None)
+
+    def _comes_last(self, worker: Worker) -> None:
+        self._workers[worker.id] = self._workers.pop(worker.id)
