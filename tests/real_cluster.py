@@ -22,10 +22,10 @@ import psutil
 import pyarrow as pa
 
 import bedload as bl
-from bedload.control.changes import Wish
 from bedload.control.compaction import Retention
 from bedload.control.inquiries import QueryFacts
 from bedload.control.liveness import Patience
+from bedload.control.wish import Wish
 from bedload.core.ids import Epoch, OperatorName, QueryId, RunId, WorkerId
 from bedload.keys import hash_columns, key_groups
 from bedload.migration import strategy_named

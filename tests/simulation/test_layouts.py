@@ -110,7 +110,7 @@ def test_a_change_that_is_called_off_leaves_an_operator_without_state_where_it_w
     called_off = Scenario(frozenset({"cancel"}), 0.6, False, 3, ("seamless",), ("rescale",), layout=Layout.APART)
     reports = [simulate(seed, called_off) for seed in range(8)]
     assert sum(report.changes["rescale seamless: MoveCancelled"] for report in reports) > 0
-    monkeypatch.setattr(Transfer, "flipped", property(lambda self: self.flips > 0 or self._switched))
+    monkeypatch.setattr(Transfer, "flipped", property(lambda self: self.tally.flips > 0 or self._switched))
     monkeypatch.setattr(Coordinator, "cancel", cancel_whatever_moved)
     monkeypatch.setattr(Recovery, "leave_out", lambda self, worker: None)  # which shares out what they own
     assert first_failure(called_off) is not None

@@ -14,7 +14,7 @@ from bedload.control.compaction import Retention
 from bedload.control.inquiries import QueryFacts
 from bedload.control.instructions import DeployResult, InspectQuery, InspectStage
 from bedload.control.lineage import Lineage
-from bedload.control.transfer import TransferPhase
+from bedload.control.phases import TransferPhase
 from bedload.core.errors import BedloadError, CheckpointDamaged, ProtocolError, SchemaChanged
 from bedload.core.ids import DeploymentId, Epoch, Generation, OperatorName, QueryId, WorkerId
 from bedload.worker.runtime import Startable

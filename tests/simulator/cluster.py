@@ -35,8 +35,8 @@ from bedload.control.instructions import (
 )
 from bedload.control.members import workers_at
 from bedload.control.paperwork import Event, FileStep
+from bedload.control.phases import TransferPhase
 from bedload.control.standing import Phase as ControlPhase
-from bedload.control.transfer import TransferPhase
 from bedload.core.errors import BedloadError
 from bedload.core.ids import NO_TURN, OperatorName, Turn, WorkerId
 from bedload.protocol import messages as m
@@ -301,6 +301,7 @@ class SimulatedDriver:
         # Called after every event: it looks up what it needs once, and says little while all is well.
         if not self.alive:
             return
+        self.coordinator.check()
         durable, links = self._desk is not None, self._links
         for operator in self.coordinator.operators:
             at = self.coordinator.operator(operator)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 
-from bedload.control.transfer import TransferPhase
+from bedload.control.phases import TransferPhase
 from bedload.core.ids import OperatorName
 from tests.simulator.application import Application
 from tests.simulator.chance import Chance

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
 
-from bedload.control.changes import Kind, Wish
 from bedload.control.coordinator import Coordinator
 from bedload.control.instructions import ChangeResult, Instruction
+from bedload.control.wish import Kind, Wish
 from bedload.core.errors import BedloadError, MoveCancelled, StoreError
 from bedload.core.ids import KeyGroup, OperatorName, Turn
 from bedload.migration import STRATEGIES, Strategy

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -12,7 +11,7 @@ from tests.unit.test_control_durable import FIRST, NAME, SCHEMA, Rig, left_behin
 from tests.unit.transport_kit import HandClock
 
 from bedload.checkpoint.history import History
-from bedload.control.changes import MAX_PINS, MAX_STARTS, ChangePhase, Wish
+from bedload.control.changes import MAX_STARTS
 from bedload.control.coordinator import Coordinator
 from bedload.control.inquiries import MOST_LOOKS
 from bedload.control.instructions import (
@@ -26,9 +25,11 @@ from bedload.control.instructions import (
 )
 from bedload.control.lineage import Lineage
 from bedload.control.members import Members, Worker, workers_at
+from bedload.control.phases import ChangePhase
 from bedload.control.recovery import MOST_READS
 from bedload.control.rollout import MOST_KEPT, Rollout
 from bedload.control.standing import Phase
+from bedload.control.wish import MAX_PINS, Wish, target_of
 from bedload.core.errors import BedloadError, MoveFailed, MoveRefused, OperatorFailed, StoreError, WorkerStartFailed
 from bedload.core.ids import (
     DeploymentId,
@@ -609,14 +610,8 @@ def test_what_was_applied_while_a_worker_came_moves_there_too() -> None:
     for worker in range(2):
         rig.did(rig.coordinator.from_worker(m.Deployed(WorkerId(worker), number, None)))
     assert 2 not in rig.coordinator.operator(name).routing.workers
-    change = rig.coordinator.changes.current
-    assert change is not None
-    change.members = (0, 1, 2)
-    rig.coordinator.members.own(change.members)
-    target = rig.coordinator.changes._target(
-        replace(change, wish=Wish("move", None, worker=WorkerId(2), groups=(KeyGroup(0),))),
-        rig.coordinator._operators[name],
-    )
+    wanted = Wish("move", None, worker=WorkerId(2), groups=(KeyGroup(0),))
+    target = target_of(wanted, rig.coordinator.operator(name).routing, (0, 1, 2), {})
     assert target.owner_of(KeyGroup(0)) == 2
 
 

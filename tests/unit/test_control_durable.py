@@ -14,7 +14,6 @@ from tests.unit.transport_kit import HandClock
 from bedload.checkpoint.history import CompactionSettings, History
 from bedload.checkpoint.orders import decode_order
 from bedload.checkpoint.records import SnapshotPart, TurnRecord
-from bedload.control.changes import Wish
 from bedload.control.compaction import Retention
 from bedload.control.coordinator import Coordinator
 from bedload.control.inquiries import QueryFacts
@@ -35,6 +34,7 @@ from bedload.control.instructions import (
 from bedload.control.lineage import Lineage
 from bedload.control.members import workers_at
 from bedload.control.standing import Phase
+from bedload.control.wish import Wish
 from bedload.core.errors import BedloadError, Fenced, ProtocolError, StoreError
 from bedload.core.ids import (
     NO_TURN,
@@ -99,6 +99,7 @@ class Rig:
 
     def did(self, steps: list[Instruction]) -> list[Instruction]:
         self.steps += steps
+        self.coordinator.check()
         return steps
 
     # --- Spark ---

@@ -67,6 +67,7 @@ class Rig:
 
     def did(self, steps: list[Instruction]) -> list[Instruction]:
         self.steps += steps
+        self.coordinator.check()
         return steps
 
     def deploy(self, **options: Any) -> list[Instruction]:

@@ -6,7 +6,8 @@ from concurrent.futures import Future
 
 import pytest
 
-from bedload.control.changes import ChangePhase, Wish
+from bedload.control.phases import ChangePhase
+from bedload.control.wish import Wish
 from bedload.core.errors import DefinitionError, MoveCancelled, MoveRefused, UnknownOperator
 from bedload.core.ids import OperatorName
 from bedload.migration import STRATEGIES

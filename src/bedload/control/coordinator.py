@@ -11,7 +11,7 @@ from functools import partial
 
 from bedload.checkpoint.records import Manifest, TurnRecord
 from bedload.control import refusals
-from bedload.control.changes import MAX_STARTS, Changes, Wish
+from bedload.control.changes import MAX_STARTS, Changes
 from bedload.control.compaction import Compaction, Retention
 from bedload.control.epochs import OperatorEpochs
 from bedload.control.inquiries import QueryFacts
@@ -31,7 +31,8 @@ from bedload.control.members import Life, Members, Worker
 from bedload.control.refusals import refuse
 from bedload.control.rollout import Rollout
 from bedload.control.room import Until, WaitingRoom
-from bedload.control.standing import Standing
+from bedload.control.standing import Phase, Standing
+from bedload.control.wish import Wish
 from bedload.core.clock import Clock
 from bedload.core.errors import (
     BedloadError,
@@ -305,7 +306,7 @@ class Coordinator:
         if self._down is not None or not self.members.is_asked(worker):
             return []
         error = WorkerStartFailed(f"worker {worker} was asked for and did not come up: {why}", worker=worker)
-        if self.changes.restarting is None:
+        if not self.changes.restarting:
             return self._then(self.changes.not_started(worker, error))
         out = self.changes.not_restarted(worker, error)
         return self._end(error) if out is None else self._then(out)
@@ -415,6 +416,22 @@ class Coordinator:
         """Why the cluster takes no more work, if it does not."""
         return self._down
 
+    def check(self) -> None:
+        """The invariants of all parts hold. It is cheap: tests call it after every event."""
+        self.members.check()
+        if self._down is not None:
+            assert self.changes.current is None, f"the cluster is over ({self._down}), and a change is under way"
+            assert not len(self._room), f"the cluster is over ({self._down}), and {len(self._room)} opens wait"
+            return
+        self.changes.check()
+        for name, epochs in self._operators.items():
+            at = epochs.standing
+            if at.phase is Phase.OPEN:
+                gone = [worker for worker in at.current.workers if not self.members.is_here(worker)]
+                assert not gone, f"turn {at.turn} of {name} is open, and its workers {gone} are gone"
+            settles = at.phase is Phase.SETTLING
+            assert not settles or at.current.error is not None, f"turn {at.turn} of {name} settles for no reason"
+
     # --- steps ---
 
     def _deployed(self, message: m.Deployed) -> list[Instruction]:
@@ -501,8 +518,9 @@ class Coordinator:
         # State is read back before all else, as nothing may move that is not there; and again, as others may have to
         # read it when it has moved.
         out = [*out, *self._read_back(), *self.changes.go_on(), *self._read_back()]
-        if self._down is None and self.changes.doom is not None:
-            return [*out, *self._end(self.changes.doom)]
+        change = self.changes.current
+        if self._down is None and change is not None and change.doom is not None:
+            return [*out, *self._end(change.doom)]
         out += self._let_in_who_was_held()
         out += self._let_go_of_the_unneeded()
         out += self._deployed_by_all()

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from bedload.control import refusals
 from bedload.control.instructions import InspectQuery, Instruction
 from bedload.control.recovery import PAUSE_SECONDS, Recovery
 from bedload.control.standing import Phase, Standing
 from bedload.control.turns import Turns
+from bedload.core.errors import BedloadError
 from bedload.core.ids import Epoch, QueryId, RunId, Turn
 from bedload.protocol import messages as m
 
@@ -124,6 +126,15 @@ class Inquiries:
     def in_the_dark(self) -> bool:
         """Whether nobody can say what became of the last turn, and no run goes on that would: it was tried for long."""
         return self.standing.unknown and self._in_vain >= MOST_LOOKS
+
+    def stuck(self) -> BedloadError | None:
+        """Why whoever waits for the end of this epoch, or for its state, waits in vain; None: it may still come."""
+        at, unread = self.standing, self._recovery.unread
+        if self.in_the_dark:
+            return refusals.left_open(at.name, at.epoch, at.query)
+        if unread is not None and not self._recovery.reads_again():
+            return refusals.unread(at.name, unread)
+        return None
 
     def look(
         self, query: QueryId, place: str = "", *, gap: tuple[Epoch, ...] = (), pause: float = 0.0

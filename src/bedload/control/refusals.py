@@ -14,11 +14,13 @@ from bedload.core.errors import (
     EpochNotRetained,
     KeyGroupsChanged,
     MoveFailed,
+    MoveRefused,
     NotDeterministic,
     OperatorBusy,
     StaleAttempt,
     UnknownOperator,
     WorkerLost,
+    WorkerStartFailed,
 )
 from bedload.core.ids import Epoch, OperatorName, QueryId, RunId, WorkerId
 from bedload.protocol import messages as m
@@ -256,3 +258,46 @@ def lost_in_a_move(worker: WorkerId, how: str) -> WorkerLost:
 def restarting() -> WorkerLost:
     """All workers start anew, and none may be waited for in a task slot that they need."""
     return WorkerLost("all workers are being started anew (stop_restart): start the query again in a moment")
+
+
+# --- changes of the cluster ---
+
+
+def told(error: BedloadError, ending: str) -> BedloadError:
+    """The same error, and what that means."""
+    return type(error)(f"{error.message.rstrip()}. {ending}", **error.details)
+
+
+def torn(error: BedloadError) -> BedloadError:
+    """A move failed after the flip, and there is no checkpoint."""
+    return told(
+        error,
+        "Some of its keys have changed at their new owners and others have not arrived there, and this cluster "
+        "keeps state in memory only, so the cluster has ended. Attach again, and start the queries from new "
+        'checkpoint locations. With bedload.attach(spark, checkpoint="file:///...") the rest is read back',
+    )
+
+
+def left_out(worker: WorkerId, error: BedloadError, starts: int, workers: int) -> WorkerStartFailed:
+    """When all start anew, one does not come."""
+    return WorkerStartFailed(
+        f"{error.message}. It was started {starts} times; the others have its share of the key groups: there "
+        f"are {workers} workers now",
+        worker=worker,
+    )
+
+
+def nowhere_to_go(worker: WorkerId | None, others: str) -> MoveRefused:
+    """Whom something should be moved to is gone."""
+    return MoveRefused(
+        f"worker {worker} was lost before anything was moved to it, and no other came in its place; there are {others}"
+    )
+
+
+def held_too_long(name: OperatorName, epoch: Epoch, query: QueryId | None, seconds: float) -> MoveFailed:
+    """An epoch does not end, and all workers should start anew."""
+    return MoveFailed(
+        f"the workers were not started anew: epoch {epoch} of operator {name} (query {query}) did not come to an end "
+        f"within {seconds:g} seconds. Its tasks may need slots that tasks of other queries hold. Nothing has moved; "
+        f"try again, or with a strategy that lets epochs go on"
+    )

@@ -38,6 +38,9 @@ class WaitingRoom:
     def __init__(self) -> None:
         self._waiting: list[Waiting] = []
 
+    def __len__(self) -> int:
+        return len(self._waiting)
+
     def enter(self, token: Token, ask: m.Open, until: Until = Until.KNOWN) -> None:
         """An open has to wait."""
         self._waiting.append(Waiting(token, ask, until))

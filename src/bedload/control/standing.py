@@ -86,6 +86,11 @@ class Standing:
         """Who owns what."""
         return self._routing
 
+    @property
+    def owners(self) -> set[WorkerId]:
+        """Who owns something."""
+        return {*self._routing.owners, *(pin.worker for pin in self._routing.pins)}
+
     def set_routing(self, table: RoutingTable, why: str) -> None:
         """Ownership changes: there is no other door."""
         self._routing = table

@@ -1,13 +1,8 @@
 """One operator's state on its way to other owners, as the coordinator sees it: a state machine without I/O.
 
-Phases of a step (all that flips at one epoch boundary)::
-
-    WAITING ──▶ COPYING ──Copied by all──▶ DUE ──boundary──▶ FLIPPED ──Arrived at all──▶ ARRIVED ──commit──▶ ENDING ──▶
-       ▲           │ loss, or state is read back │              │ loss: the rest is read from the checkpoint  ▲
-       └───────────┴─────────────────────────────┘              └─────────────────────────────────────────────┘
-
-Without copying ahead a step is DUE at once. Ownership is what the operator's routing table says, and that changes only
-between two epochs, by ``set_routing``: so every key has one owner at any time.
+It goes step by step, and each step through the phases of :class:`~bedload.control.phases.TransferPhase`. Without
+copying ahead a step is DUE at once. Ownership is what the operator's routing table says, and that changes only between
+two epochs, by ``set_routing``: so every key has one owner at any time.
 
 A worker that cannot do its part ends the transfer (:meth:`Transfer.failed`). Before the flip the old owners go on.
 After it the epoch is rolled back, unless all have sealed it; then what has not arrived is read from the checkpoint.
@@ -19,35 +14,23 @@ there is a checkpoint; without one, a new owner that is lost before the commit c
 
 from __future__ import annotations
 
-import enum
 from collections import deque
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from bedload.control.instructions import Instruction, ToWorker
+from bedload.control.lots import backlog_of, lots_between
+from bedload.control.phases import TransferPhase
+from bedload.control.tally import Tally
 from bedload.core.errors import BedloadError
-from bedload.core.ids import DeploymentId, KeyGroup, WorkerId
-from bedload.keys import Move, RoutingTable
+from bedload.core.ids import DeploymentId, WorkerId
+from bedload.keys import RoutingTable
 from bedload.migration.plan import leave_out, steps_of
 from bedload.migration.strategies import Strategy
 from bedload.protocol import messages as m
 
 if TYPE_CHECKING:
     from bedload.control.turns import Turns
-
-
-class TransferPhase(enum.Enum):
-    """Where a step is."""
-
-    WAITING = "for all workers to be there with their state"
-    COPYING = "state is copied ahead"
-    DUE = "ownership flips at the next epoch boundary"
-    FLIPPED = "state is on its way to its new owners"
-    ARRIVED = "all is there, and the epoch that uses it is under way"
-    ENDING = "the workers forget about it"
-    DONE = "over"
 
 
 class Transfer:
@@ -69,21 +52,7 @@ class Transfer:
         self.why = why
         """Why that strategy, if it was chosen."""
         self.phase = TransferPhase.WAITING
-        self.flips = 0
-        self.keys = 0
-        self.bytes = 0
-        self.groups = 0
-        self.single_keys = 0
-        self.waits: list[np.ndarray] = []
-        self.asked = 0
-        self.rows = 0
-        self.copy_s = 0.0
-        """Time in which state was copied ahead."""
-        self.handover_s = 0.0
-        """Time from flips until all was with its new owners."""
-        self._since = 0.0
-        self.from_checkpoint = False
-        """Something was read from the checkpoint because a worker was lost."""
+        self.tally = Tally()
         self._deployment = deployment
         self._numbers = numbers
         self._steps: deque[RoutingTable] = deque(steps_of(self._at.routing, target, strategy.groups_per_flip))
@@ -116,7 +85,7 @@ class Transfer:
     @property
     def flipped(self) -> bool:
         """Whether ownership of any of it has changed, and somebody has state by that."""
-        return self.flips > 0 or (self._switched and not self._at.nobody_has_state)
+        return self.tally.flips > 0 or (self._switched and not self._at.nobody_has_state)
 
     @property
     def progress(self) -> float:
@@ -147,12 +116,7 @@ class Transfer:
         """What feeders should tell the old owners about."""
         if self.phase is not TransferPhase.FLIPPED or self.strategy.order != "backlog":
             return {}
-        found: dict[WorkerId, m.Backlogged] = {}
-        for lot in self._lots:
-            if lot.target in self._open:
-                had = found.get(lot.source, m.Backlogged(()))
-                found[lot.source] = m.Backlogged((*had.groups, *lot.groups), (*had.keys, *lot.keys))
-        return found
+        return backlog_of(self._lots, self._open)
 
     # --- events ---
 
@@ -165,7 +129,7 @@ class Transfer:
         if self.due and self._at.between_epochs:
             return [*self.flip(), *self.go_on()]
         if self.phase is TransferPhase.ARRIVED and self._used:
-            return self._release()  # a worker was missing when all had arrived, or an epoch was under way
+            return self._end(called_off=False)  # a worker was missing when all had arrived, or an epoch was under way
         return []
 
     @property
@@ -196,7 +160,7 @@ class Transfer:
         if self._open:
             return []
         self.phase = TransferPhase.DUE
-        self.copy_s += self._at.now - self._since
+        self.tally.copied(self._at.now)
         return self.go_on()
 
     def flip(self) -> list[Instruction]:
@@ -210,11 +174,8 @@ class Transfer:
             if not self._before.groups_of(lot.target) and not self._before.guests_of(lot.target):
                 at.lineage.owned_nothing(lot.target)
         self.phase, self._uncommitted = TransferPhase.FLIPPED, True
-        self._since = at.now
-        self.flips += 1
+        self.tally.flipped(self._lots, at.now)
         self._open = {lot.target for lot in self._lots}
-        self.groups += sum(len(lot.groups) for lot in self._lots)
-        self.single_keys += sum(len(lot.keys) for lot in self._lots)
         out: list[Instruction] = []
         for worker in self._participants():
             leaving = tuple(lot for lot in self._lots if lot.source == worker)
@@ -238,17 +199,13 @@ class Transfer:
         """A new owner has all of its own."""
         if self.phase is not TransferPhase.FLIPPED or message.move != self._move or message.worker not in self._open:
             return []
-        self.keys += message.keys
-        self.bytes += message.bytes
-        self.asked += message.asked
-        self.rows += message.rows
-        self.waits.append(np.frombuffer(body or b"", "<f8"))
+        self.tally.arrived(message, body)
         self._open.discard(message.worker)
         if self._open:
             return []
         self.phase = TransferPhase.ARRIVED
-        self.handover_s += self._at.now - self._since
-        return self._release() if self._used else []
+        self.tally.handed_over(self._at.now)
+        return self._end(called_off=False) if self._used else []
 
     @property
     def _used(self) -> bool:
@@ -262,7 +219,7 @@ class Transfer:
     def committed(self) -> list[Instruction]:
         """An epoch of the operator is committed."""
         self._uncommitted = False
-        return self._release() if self.phase is TransferPhase.ARRIVED else []
+        return self._end(called_off=False) if self.phase is TransferPhase.ARRIVED else []
 
     def _released(self, message: m.Released) -> list[Instruction]:
         """A worker has forgotten about the move."""
@@ -307,9 +264,7 @@ class Transfer:
             self.doom = error  # some keys have changed at their new owners, and others have not arrived
             return []
         self._at.set_routing(self._before, f"move {self._move} failed, and is given back")
-        self.flips -= 1
-        self.groups -= sum(len(lot.groups) for lot in self._lots)
-        self.single_keys -= sum(len(lot.keys) for lot in self._lots)
+        self.tally.given_back(self._lots)
         return self._call_off()
 
     def without(self, worker: WorkerId) -> None:
@@ -349,14 +304,25 @@ class Transfer:
             self._open.discard(lost)
             return self._forgotten()
         if self.phase in (TransferPhase.FLIPPED, TransferPhase.ARRIVED):
-            if not self._uncommitted or self.flips > 1 or self._at.is_sealed:
+            if not self._uncommitted or self.tally.flips > 1 or self._at.is_sealed:
                 return None
             self._at.set_routing(self._before, f"worker {lost} was lost, and what moved is given back")
-            self.flips = 0
+            self.tally.flips = 0
         self._steps.clear()
         if self.phase in (TransferPhase.WAITING, TransferPhase.DONE):
             return []
         return self._call_off()
+
+    def check(self) -> None:
+        """The invariants hold."""
+        at = f"the transfer of {self._at.name} is {self.phase.name}"
+        awaits = self.phase in (TransferPhase.COPYING, TransferPhase.FLIPPED, TransferPhase.ENDING)
+        over = self.phase is TransferPhase.DONE
+        assert over or awaits == bool(self._open), f"{at} and waits for {self._open or 'nobody'}"
+        moves = not over and self.phase is not TransferPhase.WAITING
+        assert not moves or (self._lots and self._move >= 0), f"{at} and moves nothing"
+        assert not over or not self._steps, f"{at} and has {len(self._steps)} steps left"
+        assert self.tally.flips >= 0, f"{at} and has flipped {self.tally.flips} times"
 
     # --- steps ---
 
@@ -366,8 +332,7 @@ class Transfer:
             return []
         self._again = False
         self._move = next(self._numbers)
-        groups = self._at.routing.key_groups
-        self._lots = tuple(_lot(move, groups) for move in self._at.routing.diff(self._steps[0]))
+        self._lots = lots_between(self._at.routing, self._steps[0])
         if not self._lots or self._at.nobody_has_state:
             self._switched = self._switched or bool(self._lots)
             self._at.set_routing(self._steps.popleft(), "no state has to move")
@@ -377,7 +342,7 @@ class Transfer:
         if not self.strategy.copy_ahead:
             self.phase = TransferPhase.DUE
             return self.go_on()
-        self.phase, self._since = TransferPhase.COPYING, self._at.now
+        self.phase, self.tally.since = TransferPhase.COPYING, self._at.now
         self._open = {lot.source for lot in self._lots}
         name, terms = self._at.name, self.strategy.terms
         out: list[Instruction] = []
@@ -392,14 +357,11 @@ class Transfer:
         self._again = True
         return self._end(called_off=True)
 
-    def _release(self) -> list[Instruction]:
-        return self._end(called_off=False)
-
     def _from_checkpoint(self, lost: WorkerId | None) -> list[Instruction]:
         """After the flip: what has not arrived is read back, since the state at the flip is in the checkpoint."""
         lineage = self._at.lineage
         assert lineage is not None
-        self.from_checkpoint = True
+        self.tally.from_checkpoint = True
         for lot in self._lots:
             if lot.target in self._open and lot.target != lost:
                 lineage.take_over(lot.target, (*lot.groups, *lot.key_groups))
@@ -434,8 +396,3 @@ class Transfer:
     def _addresses(self) -> dict[WorkerId, str]:
         here = self._at.addresses
         return {worker: here[worker] for worker in self._participants()}
-
-
-def _lot(move: Move, key_groups: int) -> m.Lot:
-    of_keys = tuple(KeyGroup(key % key_groups) for key in move.keys)
-    return m.Lot(move.source, move.target, move.key_groups, move.keys, move.stay, of_keys)

@@ -17,7 +17,8 @@ from typing import Any, Protocol
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-from bedload.control.changes import ChangePhase, Kind, Wish
+from bedload.control.phases import ChangePhase
+from bedload.control.wish import Kind, Wish
 from bedload.core.errors import BedloadError, ClusterStopped, DefinitionError, Timeout, UnknownOperator
 from bedload.core.ids import KeyGroup, OperatorName, WorkerId
 from bedload.migration import Strategy, strategy_named

@@ -22,7 +22,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
 
-from bedload.control.changes import ChangePhase, Wish
 from bedload.control.compaction import Retention
 from bedload.control.coordinator import Coordinator
 from bedload.control.instructions import (
@@ -47,6 +46,8 @@ from bedload.control.lineage import Lineage
 from bedload.control.liveness import Liveness, Patience
 from bedload.control.paperwork import FileStep
 from bedload.control.members import Worker
+from bedload.control.phases import ChangePhase
+from bedload.control.wish import Wish
 from bedload.core.clock import SystemClock
 from bedload.core.errors import (
     BedloadError,

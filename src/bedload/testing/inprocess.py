@@ -20,7 +20,6 @@ from typing import Any
 
 import pyarrow as pa
 
-from bedload.control.changes import Wish
 from bedload.control.coordinator import Coordinator
 from bedload.control.inquiries import QueryFacts
 from bedload.control.instructions import (
@@ -36,6 +35,7 @@ from bedload.control.instructions import (
     WorkersLeft,
 )
 from bedload.control.members import workers_at
+from bedload.control.wish import Wish
 from bedload.core.clock import Clock, SystemClock
 from bedload.core.errors import BedloadError, DataError, WorkerLost, WorkerStartFailed
 from bedload.core.ids import DeploymentId, Epoch, KeyGroup, OperatorName, QueryId, RunId, WorkerId

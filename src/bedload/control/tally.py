@@ -1,0 +1,83 @@
+"""What a transfer has moved so far, and how long that took: for the record of its change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from bedload.migration.record import stoppages
+from bedload.protocol import messages as m
+
+
+@dataclass
+class Tally:
+    """Counts of one transfer."""
+
+    flips: int = 0
+    keys: int = 0
+    bytes: int = 0
+    groups: int = 0
+    single_keys: int = 0
+    waits: list[np.ndarray] = field(default_factory=list)
+    """For how long each key that had rows was waited for."""
+    asked: int = 0
+    rows: int = 0
+    copy_s: float = 0.0
+    """Time in which state was copied ahead."""
+    handover_s: float = 0.0
+    """Time from flips until all was with its new owners."""
+    from_checkpoint: bool = False
+    """Something was read from the checkpoint because a worker was lost."""
+    since: float = 0.0
+    """When what is under way began."""
+
+    def copied(self, now: float) -> None:
+        """State was copied ahead."""
+        self.copy_s += now - self.since
+
+    def flipped(self, lots: Iterable[m.Lot], now: float) -> None:
+        """These have new owners."""
+        self.since = now
+        self._count(lots, 1)
+
+    def given_back(self, lots: Iterable[m.Lot]) -> None:
+        """These have their old owners again."""
+        self._count(lots, -1)
+
+    def _count(self, lots: Iterable[m.Lot], sign: int) -> None:
+        self.flips += sign
+        for lot in lots:
+            self.groups += sign * len(lot.groups)
+            self.single_keys += sign * len(lot.keys)
+
+    def arrived(self, message: m.Arrived, body: m.Body) -> None:
+        """A new owner has all of its own."""
+        self.keys += message.keys
+        self.bytes += message.bytes
+        self.asked += message.asked
+        self.rows += message.rows
+        self.waits.append(np.frombuffer(body or b"", "<f8"))
+
+    def handed_over(self, now: float) -> None:
+        """All new owners have."""
+        self.handover_s += now - self.since
+
+    def facts(self) -> dict[str, Any]:
+        """For the record of the move."""
+        waited = np.concatenate(self.waits) if self.waits else np.empty(0)
+        return stoppages(waited, self.asked) | {
+            "moved_groups": self.groups,
+            "moved_keys": self.keys,
+            "moved_bytes": self.bytes,
+            "single_keys": self.single_keys,
+            "flips": self.flips,
+            "copy_s": self.copy_s,
+            "handover_s": self.handover_s,
+            "from_checkpoint": self.from_checkpoint,
+            "asked_keys": max(self.asked, len(waited)),
+            "waited_keys": len(waited),
+            "rows_parked": self.rows,
+        }
