@@ -15,6 +15,7 @@ from bedload.control.coordinator import Coordinator
 from bedload.control.epochs import OperatorEpochs
 from bedload.control.inquiries import Inquiries
 from bedload.control.instructions import Instruction
+from bedload.control.parts import Parts
 from bedload.control.recovery import Recovery
 from bedload.control.transfer import Transfer
 from bedload.core.errors import MoveCancelled
@@ -57,7 +58,7 @@ def test_a_restart_waits_for_no_epoch_that_waits_for_it(layout: Layout) -> None:
 
 
 def an_epoch_that_another_operator_is_in_is_held_up(patch: Patch) -> None:
-    patch.setattr(Coordinator, "_holds", lambda self, ask: self.changes.holding or self._unsettled is not None)
+    patch.setattr(Parts, "holds", lambda self, ask: self.changes.holding or self.unsettled is not None)
 
 
 def an_open_says_nothing_to_other_operators(patch: Patch) -> None:
@@ -120,4 +121,4 @@ def cancel_whatever_moved(self: Coordinator, number: int) -> tuple[bool, list[In
     change = self.changes.current
     if change is None or change.number != number or change.failure is not None:
         return False, []
-    return True, self._then(self.changes._fail(change, MoveCancelled("whatever had moved")))
+    return True, self._parts.then(self.changes._fail(change, MoveCancelled("whatever had moved")))

@@ -65,15 +65,17 @@ class Change:
         """Nothing more moves."""
         return [step for transfer in self.transfers.values() for step in transfer.called_off()]
 
+    def __str__(self) -> str:
+        return f"change {self.number} is {self.phase.name}"
+
     def check(self) -> None:
         """The invariants hold."""
-        at = f"change {self.number} is {self.phase.name}"
         awaits = self.phase in (ChangePhase.STARTING, ChangePhase.WEIGHING)
-        assert awaits == bool(self.waiting), f"{at} and waits for {self.waiting or 'nobody'}"
-        assert self.phase is ChangePhase.MOVING or not self.transfers, f"{at} and moves state"
+        assert awaits == bool(self.waiting), f"{self} and waits for {self.waiting or 'nobody'}"
+        assert self.phase is ChangePhase.MOVING or not self.transfers, f"{self} and moves state"
         restarts = self.phase in (ChangePhase.HOLDING, ChangePhase.RESTARTING)
-        assert restarts == (self.held_at is not None), f"{at} and holds epochs since {self.held_at}"
-        assert self.members, f"{at} and nobody shall own anything"
+        assert restarts == (self.held_at is not None), f"{self} and holds epochs since {self.held_at}"
+        assert self.members, f"{self} and nobody shall own anything"
         for transfer in self.transfers.values():
             transfer.check()
 

@@ -58,10 +58,13 @@ class Worker:
     code: set[DeploymentId] = field(default_factory=set)
     """What it has to load before it is ready."""
 
+    def __str__(self) -> str:
+        return f"worker {self.id} is {self.life.name}"
+
     @property
     def here(self) -> bool:
         """Whether it is a part of the cluster, with all code or not."""
-        return self.life in (Life.HERE, Life.RETURNED)
+        return self.life is Life.HERE or self.life is Life.RETURNED
 
 
 def workers_at(addresses: Mapping[WorkerId, str]) -> list[Worker]:
@@ -215,16 +218,16 @@ class Members:
 
     def check(self) -> None:
         """The invariants hold."""
-        for worker in self._workers.values():
-            at = f"worker {worker.id} is {worker.life.name}"
-            came = worker.here or worker.life is Life.LOADING
-            assert came == bool(worker.address), f"{at} and its address is {worker.address!r}"
-            assert came or not worker.code, f"{at} and loads code"
-            awaited = worker.life in (Life.MISSING, Life.RETURNED)
-            assert not awaited or worker.lost is not None, f"{at}, and nobody knows why it was lost"
-            assert worker.life is not Life.HERE or worker.lost is None, f"{at}, and it counts as lost"
-            assert worker.life is not Life.ASKED or worker.asked, f"{at}, and nobody wants it"
-            assert worker.life is not Life.GONE or worker.owning, f"{at}, and it is remembered"
+        for it in self._workers.values():
+            life = it.life
+            came = it.here or life is Life.LOADING
+            assert came == bool(it.address), f"{it} and its address is {it.address!r}"
+            assert came or not it.code, f"{it} and loads code"
+            awaited = life is Life.MISSING or life is Life.RETURNED
+            assert not awaited or it.lost is not None, f"{it}, and nobody knows why it was lost"
+            assert life is not Life.HERE or it.lost is None, f"{it}, and it counts as lost"
+            assert life is not Life.ASKED or it.asked, f"{it}, and nobody wants it"
+            assert life is not Life.GONE or it.owning, f"{it}, and it is remembered"
 
     def _away(self, worker: Worker) -> None:
         """It is not there; whether it is awaited depends on who waits for it."""

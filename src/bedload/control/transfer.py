@@ -313,16 +313,18 @@ class Transfer:
             return []
         return self._call_off()
 
+    def __str__(self) -> str:
+        return f"the transfer of {self._at.name} is {self.phase.name}"
+
     def check(self) -> None:
         """The invariants hold."""
-        at = f"the transfer of {self._at.name} is {self.phase.name}"
         awaits = self.phase in (TransferPhase.COPYING, TransferPhase.FLIPPED, TransferPhase.ENDING)
         over = self.phase is TransferPhase.DONE
-        assert over or awaits == bool(self._open), f"{at} and waits for {self._open or 'nobody'}"
+        assert over or awaits == bool(self._open), f"{self} and waits for {self._open or 'nobody'}"
         moves = not over and self.phase is not TransferPhase.WAITING
-        assert not moves or (self._lots and self._move >= 0), f"{at} and moves nothing"
-        assert not over or not self._steps, f"{at} and has {len(self._steps)} steps left"
-        assert self.tally.flips >= 0, f"{at} and has flipped {self.tally.flips} times"
+        assert not moves or (self._lots and self._move >= 0), f"{self} and moves nothing"
+        assert not over or not self._steps, f"{self} and has {len(self._steps)} steps left"
+        assert self.tally.flips >= 0, f"{self} and has flipped {self.tally.flips} times"
 
     # --- steps ---
 
