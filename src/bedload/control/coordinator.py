@@ -306,7 +306,7 @@ class Coordinator:
         epochs = self._operators[message.operator]
         error = None if message.error is None else message.error.error()
         if isinstance(error, Fenced):
-            return self._end(error)
+            return self._parts.end(error)
         if message.told < epochs.standing.ordered.get(message.worker, 0):
             return []  # it speaks of what it was told before: there is more to read by now
         if error is not None:

@@ -44,8 +44,8 @@ from bedload.control.instructions import (
 )
 from bedload.control.lineage import Lineage
 from bedload.control.liveness import Liveness, Patience
-from bedload.control.paperwork import FileStep
 from bedload.control.members import Worker
+from bedload.control.paperwork import FileStep
 from bedload.control.phases import ChangePhase
 from bedload.control.wish import Wish
 from bedload.core.clock import SystemClock
