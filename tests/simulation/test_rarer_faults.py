@@ -74,7 +74,7 @@ def writer_of_a_snapshot_that_leaves_is_waited_for(patch: Patch) -> None:
 def types_are_not_checked_at_the_seal(patch: Patch) -> None:
     patch.setattr(simulation, "MAX_EVENTS", 10_000)  # it goes round in circles, which can be said sooner
     original = RowStore.seal
-    patch.setattr(RowStore, "seal", lambda self, verify=True: original(self, verify=False))
+    patch.setattr(RowStore, "seal", lambda self, settling=None: original(self))
 
 
 def user_code_that_exits_ends_the_worker(patch: Patch) -> None:

@@ -25,6 +25,7 @@ from tests.simulator.simulation import simulate
         pytest.param(65007067, id="a query that begins again is taken for one that has ended"),
         pytest.param(61009909, id="a change that failed waits for state that cannot be read back"),
         pytest.param(67002913, id="a key on its way arrives without state when all is set back"),
+        pytest.param(86039496, id="an old owner speaks of a key that lives elsewhere than its group"),
         pytest.param(83014003, id="a key group of which one key is read back comes whole, by a later order"),
         pytest.param(80016138, id="who sealed without rows while it read its state in vain counts as having it"),
         pytest.param(74029383, id="files that a newer attachment has deleted are taken for damage"),

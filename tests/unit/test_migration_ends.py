@@ -327,3 +327,19 @@ def test_no_more_than_a_few_messages_are_under_way() -> None:
     for _ in range(50):
         move.pump()
     assert len(move.lane) == WINDOW
+
+
+def test_nothing_is_said_of_a_key_that_lives_elsewhere_than_its_group() -> None:
+    """Both may leave for the same worker; feeders name the keys that they have rows of by group."""
+    store = Store()
+    here, elsewhere = 4, 8  # of one key group
+    store.write(here, 1)
+    store.end(commit=True)
+    lot = Lot(OLD, NEW, MOVED, stay=(elsewhere,))
+    sender = Sender(1, STRATEGIES["adaptive"].terms, (lot,), lambda _: FakeShelf(store), Time())
+    sender.flip(Turn(0))
+    sender.want_any(np.array([elsewhere, here], np.int64), GROUPS)
+    sent: list[int] = []
+    for _ in range(10):
+        sent += [key for parcel in sender.next()[0] for key in parcel.hashes.tolist()]
+    assert sent == [here]

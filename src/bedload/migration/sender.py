@@ -146,7 +146,10 @@ class Sender:
         targets = owners[key_groups(hashes, count)]
         for target, lane in self._lanes.items():
             single = np.isin(hashes, np.array(lane.lot.keys, np.int64))
-            self.want(target, hashes[single | (targets == target)])
+            # SUBTLE: a key that lives elsewhere than its group may go to the same worker. What is said of it here would
+            # be taken for its state there, and that of its owner for a repeat.
+            elsewhere = np.isin(hashes, np.array(lane.lot.stay, np.int64))
+            self.want(target, hashes[single | ((targets == target) & ~elsewhere)])
 
     def taken(self, target: WorkerId, number: int) -> None:
         """A new owner has taken all up to this number in."""
