@@ -80,6 +80,7 @@ def test_without_a_checkpoint_it_has_no_state_to_go_on_with_and_ends_with_the_cl
             other.start(cluster.driver.address, cluster.credentials, 1, None)
             eventually(lambda: bool(cluster.driver._spares))
             os.kill(cluster.pids()[WorkerId(0)], signal.SIGKILL)
+            eventually(lambda: cluster.driver.call(lambda c: c.error) is not None)
             with pytest.raises(WorkerLost):
                 cluster.epoch(ROWS)
         finally:

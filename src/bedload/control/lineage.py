@@ -56,8 +56,6 @@ class Lineage:
         """The workers that have been in the current turn from its beginning."""
         self._reading: set[WorkerId] = set()
         """Who was told to read state, until it has all that it was told to read."""
-        self._failed: set[WorkerId] = set()
-        """Who could not read its state, and was not told again."""
         self._owed: dict[WorkerId, set[KeyGroup]] = {}
         """Key groups that a worker took over from a lost one, and has not got yet."""
         for turn in reversed(history.chain()):
@@ -105,7 +103,6 @@ class Lineage:
     def lost(self, worker: WorkerId) -> None:
         """Nothing is known of a worker's memory any more."""
         self.unread(worker)
-        self._failed.discard(worker)
         self._partakers.discard(worker)
 
     def unread(self, worker: WorkerId) -> None:
@@ -113,7 +110,6 @@ class Lineage:
         self._holds.pop(worker, None)
         self._owed.pop(worker, None)
         self._reading.discard(worker)
-        self._failed.add(worker)
 
     def left_out(self, worker: WorkerId) -> None:
         """A worker owns nothing any more: nobody waits for what it has not read."""
@@ -169,7 +165,7 @@ class Lineage:
     def reset(self) -> None:
         """The state is given up: the next epoch starts from the empty one, which no worker is known to have."""
         self.head = None
-        self._holds, self._owed, self._reading, self._failed = {}, {}, set(), set()
+        self._holds, self._owed, self._reading = {}, {}, set()
 
     def begins(self, workers: Iterable[WorkerId]) -> None:
         """A turn begins on the head, with these workers."""
@@ -180,10 +176,10 @@ class Lineage:
         return worker in self._partakers
 
     def committed(self, turn: Turn) -> None:
-        """A turn counts: it is the head, and every worker that took part in it has it."""
+        """A turn counts: it is the head, and every worker has it that took part in it and had the parent."""
         # SUBTLE: a replacement that came meanwhile has read the parent, and still has to get this one. And a worker
         # without rows in the turn has sealed it while it still read the parent, perhaps in vain.
-        self._holds |= dict.fromkeys(self._partakers - self._failed, turn)
+        self._holds |= dict.fromkeys(self._partakers & self._holds.keys(), turn)
         self.head = turn
 
     def restore(
@@ -200,7 +196,6 @@ class Lineage:
         hosts = {KeyGroup(key % routing.key_groups) for key in guests} - set(groups)
         if not groups and not hosts:
             self._owed.pop(worker, None)
-            self._failed.discard(worker)
             self._holds[worker] = base  # it owns nothing, so it has all of the state that it needs
             self._reading.discard(worker)
             return []
@@ -213,7 +208,6 @@ class Lineage:
         # SUBTLE: first of all, as it may raise: then the worker is not told, and has nothing of it.
         message, plan = self._order(deployment, groups, base)
         self._owed.pop(worker, None)
-        self._failed.discard(worker)
         if not holds:
             self._holds[worker] = base
             self._reading.discard(worker)  # it forgets all that it was told before
