@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from tests.thorough import examples
 
 import bedload as bl
+from bedload.core.epoch import EpochTime
 from bedload.core.errors import EpochAborted
 from bedload.core.ids import DeploymentId, Epoch, KeyGroup, OperatorName, QueryId, Turn, WorkerId
 from bedload.keys import hash_columns, key_groups
@@ -149,6 +150,7 @@ class Pair:
         for worker in WORKERS:
             groups = GROUPS if worker == self.owner else ()
             self.tell(worker, m.Begin(NAME, Turn(self.turn), Epoch(self.epoch), QUERY, CODE, groups))
+            self.tell(worker, m.Time(NAME, Turn(self.turn), EpochTime()))
 
     def feed(self, keys: list[int]) -> None:
         """A feeder's messages; they may come before the turn has begun."""

@@ -31,6 +31,7 @@ from bedload.checkpoint.restore import Restore
 from bedload.core.errors import CheckpointDamaged, CheckpointError, Fenced
 from bedload.core.ids import NO_TURN, Epoch, Generation, Turn, WorkerId
 from bedload.spark.keeper import Keeper
+from bedload.worker.durability import Seal
 from bedload.worker.durable import CheckpointDurability
 
 SEEDS = 80 * TIMES
@@ -193,7 +194,7 @@ class Attachment:
             self.written.append(turn)
             checkpoint.write_turn(OPERATOR, record)
             try:
-                durable.persist(WorkerId(0), OPERATOR, QUERY, Epoch(count), turn, self._delta)
+                durable.persist(Seal(WorkerId(0), OPERATOR, QUERY, Epoch(count), turn, self._delta))
             except Fenced:
                 return
             self.acknowledged.append(turn)

@@ -18,17 +18,28 @@ from bedload.control import refusals
 from bedload.control.epochs import OperatorEpochs
 from bedload.control.standing import Phase as ControlPhase
 from bedload.control.turns import Turns
+from bedload.core.epoch import EpochTime
 from bedload.protocol import messages as m
 from bedload.protocol.split import unpack
 from bedload.store.rows import RowStore
 from bedload.worker.applying import Applying
-from bedload.worker.hosted import Applied
+from bedload.worker.hosted import Applied, Hosted
 from bedload.worker.machine import Phase, WorkerMachine
+from bedload.worker.operator import Context
 from bedload.worker.row_runtime import OperatorRuntime
 
 OFTEN = Scenario(ALWAYS | {"noise", "second query", "poison"}, 0.3)
 LOSSY = Scenario(ALWAYS | {"stop early", "no action"}, 0.2)
 USUAL = Scenario(ALWAYS, 0.3)
+
+
+def rows_do_not_wait_for_their_time(patch: Patch) -> None:
+    def begin(self: Any, epoch: Any) -> None:
+        self.epoch, self._forgotten = epoch, False
+        self._time = getattr(self, "_time", EpochTime())  # of the epoch before, until the right one is there
+
+    patch.setattr(Hosted, "waits_for_time", False)
+    patch.setattr(Context, "_begin", begin)
 
 
 def repeat_is_applied_again(patch: Patch) -> None:
@@ -208,6 +219,7 @@ def backup_misses_removed_keys(patch: Patch) -> None:
 
 
 MUTANTS: list[tuple[Callable[[Patch], None], Scenario]] = [
+    (rows_do_not_wait_for_their_time, USUAL),
     (repeat_is_applied_again, USUAL),
     (repeat_gets_no_output, USUAL),
     (checksums_are_not_compared, OFTEN),

@@ -10,6 +10,7 @@ from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field
 
 from bedload.checkpoint.storage import Storage
+from bedload.control.attempt import StageFacts
 from bedload.control.compaction import Retention
 from bedload.control.inquiries import QueryFacts
 from bedload.control.instructions import DeployResult, InspectQuery, InspectStage
@@ -26,7 +27,7 @@ from tests.simulator.query import SimulatedQuery
 from tests.simulator.spark import SparkContext
 from tests.simulator.watcher import Watcher
 from tests.simulator.worker import ProcessKilled, SimulatedWorker
-from tests.simulator.workload import KEY_GROUPS
+from tests.simulator.workload import KEY_GROUPS, time_of
 
 
 @dataclass(frozen=True)
@@ -321,10 +322,9 @@ class Application:
             self._network.after(delay, lambda: driver.tell(lambda c: c.stage_unknown(step.operator, step.turn, error)))
             return
         feeders = query.plan.epochs[step.epoch].feeders(step.operator)
-        shape = self._spark.shapes[step.stage]
+        facts = StageFacts(feeders, self._spark.shapes[step.stage], time_of(step.epoch))
         self._network.after(
-            delay,
-            lambda: driver.tell(lambda c: c.stage_inspected(step.operator, step.turn, step.stage, feeders, shape)),
+            delay, lambda: driver.tell(lambda c: c.stage_inspected(step.operator, step.turn, step.stage, facts))
         )
 
     def inspect_query(self, step: InspectQuery) -> None:

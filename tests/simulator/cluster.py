@@ -49,7 +49,7 @@ from tests.simulator.reader import Reader
 from tests.simulator.watcher import Watcher
 from tests.simulator.wishes import Wishes
 from tests.simulator.worker import SimulatedWorker
-from tests.simulator.workload import HASH_OF
+from tests.simulator.workload import HASH_OF, time_of
 
 
 class Inspector(Protocol):
@@ -185,10 +185,11 @@ class SimulatedDriver:
             self._watchers[name].owned(turn, told, pins)
 
     def _to_worker(self, worker: WorkerId, message: m.Message, body: Body) -> None:
-        if isinstance(message, m.Begin) and self._desk is None:
-            watcher = self._watchers[message.operator]
-            if message.turn not in watcher.base:
-                watcher.begun(message.turn, message.query, message.epoch, watcher.history)
+        if isinstance(message, m.Begin) and message.turn not in self._watchers[message.operator].base:
+            watcher, base = self._watchers[message.operator], self._watchers[message.operator].history
+            if (record := self.coordinator.record(message.operator, message.turn)) is not None:
+                base = watcher.histories[NO_TURN if record.parent is None else record.parent]
+            watcher.begun(message.turn, message.query, message.epoch, base, live=self.live)
         link = self._links.get(worker)
         if link is not None:
             link.send(self, message, body)
@@ -200,9 +201,7 @@ class SimulatedDriver:
         known: TurnRecord | None = None
         match step:
             case WriteTurn(record=record):
-                watcher = self._watchers[step.operator]
-                base = watcher.histories[NO_TURN if record.parent is None else record.parent]
-                watcher.begun(record.turn, record.query, record.epoch, base, live=self.live)
+                assert record.time == time_of(record.epoch), f"turn {record.turn}: {record.time}"
             case CheckTurn(operator=operator, turn=turn):
                 known = self.coordinator.record(operator, turn)
                 assert known is not None

@@ -15,19 +15,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import msgspec
-import pyarrow as pa
 
 from bedload.checkpoint.compaction import compact
 from bedload.checkpoint.snapshots import TARGET_BYTES
 from bedload.checkpoint.storage import Storage
 from bedload.core.errors import BedloadError, OperatorFailed, WorkerStartFailed
-from bedload.core.ids import DeploymentId, Epoch, Generation, OperatorName, QueryId, Turn, WorkerId
+from bedload.core.ids import DeploymentId, Generation, OperatorName, Turn, WorkerId
 from bedload.migration.lane import Parcel
 from bedload.migration.parking import Freed
 from bedload.migration.receiver import Receiver
 from bedload.migration.sender import Sender
 from bedload.protocol import messages as m
-from bedload.worker.durability import Load, Loaded, LoadFailed
+from bedload.worker.durability import Load, Loaded, LoadFailed, Seal
 from bedload.worker.durable import CheckpointDurability, load
 from bedload.worker.hosted import Hosted
 from bedload.worker.machine import COORDINATOR, LOADER, Out, Phase, WorkerMachine
@@ -382,24 +381,16 @@ class SimulatedWorker:
 
     # --- writing ---
 
-    def persist(
-        self,
-        worker: WorkerId,
-        operator: OperatorName,
-        query: QueryId,
-        epoch: Epoch,
-        turn: Turn,
-        delta: Callable[[], pa.RecordBatch | None],
-    ) -> int:
+    def persist(self, seal: Seal) -> int:
         """The machine seals: write, or back up and look whether the backup is right."""
-        holdings = self.holdings[operator]
-        size, backup = 0, holdings.sealing((query, epoch))
+        holdings, epoch = self.holdings[seal.operator], (seal.query, seal.epoch)
+        size, backup = 0, holdings.sealing(epoch)
         if self._place is not None:
             storage, generation = self._place
             files = CheckpointDurability(SlowStorage(storage, self._pause), generation)
-            size = files.persist(worker, operator, query, epoch, turn, delta)
-        holdings.sealed(turn, (query, epoch), backup)
-        self._told = operator, turn
+            size = files.persist(seal)
+        holdings.sealed(seal.turn, epoch, backup)
+        self._told = seal.operator, seal.turn
         return size
 
     def _pause(self, where: str, path: str) -> None:

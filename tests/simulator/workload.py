@@ -18,6 +18,7 @@ from typing import Any, ClassVar, NamedTuple
 import pyarrow as pa
 
 from bedload import state as bl
+from bedload.core.epoch import EpochTime
 from bedload.core.ids import Epoch, OperatorName, QueryId
 from bedload.keys import hash_columns
 from bedload.testing.input import InputFormat
@@ -52,6 +53,17 @@ class Kind(enum.Enum):
     RESULT = "at the seal, one per changed key"
     GROUPED = "at the seal, process called once per key"
     COLUMNS = "at the seal, one per changed key, from columns"
+
+
+def time_of(epoch: Epoch) -> EpochTime:
+    """The time of an epoch, which Spark logs once and for all."""
+    return EpochTime(watermark=epoch * 1000, processing=epoch * 1000 + 500)
+
+
+def check_time(ctx: Context) -> None:
+    """Raise if an operator is told a wrong time."""
+    told, right = EpochTime(ctx.watermark, ctx.now), time_of(ctx.epoch)
+    assert told == right, f"{ctx}: the time is {told}, and not {right}"
 
 
 class Row(NamedTuple):
@@ -136,6 +148,7 @@ class _Simulated(Operator):
         self.poison.close()
 
     def take(self, row: Any, ctx: Context) -> None:
+        check_time(ctx)
         self.count += 1
         self.seen.setdefault(row.source, []).append(row.seq)
         self.tallied()[row.source] += 1

@@ -12,7 +12,7 @@ from bedload.store.columns import ColumnSpec, ColumnTable
 from bedload.store.columns.index import Slots
 from bedload.worker.column_runtime import ColumnDeployment
 from bedload.worker.operator import Context
-from tests.simulator.workload import FORGET_AT, KEY_GROUPS, OUTPUT, RECENT, Poison, SimulatedFailure
+from tests.simulator.workload import FORGET_AT, KEY_GROUPS, OUTPUT, RECENT, Poison, SimulatedFailure, check_time
 
 
 class ColumnLogic:
@@ -35,6 +35,7 @@ class ColumnLogic:
 
     def update(self, table: ColumnTable, slots: Slots, batch: pa.RecordBatch, ctx: Context) -> pa.RecordBatch | None:
         """Take rows in order; a poisoned one fails after its change, so that there is something to roll back."""
+        check_time(ctx)
         counts, logs = table.values("count"), table.values("log")
         touched = table.values("touched") if len(self.columns) > 2 else None
         for slot, row in zip(slots.tolist(), batch.to_pylist(), strict=True):

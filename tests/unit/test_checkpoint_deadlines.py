@@ -27,7 +27,7 @@ from bedload.core.errors import BedloadError, CheckpointError, DefinitionError, 
 from bedload.core.ids import Epoch, Generation, KeyGroup, Turn, WorkerId
 from bedload.protocol import messages as m
 from bedload.spark.keeper import Keeper
-from bedload.worker.durability import Load, Loaded, LoadFailed
+from bedload.worker.durability import Load, Loaded, LoadFailed, Seal
 from bedload.worker.durable import CheckpointDurability, Compactor, Loader, Place
 
 SHORT = 0.05
@@ -173,7 +173,7 @@ def test_a_seal_fails(hanging: Any) -> None:
     storage, _ = hanging("write")
     durable = CheckpointDurability(storage, Generation(1))
     with pytest.raises(StoreError, match="cannot write"):
-        durable.persist(WorkerId(0), OPERATOR, QUERY, Epoch(0), Turn(1), lambda: delta(COUNTS, {1: {"n": 1}}))
+        durable.persist(Seal(WorkerId(0), OPERATOR, QUERY, Epoch(0), Turn(1), lambda: delta(COUNTS, {1: {"n": 1}})))
 
 
 def test_a_load_fails(hanging: Any, tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ from bedload.control.recovery import MOST_READS
 from bedload.control.rollout import MOST_KEPT, Rollout
 from bedload.control.standing import Phase
 from bedload.control.wish import MAX_PINS, Wish, target_of
+from bedload.core.epoch import EpochStats
 from bedload.core.errors import BedloadError, MoveFailed, MoveRefused, OperatorFailed, StoreError, WorkerStartFailed
 from bedload.core.ids import (
     DeploymentId,
@@ -686,7 +687,7 @@ def epoch_in_memory(coordinator: Coordinator, name: OperatorName, deployment: in
     coordinator.open("task", m.Open(name, DeploymentId(deployment), query, run, Epoch(0), 1, 0, 0, "n"))
     for worker in workers:
         turn = coordinator.operator(name).turn
-        coordinator.from_worker(m.Sealed(WorkerId(worker), name, turn, 1, 1, 0.0, 0))
+        coordinator.from_worker(m.Sealed(WorkerId(worker), name, turn, EpochStats(rows=1, keys=1)))
     coordinator.progress(query, run, Epoch(0))
     assert coordinator.operator(name).phase is Phase.IDLE
 

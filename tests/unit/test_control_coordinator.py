@@ -5,11 +5,13 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from bedload.control.attempt import StageFacts
 from bedload.control.coordinator import Coordinator
 from bedload.control.instructions import DeployResult, EpochEnded, Instruction, Reply, ToWorker
 from bedload.control.members import workers_at
 from bedload.control.standing import Phase
 from bedload.core.clock import SystemClock
+from bedload.core.epoch import EpochStats, EpochTime
 from bedload.core.errors import (
     BedloadError,
     ClusterStopped,
@@ -123,8 +125,8 @@ def test_an_operator_learns_that_an_epoch_is_committed_when_another_one_of_its_q
         coordinator.from_worker(m.Deployed(WorkerId(0), deployment, None))
         coordinator.open("t", ask(deployment, name))
         turn = coordinator.operator(name).turn
-        coordinator.stage_inspected(name, turn, 1, 1, 1)
-        coordinator.from_worker(m.Sealed(WorkerId(0), name, turn, 1, 1, 0.0, 0))
+        coordinator.stage_inspected(name, turn, 1, StageFacts(1, 1, EpochTime()))
+        coordinator.from_worker(m.Sealed(WorkerId(0), name, turn, EpochStats(rows=1, keys=1)))
         assert number == deployment
     steps = coordinator.open("t", replace(ask(DeploymentId(1), names[1]), epoch=Epoch(1), nonce="o"))
     assert {step.operator for step in steps if isinstance(step, EpochEnded) and step.committed} == {*names}

@@ -14,6 +14,7 @@ from tests.unit.transport_kit import HandClock
 from bedload.checkpoint.history import CompactionSettings, History
 from bedload.checkpoint.orders import decode_order
 from bedload.checkpoint.records import SnapshotPart, TurnRecord
+from bedload.control.attempt import StageFacts
 from bedload.control.compaction import Retention
 from bedload.control.coordinator import Coordinator
 from bedload.control.inquiries import QueryFacts
@@ -24,6 +25,7 @@ from bedload.control.instructions import (
     DeployResult,
     EpochEnded,
     InspectQuery,
+    InspectStage,
     Instruction,
     ReplaceWorker,
     Reply,
@@ -35,6 +37,7 @@ from bedload.control.lineage import Lineage
 from bedload.control.members import workers_at
 from bedload.control.standing import Phase
 from bedload.control.wish import Wish
+from bedload.core.epoch import EpochStats, EpochTime
 from bedload.core.errors import BedloadError, Fenced, ProtocolError, StoreError
 from bedload.core.ids import (
     NO_TURN,
@@ -51,6 +54,7 @@ from bedload.core.ids import (
 from bedload.migration import strategy_named
 from bedload.protocol import messages as m
 
+TIME = EpochTime(watermark=3, processing=5)
 NAME = OperatorName("Count")
 SCHEMA = schema_of({"key": pa.int64()}, {"n": pa.int64()}, groups=4)
 ERROR = m.WireError.of(BedloadError("boom"))
@@ -115,6 +119,11 @@ class Rig:
         ask = self.ask(*arguments, **other)
         return answers(self.did(self.coordinator.open(ask.nonce, ask))).get(ask.nonce, "waits")
 
+    def inspected(self) -> None:
+        """Answer the question about the stage of the current turn."""
+        asked = [step for step in self.steps if isinstance(step, InspectStage)][-1]
+        self.did(self.coordinator.stage_inspected(NAME, asked.turn, asked.stage, StageFacts(2, 2, TIME)))
+
     def facts(self, *, active: bool = False, committed: int | None = None, query: str = "q", **more: Any) -> list[str]:
         """Answer the last question about a query."""
         asked = [step for step in self.steps if isinstance(step, InspectQuery)][-1]
@@ -139,7 +148,7 @@ class Rig:
 
     def seal(self, *workers: int) -> None:
         for worker in workers or sorted(self.coordinator.workers):
-            sealed = m.Sealed(WorkerId(worker), NAME, self.turn, 1, 1, 0.0, 10)
+            sealed = m.Sealed(WorkerId(worker), NAME, self.turn, EpochStats(rows=1, keys=1, bytes=10))
             self.did(self.coordinator.from_worker(sealed))
 
     def settled(self, worker: int, *, sealed: bool) -> list[Instruction]:
@@ -157,6 +166,7 @@ class Rig:
         """An epoch that is sealed."""
         self.stage += 1
         assert self.open(epoch, run, query) == "Opened"
+        self.inspected()
         self.recorded(location=f"/{query}")
         self.seal()
         assert self.phase is Phase.SEALED
@@ -167,7 +177,9 @@ class Rig:
         return to_workers(self.steps, kind)
 
     def last_record(self) -> TurnRecord:
-        return [step.record for step in self.steps if isinstance(step, WriteTurn)][-1]
+        record = self.coordinator.record(NAME, self.turn)
+        assert record is not None
+        return record
 
     def forget_steps(self) -> None:
         self.steps = []
@@ -227,25 +239,31 @@ def test_turns_are_of_their_generation_and_go_up() -> None:
     assert rig.turn == make_turn(Generation(3), 1)
 
 
-@pytest.mark.parametrize("inspected_first", [True, False])
-def test_workers_are_told_what_to_expect_only_when_the_turn_is_on_record(rig: Rig, inspected_first: bool) -> None:
+def test_workers_are_told_what_to_expect_only_when_the_turn_is_on_record(rig: Rig) -> None:
     rig.open(0)
-
-    def inspect() -> None:
-        rig.did(rig.coordinator.stage_inspected(NAME, rig.turn, 1, 2, 2))
-
-    first, second = (inspect, rig.recorded) if inspected_first else (rig.recorded, inspect)
-    first()
+    rig.inspected()
     assert rig.told(m.Expect) == []
-    second()
+    rig.recorded()
     assert [(worker, message.feeders) for worker, message in rig.told(m.Expect)] == [(0, 2), (1, 2)]
+
+
+def test_the_time_of_an_epoch_is_told_and_put_on_record_once(rig: Rig) -> None:
+    rig.open(0)
+    assert not [step for step in rig.steps if isinstance(step, WriteTurn)]
+    rig.inspected()
+    assert [(worker, message.time) for worker, message in rig.told(m.Time)] == [(0, TIME), (1, TIME)]
+    assert [step.record for step in rig.steps if isinstance(step, WriteTurn)] == [rig.last_record()]
+    assert rig.last_record().time == TIME
+    rig.forget_steps()
+    rig.did(rig.coordinator.stage_inspected(NAME, rig.turn, 1, StageFacts(2, 2, EpochTime(7, 9))))
+    assert rig.steps == []
 
 
 def test_the_record_of_a_former_turn_does_not_stand_for_the_current_one(rig: Rig) -> None:
     rig.open(0)
     former = rig.turn
     rig.open(0, "r2", stage=2)
-    rig.did(rig.coordinator.stage_inspected(NAME, rig.turn, 2, 2, 2))
+    rig.inspected()
     rig.recorded(former)
     assert rig.told(m.Expect) == []
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from bedload.control.attempt import StageFacts
 from bedload.control.coordinator import Coordinator
 from bedload.control.inquiries import QueryFacts
 from bedload.control.instructions import (
@@ -20,6 +21,7 @@ from bedload.control.instructions import (
 )
 from bedload.control.members import workers_at
 from bedload.control.standing import Phase
+from bedload.core.epoch import EpochStats, EpochTime
 from bedload.core.errors import BedloadError, NullKey, ProtocolError
 from bedload.core.ids import (
     NO_EPOCH,
@@ -35,6 +37,7 @@ from bedload.core.ids import (
 )
 from bedload.protocol import messages as m
 
+TIME = EpochTime(watermark=3, processing=5)
 NAME = OperatorName("Count")
 WORKERS = {WorkerId(0): "w0", WorkerId(1): "w1"}
 ERROR = m.WireError.of(BedloadError("boom"))
@@ -93,7 +96,9 @@ class Rig:
         return answers(self.did(self.coordinator.open(ask.nonce, ask))).get(ask.nonce, "parked")
 
     def inspected(self, stage: int = 1, feeders: int = 2, shape: int = 2) -> dict[str, str]:
-        return answers(self.did(self.coordinator.stage_inspected(NAME, self.turn, stage, feeders, shape)))
+        return answers(
+            self.did(self.coordinator.stage_inspected(NAME, self.turn, stage, StageFacts(feeders, shape, TIME)))
+        )
 
     def facts(
         self, *, active: bool = True, committed: int | None = None, quiet: tuple[int, ...] = (), query: str = "q"
@@ -107,7 +112,7 @@ class Rig:
     def seal(self, *workers: int) -> dict[str, str]:
         found: dict[str, str] = {}
         for worker in workers or (0, 1):
-            sealed = m.Sealed(WorkerId(worker), NAME, self.turn, 1, 1, 0.0)
+            sealed = m.Sealed(WorkerId(worker), NAME, self.turn, EpochStats(rows=1, keys=1))
             found |= answers(self.did(self.coordinator.from_worker(sealed)))
         return found
 
@@ -127,6 +132,7 @@ class Rig:
     def whole(self, epoch: int, run: str = "r1", query: str = "q", *, stage: int = 1) -> None:
         """An epoch that is sealed."""
         assert self.open(epoch, run, query, stage=stage) == "Opened"
+        self.inspected(stage)
         self.seal()
 
     @property
@@ -204,7 +210,7 @@ def test_an_epoch_is_sealed_when_every_worker_has_sealed_it(rig: Rig) -> None:
 def test_a_seal_of_a_former_turn_does_not_count(rig: Rig) -> None:
     rig.open(0)
     rig.open(0, "r2", stage=2)
-    rig.did(rig.coordinator.from_worker(m.Sealed(WorkerId(0), NAME, Turn(0), 1, 1, 0.0)))
+    rig.did(rig.coordinator.from_worker(m.Sealed(WorkerId(0), NAME, Turn(0), EpochStats(rows=1, keys=1))))
     rig.seal(1)
     assert rig.phase is Phase.OPEN
 
@@ -225,7 +231,8 @@ def test_a_progress_event_commits_the_sealed_epoch(rig: Rig) -> None:
     rig.progress(0)
     assert rig.phase is Phase.IDLE
     (ended,) = [step for step in rig.steps if isinstance(step, EpochEnded)]
-    assert (ended.epoch, ended.committed, ended.rows) == (0, True, 2)
+    assert (ended.epoch, ended.committed, ended.time) == (0, True, TIME)
+    assert ended.stats == {WorkerId(worker): EpochStats(rows=1, keys=1) for worker in (0, 1)}
 
 
 @pytest.mark.parametrize(("epoch", "run", "query"), [(1, "r1", "q"), (0, "r0", "q"), (0, "r1", "other")])
@@ -519,7 +526,7 @@ def test_a_second_action_whose_stage_cannot_be_inspected_does_not_end_a_turn_tha
 def test_inspections_of_a_former_turn_are_ignored(rig: Rig) -> None:
     rig.open(0)
     rig.open(0, "r2", stage=2)
-    assert rig.coordinator.stage_inspected(NAME, Turn(0), 1, 2, 2) == []
+    assert rig.coordinator.stage_inspected(NAME, Turn(0), 1, StageFacts(2, 2, TIME)) == []
     assert rig.coordinator.stage_unknown(NAME, Turn(0), ProtocolError("gone")) == []
     assert rig.phase is Phase.OPEN
 

@@ -13,7 +13,7 @@ from bedload.keys import RoutingTable
 from bedload.migration import STRATEGIES, Strategy, plan, strategy_named
 from bedload.migration.chooser import Facts, choose
 from bedload.migration.hash_set import HashSet, pack, unpack
-from bedload.migration.record import EpochTime, MoveRecord, stoppages, with_latency
+from bedload.migration.record import EpochSpan, MoveRecord, stoppages, with_latency
 
 
 def workers(count: int) -> list[WorkerId]:
@@ -124,8 +124,8 @@ def test_keys_that_did_not_wait_count_as_not_stopped() -> None:
     assert stoppages(np.empty(0), 0)["stoppage_ms_p99"] == 0.0
 
 
-def epochs(*seconds: float) -> list[EpochTime]:
-    return [EpochTime(float(number), took) for number, took in enumerate(seconds)]
+def epochs(*seconds: float) -> list[EpochSpan]:
+    return [EpochSpan(float(number), took) for number, took in enumerate(seconds)]
 
 
 def record(began: float, took: float) -> MoveRecord:

@@ -42,7 +42,7 @@ def record(number: int = 0, operator: str = "Trip", **more: Any) -> MoveRecord:
 
 def epoch(began: float, seconds: float = SECOND, operator: str = "Trip", committed: bool = True) -> EpochEnded:
     return EpochEnded(
-        OperatorName(operator), QueryId("q"), RunId("r"), Epoch(0), committed, 0, {}, {}, 0, began, seconds
+        OperatorName(operator), QueryId("q"), RunId("r"), Epoch(0), committed, began=began, seconds=seconds
     )
 
 

@@ -39,6 +39,19 @@ def test_an_epoch_is_fed_and_committed(harness: OperatorHarness) -> None:
     assert harness.snapshot() == {"a": {"n": 2}, "b": {"n": 1}}
 
 
+def test_the_time_of_an_epoch_is_what_the_test_says() -> None:
+    class Clocked(Operator):
+        last: int = bl.value(0)
+
+        def process(self, key: Any, rows: Rows, ctx: Context) -> Any:
+            self.last = ctx.now - ctx.watermark
+
+    harness = OperatorHarness(Clocked, schema={"k": pa.string()}, key="k")
+    harness.now, harness.watermark = 1_000, 400
+    harness.run_epoch([{"k": "a"}])
+    assert harness.state("a") == {"last": 600}
+
+
 def test_reads_within_an_epoch_see_the_last_commit(harness: OperatorHarness) -> None:
     harness.run_epoch(cars("a"))
     harness.feed(cars("a", "b"))

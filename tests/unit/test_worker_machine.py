@@ -9,12 +9,13 @@ import pyarrow as pa
 import pytest
 
 from bedload import state as bl
+from bedload.core.epoch import EpochTime
 from bedload.core.errors import BedloadError, OperatorFailed, StoreError
 from bedload.core.ids import DeploymentId, Epoch, KeyGroup, OperatorName, QueryId, Turn, WorkerId
 from bedload.protocol import messages as m
 from bedload.protocol.split import pack, unpack
 from bedload.testing.input import InputFormat
-from bedload.worker.durability import Durability, Load, Loaded, LoadFailed
+from bedload.worker.durability import Durability, Load, Loaded, LoadFailed, Seal
 from bedload.worker.machine import COORDINATOR, LOADER, Phase, WorkerMachine
 from bedload.worker.operator import Context, Operator
 from bedload.worker.row_runtime import Deployment
@@ -90,7 +91,7 @@ class Rig:
 
     def begin(self, turn: int, epoch: int = 0, deployment: int = 0) -> list[Any]:
         begin = m.Begin(NAME, Turn(turn), Epoch(epoch), QueryId("q"), DeploymentId(deployment), GROUPS)
-        return self.tell(COORDINATOR, begin)
+        return [*self.tell(COORDINATOR, begin), *self.tell(COORDINATOR, m.Time(NAME, Turn(turn), EpochTime()))]
 
     def expect(self, turn: int, feeders: int) -> list[Any]:
         return self.tell(COORDINATOR, m.Expect(NAME, Turn(turn), feeders))
@@ -222,6 +223,63 @@ def test_a_repeated_begin_changes_nothing(rig: Rig) -> None:
     rig.seal(0, a=1)
     rig.begin(0)
     assert rig.phase is Phase.SEALED
+
+
+# --- time ---
+
+
+class Clocked(Operator):
+    total: int = bl.value(0)
+
+    def process(self, key: Any, rows: Rows, ctx: Context) -> Any:
+        self.total = ctx.now + ctx.watermark
+
+
+class ClockedSetup(Running):
+    def setup(self, ctx: Context) -> None:
+        print(ctx.now)
+
+
+def test_rows_wait_for_the_time_of_their_epoch() -> None:
+    rig = Rig(Clocked)
+    for turn in range(2):
+        rig.tell(COORDINATOR, m.Begin(NAME, Turn(turn), Epoch(turn), QueryId("q"), DeploymentId(0), GROUPS))
+        rig.join("t", turn, 0)
+        assert rig.apply("t", turn, 0, 0, a=1) == []
+        assert rig.done("t", turn, 0, 1) == []
+        rig.tell(COORDINATOR, m.Time(NAME, Turn(turn), EpochTime(watermark=100, processing=turn)))
+        rig.expect(turn, 1)
+        assert rig.to("t")[-2:] == [m.Applied(Turn(turn), 0), m.Finished(Turn(turn))]
+        rig.commit(turn)
+        assert rig.totals == {"a": 100 + turn}
+
+
+def test_rows_that_wait_for_the_time_of_a_turn_that_fails_are_refused(rig: Rig) -> None:
+    rig.tell(COORDINATOR, m.Begin(NAME, Turn(0), Epoch(0), QueryId("q"), DeploymentId(0), GROUPS))
+    rig.join("t", 0, 0)
+    rig.apply("t", 0, 0, 0, a=1)
+    rig.join("later", 1, 0)
+    rig.abort(0)
+    assert set(kinds(rig.to("t"))) == {"BedloadError"}
+    assert rig.to("later") == []
+    rig.seal(1, a=2)
+    rig.commit(1)
+    assert rig.totals == {"a": 2}
+
+
+def test_the_time_of_a_former_turn_is_not_taken(rig: Rig) -> None:
+    rig.begin(0)
+    rig.abort(0)
+    rig.tell(COORDINATOR, m.Begin(NAME, Turn(1), Epoch(0), QueryId("q"), DeploymentId(0), GROUPS))
+    rig.tell(COORDINATOR, m.Time(NAME, Turn(0), EpochTime()))
+    rig.join("t", 1, 0)
+    assert rig.apply("t", 1, 0, 0, a=1) == []
+
+
+def test_there_is_no_time_outside_of_an_epoch() -> None:
+    rig = Rig(ClockedSetup)
+    rig.begin(0)
+    assert "ctx.now is for process and result" in str(rig.to(COORDINATOR)[-1])
 
 
 # --- exactly once ---
@@ -863,10 +921,10 @@ class Files:
         self.written: list[int] = []
         self.error: BedloadError | None = None
 
-    def persist(self, worker: Any, operator: Any, query: Any, epoch: Any, turn: Any, delta: Any) -> int:
+    def persist(self, seal: Seal) -> int:
         if self.error is not None:
             raise self.error
-        self.written.append(turn)
+        self.written.append(seal.turn)
         return 123
 
 
@@ -875,7 +933,7 @@ def test_the_seal_is_said_after_the_changes_were_written_and_tells_how_much() ->
     rig = Rig(durability=files)
     rig.seal(0, a=1)
     assert files.written == [0]
-    assert [message.bytes for message in rig.to(COORDINATOR) if isinstance(message, m.Sealed)] == [123]
+    assert [message.stats.bytes for message in rig.to(COORDINATOR) if isinstance(message, m.Sealed)] == [123]
 
 
 def test_changes_that_cannot_be_written_roll_the_turn_back() -> None:

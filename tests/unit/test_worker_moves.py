@@ -10,6 +10,7 @@ import pytest
 
 import bedload as bl
 from bedload.core.clock import SystemClock
+from bedload.core.epoch import EpochTime
 from bedload.core.errors import EpochAborted, StoreError
 from bedload.core.ids import NO_EPOCH, NO_TURN, DeploymentId, Epoch, KeyGroup, OperatorName, QueryId, Turn, WorkerId
 from bedload.keys import hash_columns, key_groups
@@ -64,6 +65,7 @@ class Pair:
 
     def begin(self, worker: WorkerId, turn: int, epoch: int) -> None:
         self.tell(worker, m.Begin(NAME, Turn(turn), Epoch(epoch), QUERY, CODE, GROUPS))
+        self.tell(worker, m.Time(NAME, Turn(turn), EpochTime()))
 
     def run(self, worker: WorkerId, turn: int, keys: list[int]) -> list[Any]:
         """All of an epoch but its commit; its outputs."""
@@ -252,6 +254,7 @@ def test_an_old_owner_does_not_answer_for_what_it_has_handed_over(lot: m.Lot, ca
     pair.tell(OLD, m.Flip(NAME, 1, Turn(0), CODE, (lot,), (), PLACES, pair.terms, Epoch(0), QUERY))
     if not called_off:
         pair.tell(OLD, m.Begin(NAME, Turn(1), Epoch(1), QUERY, CODE, () if lot is LOT else GROUPS))
+        pair.tell(OLD, m.Time(NAME, Turn(1), EpochTime()))
         pair.tell(OLD, m.Expect(NAME, Turn(1), 1))
         pair.machines[OLD].handle("f", m.Join(NAME, Turn(1), m.FeederId(0, 0)), batch([]).schema.serialize())
         pair.machines[OLD].handle("f", m.Done(NAME, Turn(1), m.FeederId(0, 0), 0))

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 from bedload import state as bl
+from bedload.core.epoch import EpochTime
 from bedload.core.errors import TooLarge
 from bedload.core.ids import DeploymentId, Epoch, KeyGroup, OperatorName, QueryId, Turn, WorkerId
 from bedload.protocol import messages as m
@@ -92,6 +93,7 @@ class Rig:
         self.turn, self.number = self.turn + 1, -1
         begin = m.Begin(NAME, Turn(self.turn), Epoch(epoch), QueryId("q"), DeploymentId(0), GROUPS)
         self.machine.handle(COORDINATOR, begin)
+        self.machine.handle(COORDINATOR, m.Time(NAME, Turn(self.turn), EpochTime()))
         self.machine.handle(COORDINATOR, m.Expect(NAME, Turn(self.turn), 1))
         schema = FORM.batch(rows(1, 1)).schema.serialize()
         self.machine.handle("feeder", m.Join(NAME, Turn(self.turn), FEEDER), schema)

@@ -25,6 +25,7 @@ import xxhash
 
 from bedload.checkpoint import paths
 from bedload.checkpoint.shapes import Shape
+from bedload.core.epoch import EpochTime
 from bedload.core.errors import CheckpointDamaged, CheckpointVersion
 from bedload.core.ids import Epoch, Generation, OperatorName, QueryId, Turn, WorkerId
 from bedload.keys import MAX_KEY_GROUPS
@@ -135,6 +136,8 @@ class TurnRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", ta
     """Key groups of which other workers hold single keys, with these workers; absent if there are none."""
     operator: OperatorName | msgspec.UnsetType = msgspec.UNSET
     """Whose it is; absent in older files."""
+    time: EpochTime | msgspec.UnsetType = msgspec.UNSET
+    """The time of the epoch; absent in older files."""
     version: int = VERSION
 
     def __post_init__(self) -> None:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from bedload.checkpoint.records import TurnRecord
+from bedload.core.epoch import EpochStats, EpochTime
 from bedload.core.errors import BedloadError
 from bedload.core.ids import DeploymentId, Turn, WorkerId
 from bedload.keys import RoutingTable
@@ -14,6 +16,17 @@ from bedload.protocol import messages as m
 
 NO_STAGE = -1
 """Before the first stage: Spark numbers them from 0."""
+
+
+@dataclass(frozen=True)
+class StageFacts:
+    """What the driver found out about a stage of an epoch."""
+
+    feeders: int
+    """How many the operator has."""
+    shape: int
+    """How many partitions the stage's own RDD has."""
+    time: EpochTime
 
 
 @dataclass
@@ -30,6 +43,10 @@ class Attempt:
     """The partitions of each stage's own RDD, as far as looked at."""
     feeders: int | None = None
     """How many there will be."""
+    time: EpochTime | None = None
+    """Of the epoch, once it is known."""
+    record: TurnRecord | None = None
+    """What is to be put on record with the time, if there is a checkpoint."""
     recorded: bool = True
     """Whether the turn is on record, or needs none: only then may a worker seal it."""
     spark_committed: bool = False
@@ -46,25 +63,24 @@ class Attempt:
     """Why it was rolled back, or is being settled."""
     deployment: DeploymentId | None = None
     """Whose feeders it is of: all of them, as a query runs by one plan."""
-    rows: int = 0
-    bytes: int = 0
-    keys: dict[WorkerId, int] = field(default_factory=dict)
+    stats: dict[WorkerId, EpochStats] = field(default_factory=dict)
     """Of those that have sealed it."""
-    busy: dict[WorkerId, float] = field(default_factory=dict)
     _opened: dict[str, m.Opened] = field(default_factory=dict)
     _ordinals: dict[int, int] = field(default_factory=dict)
 
     def sealed(self, message: m.Sealed) -> None:
         """A worker has sealed it."""
-        self.rows += message.rows
-        self.bytes += message.bytes
-        self.keys[message.worker] = message.keys
-        self.busy[message.worker] = message.busy
+        self.stats[message.worker] = message.stats
+
+    @property
+    def bytes(self) -> int:
+        """What was written to make it durable."""
+        return sum(it.bytes for it in self.stats.values())
 
     @property
     def sealed_by_all(self) -> bool:
         """Whether all have."""
-        return self.keys.keys() >= self.workers
+        return self.stats.keys() >= self.workers
 
     def opened(self, nonce: str) -> m.Opened | None:
         """The answer that an open got before."""

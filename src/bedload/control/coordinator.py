@@ -10,6 +10,7 @@ from collections.abc import Iterable
 
 from bedload.checkpoint.records import Manifest, TurnRecord
 from bedload.control import refusals
+from bedload.control.attempt import StageFacts
 from bedload.control.compaction import Retention
 from bedload.control.inquiries import QueryFacts
 from bedload.control.instructions import (
@@ -205,11 +206,9 @@ class Coordinator:
         """The cluster cannot go on: a newer attachment has the checkpoint, or it cannot be read."""
         return self._parts.end(error) if self._parts.down is None else []
 
-    def stage_inspected(
-        self, operator: OperatorName, turn: Turn, stage: int, feeders: int, shape: int
-    ) -> list[Instruction]:
+    def stage_inspected(self, operator: OperatorName, turn: Turn, stage: int, facts: StageFacts) -> list[Instruction]:
         """Answers :class:`InspectStage`."""
-        return self._parts.then(self._operators[operator].turns.stage_inspected(turn, stage, feeders, shape))
+        return self._parts.then(self._operators[operator].turns.stage_inspected(turn, stage, facts))
 
     def stage_unknown(self, operator: OperatorName, turn: Turn, error: BedloadError) -> list[Instruction]:
         """:class:`InspectStage` could not be answered."""

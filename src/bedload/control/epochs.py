@@ -27,7 +27,7 @@ from collections.abc import Callable
 from bedload.control import refusals
 from bedload.control.attempt import Attempt
 from bedload.control.inquiries import Found, Inquiries, QueryFacts
-from bedload.control.instructions import InspectStage, Instruction, Reply, Token, ToWorker, WriteTurn
+from bedload.control.instructions import InspectStage, Instruction, Reply, Token, ToWorker
 from bedload.control.lineage import Lineage
 from bedload.control.recovery import Recovery
 from bedload.control.refusals import refuse
@@ -320,9 +320,8 @@ class OperatorEpochs:
         at.current.workers = frozenset(workers)
         if lineage is not None:
             lineage.begins(workers)
-            record = lineage.record(at.turn, ask.query, ask.run, ask.epoch, at.routing, at.committed)
-            lineage.history.add(record)
-            out.append(WriteTurn(at.name, record))
+            at.current.record = lineage.record(at.turn, ask.query, ask.run, ask.epoch, at.routing, at.committed)
+            lineage.history.add(at.current.record)  # it is written when the time of the epoch is known
         out += [
             ToWorker(
                 worker,

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from bedload.checkpoint.history import Garbage
 from bedload.checkpoint.records import Manifest, TurnRecord
+from bedload.core.epoch import EpochStats, EpochTime
 from bedload.core.errors import BedloadError
 from bedload.core.ids import DeploymentId, Epoch, OperatorName, QueryId, RunId, Turn, WorkerId
 from bedload.migration.record import MoveRecord
@@ -35,7 +36,7 @@ class Reply:
 
 @dataclass(frozen=True)
 class InspectStage:
-    """Find out how many feeders the operator has in this epoch, and the shape of the stage.
+    """Find out how many feeders the operator has in this epoch, its time, and the shape of the stage.
 
     Report with :meth:`Coordinator.stage_inspected`.
     """
@@ -84,11 +85,10 @@ class EpochEnded:
     run: RunId
     epoch: Epoch
     committed: bool
-    rows: int
-    keys: dict[WorkerId, int]
-    busy: dict[WorkerId, float]
-    bytes: int = 0
-    """What was written to make it durable."""
+    time: EpochTime | None = None
+    """None: it was over before that was known."""
+    stats: dict[WorkerId, EpochStats] = field(default_factory=dict)
+    """Of those that sealed it, if it was committed."""
     began: float = 0.0
     """On the coordinator's clock."""
     seconds: float = 0.0

@@ -10,8 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
+
 from bedload.control import refusals
-from bedload.control.instructions import CheckTurn, EpochEnded, Instruction, ToWorker
+from bedload.control.attempt import StageFacts
+from bedload.control.instructions import CheckTurn, EpochEnded, Instruction, ToWorker, WriteTurn
 from bedload.control.recovery import Recovery
 from bedload.control.room import WaitingRoom
 from bedload.control.standing import Phase, Standing
@@ -34,15 +37,21 @@ class Turns:
 
     # --- to the seal, and what keeps it from that ---
 
-    def stage_inspected(self, turn: Turn, stage: int, feeders: int, shape: int) -> list[Instruction]:
-        """The operator has this many feeders; the stage's own RDD has ``shape`` partitions."""
+    def stage_inspected(self, turn: Turn, stage: int, facts: StageFacts) -> list[Instruction]:
+        """What the stage is like, and with the first one the epoch."""
         at = self.standing
         if turn != at.turn:
             return []
-        at.current.shapes[stage] = shape
+        current = at.current
+        current.shapes[stage] = facts.shape
         out: list[Instruction] = []
-        if stage == at.current.first_stage and at.phase is Phase.OPEN:
-            at.current.feeders = feeders
+        if stage == current.first_stage and at.phase is Phase.OPEN and current.time is None:
+            current.feeders, current.time = facts.feeders, facts.time
+            out += self._tell(m.Time(at.name, at.turn, facts.time))
+            if at.lineage is not None and current.record is not None:
+                record = msgspec.structs.replace(current.record, time=facts.time)
+                at.lineage.history.add(record)
+                out.append(WriteTurn(at.name, record))
             out += self._expect()
         return out + self._look_again()
 
@@ -139,7 +148,7 @@ class Turns:
         it = at.current
         seconds = it.sealed_at - it.began
         ended = EpochEnded(
-            at.name, at.query, at.run, at.epoch, True, it.rows, it.keys, it.busy, it.bytes, it.began, seconds
+            at.name, at.query, at.run, at.epoch, True, it.time, it.stats, began=it.began, seconds=seconds
         )
         more = [] if at.transfer is None else at.transfer.go_on()
         return [*self._tell(m.Commit(at.name, at.turn)), ended, *moved, *more]
@@ -152,7 +161,7 @@ class Turns:
         at.current.probing, at.current.settling = None, set()
         if at.run is None:
             return []
-        ended = EpochEnded(at.name, at.query, at.run, at.epoch, False, 0, {}, {})
+        ended = EpochEnded(at.name, at.query, at.run, at.epoch, False, at.current.time)
         return [*self._tell(m.Abort(at.name, at.turn, m.WireError.of(error))), ended]
 
     # --- the loss of a worker: is the turn whole? ---

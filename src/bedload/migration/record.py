@@ -17,7 +17,7 @@ LIMIT = 1.1
 """Of the longest epoch before the move: under it the latency is stable again."""
 
 
-class EpochTime(NamedTuple):
+class EpochSpan(NamedTuple):
     """When an epoch began and how long it took, on one clock."""
 
     began: float
@@ -83,7 +83,7 @@ def stoppages(waited: npt.NDArray[np.float64], asked: int) -> dict[str, float]:
     return {"stoppage_ms_p50": float(p50), "stoppage_ms_p99": float(p99), "stoppage_ms_max": float(every.max())}
 
 
-def with_latency(record: MoveRecord, epochs: Sequence[EpochTime]) -> MoveRecord:
+def with_latency(record: MoveRecord, epochs: Sequence[EpochSpan]) -> MoveRecord:
     """The record with what the epochs around it say, as far as they have gone."""
     before = [it for it in epochs if it.began + it.seconds <= record.began][-STEADY_EPOCHS:]
     end = record.began + record.duration_s

@@ -14,6 +14,7 @@ from typing import Any, Union
 
 import msgspec
 
+from bedload.core.epoch import EpochStats, EpochTime
 from bedload.core.errors import ProtocolError
 from bedload.core.ids import DeploymentId, Epoch, KeyGroup, OperatorName, QueryId, RunId, Turn, WorkerId
 from bedload.protocol.base import Backlogged, Body, FeederId, Lot, Message, Order, Packed, Terms, WaitsFor, WireError
@@ -189,6 +190,14 @@ class Begin(Message, frozen=True):
     """Single keys of other key groups that it owns, by their hash."""
 
 
+class Time(Message, frozen=True):
+    """The time of the epoch, as soon as it is known: rows are applied from here on."""
+
+    operator: OperatorName
+    turn: Turn
+    time: EpochTime
+
+
 class Expect(Message, frozen=True):
     """The number of feeders of this turn."""
 
@@ -203,12 +212,7 @@ class Sealed(Message, frozen=True):
     worker: WorkerId
     operator: OperatorName
     turn: Turn
-    rows: int
-    keys: int
-    busy: float
-    """Seconds spent in applying and sealing."""
-    bytes: int = 0
-    """What was written to make it durable."""
+    stats: EpochStats
 
 
 class Failed(Message, frozen=True):

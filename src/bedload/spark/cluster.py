@@ -15,6 +15,7 @@ from pyspark.sql.types import StructType
 
 from bedload.checkpoint.storage import open_storage
 from bedload.control.liveness import Patience
+from bedload.core.epoch import EpochStats
 from bedload.core.errors import ClusterStopped
 from bedload.core.ids import Epoch, OperatorName, QueryId
 from bedload.keys import DEFAULT_KEY_GROUPS
@@ -40,8 +41,8 @@ from bedload.worker.vector import VectorOperator
 
 _RESTORING = "operator string, worker int, read int, left int, keys bigint, bytes bigint"
 _EPOCHS = (
-    "operator string, query string, epoch bigint, committed boolean, rows bigint, keys map<int, bigint>, "
-    "busy map<int, double>, bytes bigint, seconds double"
+    f"operator string, query string, epoch bigint, committed boolean, {EpochStats.columns()}, seconds double, "
+    "watermark bigint, processing bigint"
 )
 
 
@@ -365,9 +366,10 @@ class Cluster:
         return {int(worker): self._driver.pids[worker] for worker in alive}
 
     def epochs(self) -> Table:
-        """The latest epochs, oldest first: operator, query, epoch, committed, rows, keys, busy seconds, bytes, seconds.
+        """The latest epochs, oldest first: what each was, what it took, and its time (``ctx.watermark``, ``ctx.now``).
 
-        Rows are counted as they reach the workers: those that a feeder combined by key count as one.
+        Rows are counted as they reach the workers: those that a feeder combined by key count as one. ``keys`` and
+        ``busy`` (seconds) are by worker, the others of all workers together.
         """
         rows = (
             {
@@ -375,11 +377,10 @@ class Cluster:
                 "query": str(item.query),
                 "epoch": int(item.epoch),
                 "committed": item.committed,
-                "rows": item.rows,
-                "keys": {int(w): count for w, count in item.keys.items()},
-                "busy": {int(w): seconds for w, seconds in item.busy.items()},
-                "bytes": item.bytes,
+                **EpochStats.table(item.stats),
                 "seconds": item.seconds,
+                "watermark": item.time and item.time.watermark,
+                "processing": item.time and item.time.processing,
             }
             for item in list(self._driver.ended)
         )

@@ -41,15 +41,14 @@ class Inspector:
                 self.quiet(query, epoch)
 
     def stage(self, step: InspectStage) -> None:
-        """How many feeders there will be."""
+        """How many feeders there will be, and what time it is for them."""
         try:
-            feeders = self._plans.feeders(step.query, step.epoch, mark(step.deployment, step.operator))
-            shape = self._plans.shape(step.stage)
+            facts = self._plans.stage(step.query, step.epoch, mark(step.deployment, step.operator), step.stage)
         except Exception as error:
             problem = _problem(step, error)
             self._report(lambda c: c.stage_unknown(step.operator, step.turn, problem))
             return
-        self._report(lambda c: c.stage_inspected(step.operator, step.turn, step.stage, feeders, shape))
+        self._report(lambda c: c.stage_inspected(step.operator, step.turn, step.stage, facts))
 
     def query(self, step: InspectQuery) -> None:
         """Whether a query runs, and what it has committed."""

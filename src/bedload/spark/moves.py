@@ -18,7 +18,7 @@ import msgspec
 
 from bedload.control.instructions import EpochEnded
 from bedload.core.clock import Clock
-from bedload.migration.record import CALM_EPOCHS, STEADY_EPOCHS, EpochTime, MoveRecord, with_latency
+from bedload.migration.record import CALM_EPOCHS, STEADY_EPOCHS, EpochSpan, MoveRecord, with_latency
 from bedload.spark.keeper import Keeper
 
 _log = logging.getLogger("bedload")
@@ -32,7 +32,7 @@ _LOOK_EVERY = 5
 @dataclass
 class _Noted:
     record: MoveRecord
-    times: list[EpochTime]
+    times: list[EpochSpan]
     """The epochs around it."""
     later: int = 0
     """How many of them came after it was over."""
@@ -57,7 +57,7 @@ class Moves:
         lag = self._clock.wall() - self._clock.monotonic()
         kept = []
         for record in records:
-            every = [EpochTime(it.began, it.seconds) for it in epochs if _of(record, it)]
+            every = [EpochSpan(it.began, it.seconds) for it in epochs if _of(record, it)]
             before = [it for it in every if it.began + it.seconds <= record.began]
             times = [*before[-STEADY_EPOCHS:], *every[len(before) :]]
             dated = msgspec.structs.replace(record, requested=lag + record.began)
@@ -72,7 +72,7 @@ class Moves:
         for noted in self._noted:
             if not noted.followed or not _of(noted.record, epoch):
                 continue
-            noted.times.append(EpochTime(epoch.began, epoch.seconds))
+            noted.times.append(EpochSpan(epoch.began, epoch.seconds))
             noted.later += 1
             if noted.later >= _FOLLOWED_EPOCHS:
                 noted.followed = False

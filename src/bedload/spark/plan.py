@@ -17,7 +17,9 @@ from typing import Any
 from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
+from bedload.control.attempt import StageFacts
 from bedload.control.inquiries import QueryFacts
+from bedload.core.epoch import EpochTime
 from bedload.core.errors import DefinitionError, ProtocolError
 from bedload.core.ids import DeploymentId, Epoch, QueryId
 from bedload.spark.progress import read_progress
@@ -46,24 +48,31 @@ class Plans:
         """The queries that run now."""
         return frozenset(QueryId(str(key)) for key in self._active.keySet().toArray())
 
-    def feeders(self, query: QueryId, epoch: Epoch, name: str) -> int:
-        """How many partitions the operator has in the running epoch."""
+    def stage(self, query: QueryId, epoch: Epoch, name: str, stage: int) -> StageFacts:
+        """What a running stage of an epoch is like, and how many partitions an operator has in it."""
+        feeders, time = self._feeders(query, epoch, name)
+        return StageFacts(feeders, self._shape(stage), time)
+
+    def _feeders(self, query: QueryId, epoch: Epoch, name: str) -> tuple[int, EpochTime]:
+        """How many partitions the operator has in the running epoch, and the epoch's time."""
         try:
             execution = self._execution(query)
             batch = execution.lastExecution()
             if batch is None or batch.currentBatchId() != epoch:
                 raise ProtocolError(f"query {query} is not at epoch {epoch} any more")
+            logged = batch.offsetSeqMetadata()
+            time = EpochTime(int(logged.batchWatermarkMs()), int(logged.batchTimestampMs()))
             plan, run = batch.executedPlan(), str(execution.runId().toString())
             # Every call to the JVM counts here, and the plans of a run have the same shape: look there first.
             known = self._paths.get(name)
             node = _at(plan, known[1]) if known is not None and known[0] == run else None
             if node is not None and _is_feeder(node, name):
-                return int(node.execute().getNumPartitions())
+                return int(node.execute().getNumPartitions()), time
             found = [(path, node) for path, node in _walk(plan) if _is_feeder(node, name)]
             if len(found) == 1:
                 path, node = found[0]
                 self._paths[name] = run, path
-                return int(node.execute().getNumPartitions())
+                return int(node.execute().getNumPartitions()), time
         except Py4JError as error:
             raise ProtocolError(f"cannot read the plan of query {query}: {error}") from error
         if not found:
@@ -77,7 +86,7 @@ class Plans:
             f"and read it from there, or give each application another name"
         )
 
-    def shape(self, stage: int) -> int:
+    def _shape(self, stage: int) -> int:
         """How many partitions the RDD of a running stage has."""
         try:
             found = self._context.dagScheduler().stageIdToStage().get(stage)

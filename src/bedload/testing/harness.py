@@ -16,6 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from bedload.core.epoch import EpochTime
 from bedload.core.errors import EpochError, SchemaError
 from bedload.core.ids import Epoch, KeyGroup, OperatorName, WorkerId
 from bedload.keys import DEFAULT_KEY_GROUPS, canonical_key, check_key_groups
@@ -49,6 +50,8 @@ class OperatorHarness:
         assert harness.run_epoch([{"car": "a", "speed": 50.0}]) == [{"car": "a", "n": 1}]
         assert harness.state("a") == {"count": 1, "recent": [50.0]}
 
+    ``now`` and ``watermark`` are what ``ctx.now`` and ``ctx.watermark`` say in the next epoch: set them as you like.
+
     Its limits: one worker; Arrow's types, not Spark's; no retries, second actions or lost workers.
     """
 
@@ -76,6 +79,8 @@ class OperatorHarness:
         self._epoch = Epoch(-1)
         self._open = False
         self._sealed = False
+        self.now = 0
+        self.watermark = 0
 
     # --- epochs ---
 
@@ -177,6 +182,7 @@ class OperatorHarness:
             self._epoch = Epoch(self._epoch + 1)
             self._room.begin()
             self._runtime.begin(self._epoch, [KeyGroup(group) for group in range(self._key_groups)])
+            self._runtime.set_time(EpochTime(self.watermark, self.now))
             self._open = True
         return self._runtime
 

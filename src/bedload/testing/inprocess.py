@@ -20,6 +20,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from bedload.control.attempt import StageFacts
 from bedload.control.coordinator import Coordinator
 from bedload.control.inquiries import QueryFacts
 from bedload.control.instructions import (
@@ -37,6 +38,7 @@ from bedload.control.instructions import (
 from bedload.control.members import workers_at
 from bedload.control.wish import Wish
 from bedload.core.clock import Clock, SystemClock
+from bedload.core.epoch import EpochTime
 from bedload.core.errors import BedloadError, DataError, WorkerLost, WorkerStartFailed
 from bedload.core.ids import DeploymentId, Epoch, KeyGroup, OperatorName, QueryId, RunId, WorkerId
 from bedload.keys import DEFAULT_KEY_GROUPS, canonical_key, check_key_groups
@@ -62,6 +64,8 @@ class InProcessCluster:
     ``schema``, ``key``, ``input`` and ``key_groups`` as for :class:`~bedload.testing.harness.OperatorHarness`.
     ``run_epoch`` takes one list of rows per source partition and gives all outputs; the epoch is committed
     as Spark does it, when the next one opens or when its progress event comes (``progress=True``).
+    ``now`` and ``watermark`` are what ``ctx.now`` and ``ctx.watermark`` say in the next epoch that begins; a replay has
+    what its epoch had.
     """
 
     def __init__(
@@ -93,6 +97,9 @@ class InProcessCluster:
         self.query = QueryId("query")
         self.run = RunId("run-0")
         self.epoch = Epoch(0)
+        self.now = 0
+        self.watermark = 0
+        self._times: dict[Epoch, EpochTime] = {}
         self.ended: list[EpochEnded] = []
         self.moves: list[MoveRecord] = []
         """What became of the changes that are over."""
@@ -238,12 +245,14 @@ class InProcessCluster:
                     self._replies[to] = message
                 case InspectStage(operator=operator, turn=turn, stage=stage):
                     count = len(self._batches)
-                    waiting += self.coordinator.stage_inspected(operator, turn, stage, count, count)
+                    time = self._times.setdefault(self.epoch, EpochTime(self.watermark, self.now))
+                    facts = StageFacts(count, count, time)
+                    waiting += self.coordinator.stage_inspected(operator, turn, stage, facts)
                 case InspectQuery(pause=pause) if pause:
                     self._later.append(step)  # nothing happens until the test does something
                 case InspectQuery(operator=operator, query=query, turn=turn):
-                    facts = QueryFacts(True, Epoch(self.epoch - 1), frozenset())
-                    waiting += self.coordinator.query_inspected(operator, query, turn, facts)
+                    found = QueryFacts(True, Epoch(self.epoch - 1), frozenset())
+                    waiting += self.coordinator.query_inspected(operator, query, turn, found)
                 case DeployResult(error=error):
                     self._deployed = error
                 case StartWorkers(workers=workers):

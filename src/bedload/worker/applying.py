@@ -8,6 +8,7 @@ from __future__ import annotations
 import pyarrow as pa
 
 from bedload.core.clock import Clock
+from bedload.core.epoch import EpochStats
 from bedload.core.errors import BedloadError, NotDeterministic, StaleAttempt
 from bedload.core.ids import WorkerId
 from bedload.keys import groups_in
@@ -17,12 +18,12 @@ from bedload.migration.parking import Freed
 from bedload.protocol import messages as m
 from bedload.protocol.messages import Body
 from bedload.protocol.split import unpack
-from bedload.worker.durability import Durability
+from bedload.worker.durability import Durability, Seal
 from bedload.worker.failures import as_ours
 from bedload.worker.hosted import Applied, Feeder, Hosted, Phase, TurnMessage
 from bedload.worker.peers import COORDINATOR, Out, Peer
 
-Word = m.Expect | m.Commit | m.Abort | m.FeederFailed | m.Settle
+Word = m.Time | m.Expect | m.Commit | m.Abort | m.FeederFailed | m.Settle
 
 
 class Applying:
@@ -38,6 +39,10 @@ class Applying:
         current = hosted.turn == message.turn
         is_open, is_sealed = current and hosted.phase is Phase.OPEN, current and hosted.phase is Phase.SEALED
         match message:
+            case m.Time() if is_open and hosted.runtime is not None:
+                hosted.timed = True
+                hosted.runtime.set_time(message.time)
+                return self.flush(hosted)
             case m.Expect() if is_open:
                 hosted.expected = message.feeders
                 return self.settle(hosted)
@@ -71,7 +76,7 @@ class Applying:
         """Take rows, or word of them."""
         if isinstance(message, m.Backlog) and message.turn <= hosted.turn:
             return hosted.moving.backlog(unpack_hashes(body)) if message.turn == hosted.turn else []
-        if message.turn > hosted.turn:
+        if message.turn > hosted.turn or (message.turn == hosted.turn and hosted.waits_for_time):
             hosted.early.append((peer, message, body))
             return []
         error = hosted.error
@@ -102,6 +107,11 @@ class Applying:
             return refusal if hosted.phase is Phase.SEALED else [*self.fail(hosted, problem), *refusal]
         finally:
             hosted.weight.busy += self._clock.monotonic() - started
+
+    def flush(self, hosted: Hosted) -> list[Out]:
+        """Take what came before its turn, or before the time of it."""
+        early, hosted.early = hosted.early, []
+        return [step for peer, message, body in early for step in self.from_feeder(hosted, peer, message, body)]
 
     def _join(self, hosted: Hosted, peer: Peer, message: m.Join, body: Body) -> list[Out]:
         feeder = hosted.feeders.get(message.feeder)
@@ -228,7 +238,7 @@ class Applying:
         output = runtime.seal()
         _hold(hosted, output)
         written = self._durability.persist(
-            self._worker, hosted.name, hosted.query, hosted.epoch, hosted.turn, runtime.delta
+            Seal(self._worker, hosted.name, hosted.query, hosted.epoch, hosted.turn, runtime.delta)
         )
         hosted.phase = Phase.SEALED
         copies = hosted.moving.sealed(hosted.turn)
@@ -237,7 +247,8 @@ class Applying:
         if output is not None:
             _share_out(output, sharing)
         busy = hosted.weight.busy + self._clock.monotonic() - started
-        sealed = m.Sealed(self._worker, hosted.name, hosted.turn, runtime.rows, runtime.keys, busy, written)
+        stats = EpochStats(rows=runtime.rows, keys=runtime.keys, busy=busy, bytes=written)
+        sealed = m.Sealed(self._worker, hosted.name, hosted.turn, stats)
         out: list[Out] = [(COORDINATOR, sealed, None), *copies]
         for feeder in sharing:
             out += [(peer, m.Finished(hosted.turn), feeder.share) for peer in feeder.waiting]
@@ -260,7 +271,7 @@ class Applying:
         waiting = {peer: None for feeder in hosted.feeders.values() for peer in feeder.all_waiting}
         hosted.feeders = {}
         hosted.parking.clear()
-        return [(peer, refusal, None) for peer in waiting]
+        return [*((peer, refusal, None) for peer in waiting), *self.flush(hosted)]
 
 
 def _resume(hosted: Hosted, name: m.FeederId, number: int, rows: pa.RecordBatch, last: bool) -> list[Out]:

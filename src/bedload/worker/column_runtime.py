@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from bedload.core.epoch import EpochTime
 from bedload.core.errors import BedloadError, OperatorFailed
 from bedload.core.ids import NO_EPOCH, Epoch, KeyGroup, OperatorName, WorkerId
 from bedload.keys import groups_in, hash_columns, without_groups
@@ -102,8 +103,12 @@ class ColumnRuntime(TableRuntime[ColumnTable]):
     def begin(self, epoch: Epoch, groups: Iterable[KeyGroup]) -> None:
         """An epoch begins."""
         self._table.begin(groups)
-        self._context.epoch = epoch
+        self._context._begin(epoch)
         self.rows = 0
+
+    def set_time(self, time: EpochTime) -> None:
+        """The time of the epoch that has begun: once, and before its first row."""
+        self._context._time = time
 
     def hashes(self, batch: pa.RecordBatch) -> npt.NDArray[np.int64]:
         """The hash of the key of each row of a sub-batch."""

@@ -19,37 +19,31 @@ from bedload.core.errors import BedloadError
 from bedload.core.ids import Epoch, KeyGroup, OperatorName, QueryId, Ticket, Turn, WorkerId
 
 
+@dataclass(frozen=True)
+class Seal:
+    """What a worker seals of an epoch."""
+
+    worker: WorkerId
+    operator: OperatorName
+    query: QueryId
+    epoch: Epoch
+    turn: Turn
+    delta: Callable[[], pa.RecordBatch | None]
+    """Makes the changed entries: who does not call it pays nothing."""
+
+
 class Durability(Protocol):
     """Makes the changed entries of an epoch survive the worker."""
 
-    def persist(
-        self,
-        worker: WorkerId,
-        operator: OperatorName,
-        query: QueryId,
-        epoch: Epoch,
-        turn: Turn,
-        delta: Callable[[], pa.RecordBatch | None],
-    ) -> int:
-        """Write the changed entries in one write; how many bytes. An error aborts the epoch.
-
-        ``delta`` makes them: who does not call it pays nothing.
-        """
+    def persist(self, seal: Seal) -> int:
+        """Write the changed entries in one write; how many bytes. An error aborts the epoch."""
         ...
 
 
 class InMemoryOnly:
     """No durability: state lives and dies with its worker."""
 
-    def persist(
-        self,
-        worker: WorkerId,
-        operator: OperatorName,
-        query: QueryId,
-        epoch: Epoch,
-        turn: Turn,
-        delta: Callable[[], pa.RecordBatch | None],
-    ) -> int:
+    def persist(self, seal: Seal) -> int:
         """Keep nothing."""
         return 0
 

@@ -20,7 +20,6 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
-import pyarrow as pa
 
 from bedload.checkpoint import paths
 from bedload.checkpoint.fence import check_fence
@@ -29,9 +28,9 @@ from bedload.checkpoint.orders import decode_order
 from bedload.checkpoint.segments import SegmentMeta, write_segment
 from bedload.checkpoint.storage import Storage, open_storage
 from bedload.core.errors import BedloadError, CheckpointDamaged, CheckpointError, EpochAborted
-from bedload.core.ids import Epoch, Generation, KeyGroup, OperatorName, QueryId, Turn, WorkerId
+from bedload.core.ids import Generation, KeyGroup, WorkerId
 from bedload.protocol import messages as m
-from bedload.worker.durability import Load, Loaded, LoadFailed
+from bedload.worker.durability import Load, Loaded, LoadFailed, Seal
 
 _PATIENCE_SECONDS = 600.0
 """A child that has given no sign of life for so long is ended. It gives one for each file and chunk that it has read;
@@ -58,19 +57,12 @@ class CheckpointDurability:
         self._storage = storage
         self._generation = generation
 
-    def persist(
-        self,
-        worker: WorkerId,
-        operator: OperatorName,
-        query: QueryId,
-        epoch: Epoch,
-        turn: Turn,
-        delta: Callable[[], pa.RecordBatch | None],
-    ) -> int:
+    def persist(self, seal: Seal) -> int:
         """Write the segment of a worker and turn, and make sure that it counts."""
+        worker, operator, epoch, turn = seal.worker, seal.operator, seal.epoch, seal.turn
         path = paths.delta(operator, turn, worker)
-        meta = SegmentMeta(operator=operator, turn=turn, worker=worker, epoch=epoch, query=query)
-        written = write_segment(self._storage, path, delta(), meta)
+        meta = SegmentMeta(operator=operator, turn=turn, worker=worker, epoch=epoch, query=seal.query)
+        written = write_segment(self._storage, path, seal.delta(), meta)
         # SUBTLE: after the write, not before it. See the invariants.
         check_fence(self._storage, self._generation)
         if self._storage.exists(paths.abandoned(operator, turn)):

@@ -114,16 +114,23 @@ class Hosted:
     query: QueryId = NO_QUERY
     committed: Epoch = NO_EPOCH
     committed_query: QueryId = NO_QUERY
+    timed: bool = False
+    """Whether the time of the epoch is known: before that no row of it is applied."""
     expected: int | None = None
     feeders: dict[m.FeederId, Feeder] = field(default_factory=dict)
     error: BedloadError | None = None
     early: list[tuple[Peer, TurnMessage, Body]] = field(default_factory=list)
-    """Messages of a turn that has not begun here."""
+    """Messages of a turn that has not begun here, or whose time is not known."""
     reads: list[tuple[Peer, m.Read, Body]] = field(default_factory=list)
     """Reads of key groups that are on their way."""
     room: Room | None = None
     """What the current epoch takes beside the state."""
     weight: Weight = field(default_factory=Weight)
+
+    @property
+    def waits_for_time(self) -> bool:
+        """Whether a turn is under way, and its time is not known."""
+        return self.phase is Phase.OPEN and not self.timed
 
     def check(self) -> None:
         """Raise an AssertionError if this cannot be."""
@@ -135,7 +142,8 @@ class Hosted:
         assert (self.error is not None) == (self.phase is Phase.ABORTED), f"{where}: {self.error!r}"
         assert running or not self.feeders, f"{where}: there are feeders"
         assert self.phase is Phase.OPEN or self.parking.empty, f"{where}: rows wait"
-        late = [message for _, message, _ in self.early if message.turn <= self.turn]
+        first = self.turn if self.waits_for_time else self.turn + 1
+        late = [message for _, message, _ in self.early if message.turn < first]
         assert not late, f"{where}: {late} wait for their turn"
         if self.phase is Phase.SEALED:
             assert len(self.feeders) == self.expected, f"{where}: {len(self.feeders)} of {self.expected} feeders"

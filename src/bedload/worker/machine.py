@@ -12,7 +12,7 @@ Invariants:
   checksum differs is refused, which aborts a turn that is not sealed;
 - in SEALED nothing is applied and nothing a feeder says rolls back: the outputs of the epoch are fixed;
 - a message of an earlier turn is refused; one of a later turn waits for its ``Begin``, which travels on
-  another connection and may come after it;
+  another connection and may come after it, and one of this turn for the ``Time`` of its epoch;
 - a row is applied when the state of its key is here; until then it waits, and so does the answer; rows that waited are
   applied before later ones of their key;
 - a feeder's ``Done`` is answered after the seal, or at once if another feeder of the epoch may still
@@ -83,7 +83,7 @@ class WorkerMachine:
                 return self._release(message)
             case m.Begin():
                 return self._begin(message)
-            case m.Expect() | m.Commit() | m.Abort() | m.FeederFailed() | m.Settle():
+            case m.Time() | m.Expect() | m.Commit() | m.Abort() | m.FeederFailed() | m.Settle():
                 return self._applying.from_coordinator(self._at(message.operator), message)
             case m.Reset():
                 return self._reset(message)
@@ -227,9 +227,8 @@ class WorkerMachine:
             # SUBTLE: the coordinator always ends a turn before it begins another on this FIFO channel.
             raise ProtocolError(f"{message} while turn {hosted.turn} is {hosted.phase.name}")
         hosted.turn, hosted.epoch, hosted.query = message.turn, message.epoch, message.query
-        hosted.phase, hosted.error, hosted.expected = Phase.OPEN, None, None
+        hosted.phase, hosted.error, hosted.expected, hosted.timed = Phase.OPEN, None, None, False
         hosted.feeders, hosted.weight.busy = {}, 0.0
-        early, hosted.early = hosted.early, []
         out: list[Out] = []
         try:
             runtime = self._activate(hosted, message.deployment)
@@ -244,9 +243,7 @@ class WorkerMachine:
             runtime.begin(message.epoch, (*message.groups, *sorted(hosted.holdings.guests)))
         except Exception as error:
             out = self._applying.fail(hosted, as_ours(error))
-        for peer, waiting, body in early:
-            out += self._applying.from_feeder(hosted, peer, waiting, body)
-        return [*out, *self._answer_reads(hosted)]
+        return [*out, *self._applying.flush(hosted), *self._answer_reads(hosted)]
 
     def _reset(self, message: m.Reset) -> list[Out]:
         hosted = self._at(message.operator)

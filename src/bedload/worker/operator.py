@@ -18,6 +18,7 @@ from collections.abc import Iterable
 from functools import cache
 from typing import Any, ClassVar
 
+from bedload.core.epoch import EpochTime
 from bedload.core.errors import DefinitionError, StateTypeError
 from bedload.core.ids import Epoch, WorkerId
 from bedload.state import Declaration, StateSpec, build_specs
@@ -28,7 +29,7 @@ from bedload.worker.rows import Rows
 class Context:
     """What an operator may know about the call that it is in."""
 
-    __slots__ = ("_forgotten", "epoch", "operator", "worker")
+    __slots__ = ("_forgotten", "_time", "epoch", "operator", "worker")
 
     _forgotten: bool
     """Whether the call under way asked to forget its key. The runtime clears it where an epoch begins or ends."""
@@ -36,8 +37,38 @@ class Context:
     def __init__(self, operator: str, worker: WorkerId, epoch: Epoch) -> None:
         self.operator = operator
         self.worker = worker
+        self._begin(epoch)
+
+    def _begin(self, epoch: Epoch) -> None:
+        """An epoch begins; its time follows."""
         self.epoch = epoch
+        self._time: EpochTime | None = None
         self._forgotten = False
+
+    @property
+    def now(self) -> int:
+        """The time of the epoch, in milliseconds since 1970: when Spark first planned its batch.
+
+        It is the same for all rows of an epoch, on every replay and at every worker. Use it instead of the machine's
+        clock, which would give another state each time.
+        """
+        return self._epoch_time("now").processing
+
+    @property
+    def watermark(self) -> int:
+        """Spark's event-time watermark for this epoch, in milliseconds since 1970.
+
+        0 if no ``withWatermark`` is before the operator, or no row has moved it yet. It is the same on every replay.
+        """
+        return self._epoch_time("watermark").watermark
+
+    def _epoch_time(self, name: str) -> EpochTime:
+        if self._time is None:
+            raise DefinitionError(
+                f"operator {self.operator}: ctx.{name} is for process and result: it is the time of an epoch, and "
+                f"setup belongs to none"
+            )
+        return self._time
 
     def forget(self) -> None:
         """Remove all state of the current key when this call returns."""

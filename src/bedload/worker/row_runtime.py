@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from bedload.core.epoch import EpochTime
 from bedload.core.errors import BedloadError, DataError, DefinitionError, OperatorFailed, ProtocolError
 from bedload.core.ids import NO_EPOCH, Epoch, KeyGroup, OperatorName, WorkerId
 from bedload.keys import groups_in, hash_columns
@@ -125,11 +126,15 @@ class OperatorRuntime(TableRuntime[RowTable]):
 
     def begin(self, epoch: Epoch, groups: Iterable[KeyGroup]) -> None:
         """An epoch begins, in which the worker owns these key groups."""
-        self._context.epoch, self._context._forgotten = epoch, False
+        self._context._begin(epoch)
         self._waiting, self._waiting_bytes = [], 0
         self._images, self._look_at = 0, _FIRST_LOOK
         self.rows = 0
         self._table.begin(groups)
+
+    def set_time(self, time: EpochTime) -> None:
+        """The time of the epoch that has begun: once, and before its first row."""
+        self._context._time = time
 
     def hashes(self, batch: pa.RecordBatch) -> npt.NDArray[np.int64]:
         """The hash of the key of each row of a sub-batch."""

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from bedload.core.epoch import EpochTime
 from bedload.core.errors import OperatorFailed
 from bedload.core.ids import Epoch, KeyGroup, OperatorName, WorkerId
 from bedload.store import Changes
@@ -40,6 +41,10 @@ class Runtime(Protocol):
 
     def begin(self, epoch: Epoch, groups: Iterable[KeyGroup]) -> None:
         """An epoch begins, in which the worker owns these key groups."""
+        ...
+
+    def set_time(self, time: EpochTime) -> None:
+        """The time of the epoch that has begun: once, and before its first row."""
         ...
 
     def hashes(self, batch: pa.RecordBatch) -> npt.NDArray[np.int64]:
