@@ -38,7 +38,7 @@ def inspect(spark: SparkSession, df: DataFrame, checkpoint: Path) -> Any:
         batch.collect()
         query = QueryId(str(batch.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")))
         try:
-            said.append(plans.feeders(query, Epoch(epoch), NAME))
+            said.append(plans.stage(query, Epoch(epoch), NAME, 0).feeders)
         except DefinitionError as error:
             said.append(error)
         assert plans.running() >= {query}
@@ -81,9 +81,9 @@ def test_what_is_not_running_is_told(spark: SparkSession) -> None:
     plans = Plans(spark)
     nobody = QueryId("00000000-0000-0000-0000-000000000000")
     with pytest.raises(ProtocolError, match="not running"):
-        plans.feeders(nobody, Epoch(0), NAME)
+        plans.stage(nobody, Epoch(0), NAME, 0)
     assert not plans.facts(nobody).active
-    assert plans.shape(1_000_000) == -1
+    assert plans._shape(1_000_000) == -1
 
 
 def test_what_a_query_had_committed_and_which_epochs_were_quiet_is_read_from_its_logs(
