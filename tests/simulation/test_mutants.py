@@ -100,15 +100,15 @@ def abort_forgets_removed_keys(patch: Patch) -> None:
 
 
 def seal_comes_before_all_are_done(patch: Patch) -> None:
-    original = Applying.settle
+    original = Applying.seal_if_done
 
-    def settle(self: Any, hosted: Any) -> Any:
+    def seal_if_done(self: Any, hosted: Any) -> Any:
         done = [feeder for feeder in hosted.feeders.values() if feeder.batches is not None]
         if hosted.phase is Phase.OPEN and hosted.expected is not None and done and len(done) == hosted.expected - 1:
             return self._seal(hosted)
         return original(self, hosted)
 
-    patch.setattr(Applying, "settle", settle)
+    patch.setattr(Applying, "seal_if_done", seal_if_done)
 
 
 def done_is_answered_at_once(patch: Patch) -> None:

@@ -207,7 +207,7 @@ def test_of_an_awaited_key_group_all_wait_until_it_is_known_what_is_missing() ->
     assert cut(parking, "a", keyed(1, 6)) == (None, True)
     parking.holdings.hand_over([KeyGroup(1)], Presence.PATCHY)
     assert free(parking) == [("a", [1], False)]
-    parking.holdings.settle()
+    parking.holdings.all_here()
     assert free(parking) == [("a", [6], True)]
 
 
@@ -294,7 +294,7 @@ def test_every_row_is_given_out_once_in_the_order_of_its_key(
             for _, found, _ in parking.free(0.0):
                 take(found)
     kinds.clear()
-    parking.holdings.settle()
+    parking.holdings.all_here()
     for _, found, _ in parking.free(0.0):
         take(found)
     assert out == came

@@ -3,7 +3,7 @@
 The key groups asked for come in chunks: those of one snapshot part together, cut so that a chunk stays small. Each
 chunk is read, merged and given on by itself, while the next ones are read and merged in other threads.
 
-The operator may have been changed between turns. Then the plan has *stages*: the snapshot and the turns of one schema
+The operator may have been changed between turns. Then the plan has *eras*: the snapshot and the turns of one schema
 are read as they were written, and what they give is converted before the turns of the next one are merged into it.
 
 Invariants: every key group asked for comes once, also if it has no keys; every file that is needed is read once and
@@ -84,14 +84,14 @@ class Restore:
         ``variables`` leaves the others out; ``keys`` (key columns) leaves out all keys but these, and so all key
         groups but theirs.
         """
-        stages = self._stages(variables)
+        eras = self._eras(variables)
         wanted = self._wanted(groups)
-        only = None if keys is None else KeyFilter(stages[-1].form, keys)
+        only = None if keys is None else KeyFilter(eras[-1].form, keys)
         if only is not None:
             wanted = [group for group in wanted if group in only.groups]
         with ThreadPoolExecutor(self._threads, "bedload-restore") as pool:
             try:
-                yield from self._run(pool, stages, wanted, chunk_groups, only, progress)
+                yield from self._run(pool, eras, wanted, chunk_groups, only, progress)
             finally:
                 pool.shutdown(wait=True, cancel_futures=True)
 
@@ -116,8 +116,8 @@ class Restore:
             )
         return wanted
 
-    def _stages(self, variables: Sequence[str] | None) -> list[_Stage]:
-        """The plan by schema, oldest first; the last stage is in the wanted one, with these variables."""
+    def _eras(self, variables: Sequence[str] | None) -> list[_Era]:
+        """The plan by schema, oldest first; the last era is in the wanted one, with these variables."""
         plan: list[tuple[int, list[TurnRecord]]] = []
         if self._manifest is not None:
             plan.append((self._manifest.schema, []))
@@ -128,14 +128,14 @@ class Restore:
         if not plan or plan[-1][0] != self._schema.number:
             plan.append((self._schema.number, []))
         form = StateForm.of(self._schema, variables)
-        stages: list[_Stage] = []
+        eras: list[_Era] = []
         for at in reversed(range(len(plan))):
             number, turns = plan[at]
             evolution = None if not at else self._evolution(plan[at - 1][0], number)
-            stages.insert(0, _Stage(self._schemas[number], form, tuple(turns), evolution))
+            eras.insert(0, _Era(self._schemas[number], form, tuple(turns), evolution))
             if evolution is not None:
                 form = StateForm.of(self._schemas[plan[at - 1][0]], evolution.sources(form.variables))
-        return stages
+        return eras
 
     def _evolution(self, stored: int, wanted: int) -> Evolution:
         for number in (stored, wanted):
@@ -149,7 +149,7 @@ class Restore:
     def _run(
         self,
         pool: ThreadPoolExecutor,
-        stages: Sequence[_Stage],
+        eras: Sequence[_Era],
         wanted: list[int],
         chunk_groups: int,
         only: KeyFilter | None,
@@ -157,11 +157,11 @@ class Restore:
     ) -> Iterator[Chunk]:
         segments = [
             [
-                pool.submit(self._segment, stage.form, record, worker, wanted, only)
-                for record in stage.turns
+                pool.submit(self._segment, era.form, record, worker, wanted, only)
+                for record in era.turns
                 for worker in record.writers(wanted)
             ]
-            for stage in stages
+            for era in eras
         ]
         deltas: list[list[pa.RecordBatch]] = []
         bytes_read, done = 0, 0
@@ -175,11 +175,11 @@ class Restore:
                 if progress is not None:
                     progress(0, len(wanted), bytes_read)
         running: deque[tuple[_Piece, Future[pa.RecordBatch]]] = deque()
-        pieces = self._pieces(wanted, chunk_groups, stages[0])
+        pieces = self._pieces(wanted, chunk_groups, eras[0])
         while True:
             # As many ahead as there are threads: what is done and not yet taken is memory.
             while len(running) <= self._threads and (piece := next(pieces, None)) is not None:
-                running.append((piece, pool.submit(self._merge, stages, piece, deltas, only)))
+                running.append((piece, pool.submit(self._merge, eras, piece, deltas, only)))
             if not running:
                 return
             piece, future = running.popleft()
@@ -190,15 +190,15 @@ class Restore:
                 progress(done, len(wanted), bytes_read)
             yield piece.groups, batch
 
-    def _pieces(self, wanted: Sequence[int], chunk_groups: int, stage: _Stage) -> Iterator[_Piece]:
-        rest, form = set(wanted), stage.form
-        parts = () if self._manifest is None else self._parts(self._manifest, stage.schema)
+    def _pieces(self, wanted: Sequence[int], chunk_groups: int, era: _Era) -> Iterator[_Piece]:
+        rest, form = set(wanted), era.form
+        parts = () if self._manifest is None else self._parts(self._manifest, era.schema)
         for part in parts:
             groups = [group for group in part.groups if group in rest]
             rest.difference_update(groups)
             if not groups:
                 continue
-            reader = PartReader(self._storage, self._folder, stage.schema, part, tuple(form.variables))
+            reader = PartReader(self._storage, self._folder, era.schema, part, tuple(form.variables))
             size = _bytes(part, form)
             step = _step(part, size, chunk_groups)
             for at in range(0, len(groups), step):
@@ -238,19 +238,19 @@ class Restore:
 
     def _merge(
         self,
-        stages: Sequence[_Stage],
+        eras: Sequence[_Era],
         piece: _Piece,
         deltas: Sequence[Sequence[pa.RecordBatch]],
         only: KeyFilter | None,
     ) -> pa.RecordBatch:
-        state = stages[0].form.empty() if piece.reader is None else piece.reader.read(piece.groups)
+        state = eras[0].form.empty() if piece.reader is None else piece.reader.read(piece.groups)
         if only is not None:
             state = only.keep(state)
         try:
-            for stage, changed in zip(stages, deltas, strict=True):
-                form = stage.form
-                if stage.evolution is not None:
-                    state = stage.evolution.apply(state, tuple(form.variables))
+            for era, changed in zip(eras, deltas, strict=True):
+                form = era.form
+                if era.evolution is not None:
+                    state = era.evolution.apply(state, tuple(form.variables))
                 near = [_between(delta, piece.groups[0], piece.groups[-1]) for delta in changed]
                 state = merge_checked(form, state, [select(delta, piece.groups, form.key_groups) for delta in near])
             return state
@@ -263,7 +263,7 @@ class Restore:
 
 
 @dataclass(frozen=True)
-class _Stage:
+class _Era:
     """The part of a plan that was written in one schema."""
 
     schema: OperatorSchema
@@ -271,7 +271,7 @@ class _Stage:
     """With the variables that are needed."""
     turns: tuple[TurnRecord, ...]
     evolution: Evolution | None
-    """From the stage before; None: there is none."""
+    """From the era before; None: there is none."""
 
 
 @dataclass(frozen=True)

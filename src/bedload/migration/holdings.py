@@ -88,7 +88,7 @@ class Holdings:
 
     def called_off(self, arriving: Lots) -> None:
         """What was on its way is not."""
-        self.settle()
+        self.all_here()
         self.owned -= groups_of(arriving)
 
     def keep(self, move: int, lots: Lots) -> None:
@@ -146,7 +146,7 @@ class Holdings:
         """These keys are here."""
         self._arrived.add(hashes)
 
-    def settle(self) -> None:
+    def all_here(self) -> None:
         """All that was handed over is here."""
         self._presence[:] = Presence.HERE
         self._moving = False

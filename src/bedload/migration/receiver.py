@@ -277,7 +277,7 @@ class Receiver:
             return []
         if self.phase is Receiving.ARRIVING:
             self.phase = Receiving.WHOLE
-        self._holdings.settle()
+        self._holdings.all_here()
         return self._parking.free(now)
 
     def _keys_here(self, hashes: Hashes, now: float) -> list[Freed]:

@@ -23,8 +23,8 @@ from bedload.keys import DEFAULT_KEY_GROUPS, canonical_key, check_key_groups
 from bedload.state import codec
 from bedload.store import Changes
 from bedload.testing.input import InputFormat, Rows, as_schema
+from bedload.worker.allowance import Allowance
 from bedload.worker.operator import Operator, check_operator, state_of
-from bedload.worker.room import Room
 from bedload.worker.row_runtime import Deployment, OperatorRuntime
 
 LIMITS = (
@@ -71,7 +71,7 @@ class OperatorHarness:
         self._output = as_schema(schema, "schema")
         self._key = key
         self._key_groups = key_groups
-        self._room = Room(OperatorName(self._operator.__name__), WorkerId(0), epoch_bytes)
+        self._allowance = Allowance(OperatorName(self._operator.__name__), WorkerId(0), epoch_bytes)
         self._runtime: OperatorRuntime | None = None
         self._format: InputFormat | None = None
         if input is not None:
@@ -180,7 +180,7 @@ class OperatorHarness:
         assert self._runtime is not None
         if not self._open:
             self._epoch = Epoch(self._epoch + 1)
-            self._room.begin()
+            self._allowance.begin()
             self._runtime.begin(self._epoch, [KeyGroup(group) for group in range(self._key_groups)])
             self._runtime.set_time(EpochTime(self.watermark, self.now))
             self._open = True
@@ -195,7 +195,7 @@ class OperatorHarness:
         """An error of operator code ends the epoch, as it does on a cluster."""
         try:
             batch = call()
-            self._room.take(self._epoch, self._opened(), batch)
+            self._allowance.take(self._epoch, self._opened(), batch)
         except Exception:
             self.abort()
             raise

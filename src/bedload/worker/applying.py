@@ -45,7 +45,7 @@ class Applying:
                 return self.flush(hosted)
             case m.Expect() if is_open:
                 hosted.expected = message.feeders
-                return self.settle(hosted)
+                return self.seal_if_done(hosted)
             case m.Commit() if is_sealed:
                 self._commit(hosted)
             case m.Abort() if current:
@@ -180,7 +180,7 @@ class Applying:
         if hosted.phase is Phase.SEALED or feeder.released:
             return [(peer, m.Finished(hosted.turn), feeder.share)]
         feeder.waiting.append(peer)
-        return self.settle(hosted)
+        return self.seal_if_done(hosted)
 
     def gone(self, hosted: Hosted, peer: Peer) -> list[Out]:
         """A connection closed: nobody waits there for an answer, and a retry may need a Spark task slot."""
@@ -188,11 +188,11 @@ class Applying:
         hosted.reads = [item for item in hosted.reads if item[0] != peer]
         for feeder in hosted.feeders.values():
             feeder.gone(peer)
-        return self.settle(hosted)
+        return self.seal_if_done(hosted)
 
     # --- to the end ---
 
-    def go_on(self, hosted: Hosted, freed: list[Freed]) -> list[Out]:
+    def resume(self, hosted: Hosted, freed: list[Freed]) -> list[Out]:
         """Apply rows that waited. If they fail, the turn does: what they waited for is here."""
         try:
             return [
@@ -203,7 +203,7 @@ class Applying:
                 raise
             return self.fail(hosted, as_ours(error))
 
-    def settle(self, hosted: Hosted) -> list[Out]:
+    def seal_if_done(self, hosted: Hosted) -> list[Out]:
         """Seal if all feeders are done; else release those whose task slot may be needed."""
         if hosted.phase is not Phase.OPEN or hosted.expected is None:
             return []
@@ -291,8 +291,8 @@ def _resume(hosted: Hosted, name: m.FeederId, number: int, rows: pa.RecordBatch,
 
 def _hold(hosted: Hosted, output: pa.RecordBatch | None) -> None:
     """Count what the epoch keeps; raise if that is too much."""
-    if hosted.room is not None and hosted.runtime is not None:
-        hosted.room.take(hosted.epoch, hosted.runtime, output)
+    if hosted.allowance is not None and hosted.runtime is not None:
+        hosted.allowance.take(hosted.epoch, hosted.runtime, output)
 
 
 def _one_output(outputs: list[pa.RecordBatch]) -> Body:

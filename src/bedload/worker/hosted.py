@@ -16,10 +16,10 @@ from bedload.migration.holdings import Holdings
 from bedload.migration.parking import Parking
 from bedload.protocol import messages as m
 from bedload.protocol.messages import Body
+from bedload.worker.allowance import Allowance
 from bedload.worker.moving import Moving
 from bedload.worker.peers import Peer
 from bedload.worker.restoring import Restoring
-from bedload.worker.room import Room
 from bedload.worker.runtime import Runtime, Startable
 from bedload.worker.weight import Weight
 
@@ -123,7 +123,7 @@ class Hosted:
     """Messages of a turn that has not begun here, or whose time is not known."""
     reads: list[tuple[Peer, m.Read, Body]] = field(default_factory=list)
     """Reads of key groups that are on their way."""
-    room: Room | None = None
+    allowance: Allowance | None = None
     """What the current epoch takes beside the state."""
     weight: Weight = field(default_factory=Weight)
 

@@ -37,6 +37,7 @@ from bedload.migration.holdings import Holdings
 from bedload.migration.parking import Freed, Parking
 from bedload.protocol import messages as m
 from bedload.protocol.messages import Body
+from bedload.worker.allowance import Allowance
 from bedload.worker.applying import Applying
 from bedload.worker.durability import Durability, InMemoryOnly, Loaded, LoadFailed
 from bedload.worker.failures import as_ours, report
@@ -45,7 +46,6 @@ from bedload.worker.moving import Moving, Neighbour
 from bedload.worker.peers import COORDINATOR, LOADER, Out, Peer
 from bedload.worker.reads import find
 from bedload.worker.restoring import Restoring
-from bedload.worker.room import Room
 from bedload.worker.runtime import Runtime, Startable
 
 Mover = m.Ship | m.HandOver | m.Shipped | m.Fetch | m.Copy | m.Flip | m.Weigh
@@ -239,7 +239,7 @@ class WorkerMachine:
             if gone := hosted.holdings.begin(message.groups, message.guests):
                 runtime.drop(gone)
             limit = hosted.code.shipped[message.deployment].epoch_bytes
-            hosted.room = Room(hosted.name, self.worker, self._epoch_bytes if limit is None else limit)
+            hosted.allowance = Allowance(hosted.name, self.worker, self._epoch_bytes if limit is None else limit)
             runtime.begin(message.epoch, (*message.groups, *sorted(hosted.holdings.guests)))
         except Exception as error:
             out = self._applying.fail(hosted, as_ours(error))
@@ -291,9 +291,9 @@ class WorkerMachine:
             freed = hosted.parking.free(self._clock.monotonic())
         except Exception as error:
             return self._not_restored(hosted, as_ours(error))
-        out = self._applying.go_on(hosted, freed)
+        out = self._applying.resume(hosted, freed)
         out.append(hosted.restoring.progress(hosted.runtime, news.bytes))
-        return [*out, *self._applying.settle(hosted), *self._answer_reads(hosted)]
+        return [*out, *self._applying.seal_if_done(hosted), *self._answer_reads(hosted)]
 
     def _not_restored(self, hosted: Hosted, error: BedloadError) -> list[Out]:
         hosted.restoring.fail(error)
@@ -356,9 +356,9 @@ class WorkerMachine:
 
     def _resume(self, hosted: Hosted, freed: list[Freed]) -> list[Out]:
         """State was handed over: whoever waited for it goes on."""
-        out = self._applying.go_on(hosted, freed)
+        out = self._applying.resume(hosted, freed)
         out += hosted.moving.arrived(hosted.runtime)
-        return [*out, *self._applying.settle(hosted), *self._answer_reads(hosted)]
+        return [*out, *self._applying.seal_if_done(hosted), *self._answer_reads(hosted)]
 
     def _release(self, message: m.Release) -> list[Out]:
         hosted = self._hosted.get(message.operator)

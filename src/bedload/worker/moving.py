@@ -137,7 +137,7 @@ class Moving:
             holdings.owned -= groups_of(kept)
         self._over = max(self._over, message.move)
         if message.move == self.failed and message.called_off:
-            holdings.settle()
+            holdings.all_here()
         if receiver is not None and receiver.move == message.move:
             if message.called_off:
                 holdings.called_off(message.arriving)
@@ -145,7 +145,7 @@ class Moving:
                     _drop(runtime, message.arriving)
             elif not receiver.complete:
                 # The rest is read back before the next turn; until then nobody may look at it.
-                holdings.settle()
+                holdings.all_here()
                 holdings.expect(sorted(receiver.awaited))
             self.receiver = None
 

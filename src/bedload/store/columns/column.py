@@ -98,7 +98,7 @@ class Values:
         """Put the values of some places back."""
         self.live[slots] = self.before[: len(places)][places]
 
-    def release(self, places: int) -> None:
+    def let_go(self, places: int) -> None:
         """Forget old values, and the room of all but so many."""
         if isinstance(self._before, Objects):
             self._before.resize(0)

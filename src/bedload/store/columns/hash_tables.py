@@ -91,7 +91,7 @@ class HashTables:
         offset, capacity, _, _ = self.list[table].tolist()
         self.list[table] = 0
         if capacity:
-            self._release(offset, capacity)
+            self._give_back(offset, capacity)
 
     def numbers(self, table: int) -> npt.NDArray[np.int64]:
         """The numbers in a table, in no order."""
@@ -126,7 +126,7 @@ class HashTables:
         k.rehash(self.entries, old, old_capacity, new, capacity)
         self.list[table] = new, capacity, used, int(capacity * self._load[table])
         if old_capacity:
-            self._release(old, old_capacity)
+            self._give_back(old, old_capacity)
 
     def _take(self, size: int) -> int:
         fitting = [s for s, places in self._free.items() if s >= size and places]
@@ -137,22 +137,22 @@ class HashTables:
         else:
             while self._top % size:
                 piece = self._top & -self._top
-                self._release_at(self._top, piece)
+                self._give_back_at(self._top, piece)
                 self._top += piece
             place, found = self._top, size
             self._top += size
             self._entries.resize(self._top)
         while found > size:
             found //= 2
-            self._release_at(place + found, found)
+            self._give_back_at(place + found, found)
         return place
 
-    def _release(self, place: int, size: int) -> None:
+    def _give_back(self, place: int, size: int) -> None:
         while place ^ size in self._free.get(size, ()):
             self._free[size].remove(place ^ size)
             place &= ~size
             size *= 2
-        self._release_at(place, size)
+        self._give_back_at(place, size)
         # What is free at the end goes back to the system.
         trimmed = True
         while trimmed:
@@ -164,5 +164,5 @@ class HashTables:
                     trimmed = True
         self._entries.resize(self._top)
 
-    def _release_at(self, place: int, size: int) -> None:
+    def _give_back_at(self, place: int, size: int) -> None:
         self._free.setdefault(size, set()).add(place)

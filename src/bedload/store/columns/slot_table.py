@@ -377,7 +377,7 @@ class SlotTable:
         self.index.untouch()
         kept = self.index.kept_places
         for array in self._values:
-            array.release(kept)
+            array.let_go(kept)
         for flags in (self._deleted, self._remade):
             if len(flags) > kept:
                 flags.resize(kept)

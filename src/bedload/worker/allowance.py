@@ -27,7 +27,7 @@ class Holding(Protocol):
         ...
 
 
-class Room:
+class Allowance:
     """The bytes of one operator's epoch at one worker; a limit of None: as many as it takes."""
 
     __slots__ = ("_name", "_outputs", "_worker", "limit")
