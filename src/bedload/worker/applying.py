@@ -67,7 +67,7 @@ class Applying:
         hosted.runtime.commit()
         hosted.phase = Phase.IDLE
         hosted.moving.committed()
-        hosted.committed, hosted.committed_query = hosted.epoch, hosted.query
+        hosted.committed = hosted.epoch, hosted.query
         hosted.feeders = {}
 
     # --- from feeders ---

@@ -112,8 +112,8 @@ class Hosted:
     turn: Turn = NO_TURN
     epoch: Epoch = NO_EPOCH
     query: QueryId = NO_QUERY
-    committed: Epoch = NO_EPOCH
-    committed_query: QueryId = NO_QUERY
+    committed: tuple[Epoch, QueryId] = NO_EPOCH, NO_QUERY
+    """The last committed epoch, which live reads show, and whose it was."""
     timed: bool = False
     """Whether the time of the epoch is known: before that no row of it is applied."""
     expected: int | None = None

@@ -251,7 +251,7 @@ class WorkerMachine:
         if hosted.runtime is not None:
             report(hosted.runtime.close())
             hosted.runtime, hosted.code.active = None, None
-            hosted.committed, hosted.committed_query = NO_EPOCH, NO_QUERY
+            hosted.committed = NO_EPOCH, NO_QUERY
             hosted.holdings.clear()
             hosted.parking.clear()
             hosted.restoring.clear()
@@ -271,7 +271,7 @@ class WorkerMachine:
             runtime.drop(message.groups)
         except Exception as error:
             return self._not_restored(hosted, as_ours(error))
-        hosted.committed, hosted.committed_query = message.epoch, message.query
+        hosted.committed = message.epoch, message.query
         order = hosted.restoring.order(message, plan, hosted.code.shipped[message.deployment].variables)
         instead = hosted.moving.superseded(message.base, message.groups, runtime)
         if order is not None:
@@ -351,7 +351,7 @@ class WorkerMachine:
         hosted.holdings.told += 1
         runtime = self._running(hosted, message.deployment)
         if message.arriving:
-            hosted.committed, hosted.committed_query = message.epoch, message.query
+            hosted.committed = message.epoch, message.query
         return self._resume(hosted, hosted.moving.flip(message, runtime))
 
     def _resume(self, hosted: Hosted, freed: list[Freed]) -> list[Out]:

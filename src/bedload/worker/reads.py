@@ -42,5 +42,5 @@ def find(
     state = None
     if runtime is not None and body is not None:
         state = runtime.read_batch(message.group, freeze_keys(unpack_whole(body).columns)[0])
-    answer = m.ReadAnswer(state is not None, hosted.committed, hosted.committed_query)
+    answer = m.ReadAnswer(state is not None, *hosted.committed)
     return [(peer, answer, None if state is None else state.serialize())]
