@@ -1,7 +1,7 @@
 """Live, elastic state for PySpark streaming.
 
-A stateful operator is written in plain Python. Bedload keeps its state on long-lived workers, by key,
-exactly once, and Spark stays the data pipeline::
+A stateful operator is written in plain Python. Bedload keeps its state on long-lived workers, by key, and counts every
+row exactly once. Spark stays the data pipeline::
 
     import bedload as bl
 
@@ -23,15 +23,15 @@ The layers, from the top; each imports only those below it:
 
 - ``spark``: feeders, worker hosts, the driver's endpoint: all that touches pyspark;
   ``testing``: the public testing kit
-- ``operators``: ready-made ones: aggregates
-- ``control``: the coordinator; ``worker``: the operator runtime and the worker's protocol
+- ``operators``: ready-made operators: aggregates
+- ``control``: the coordinator; ``worker``: operator runtimes and the worker's side of the protocol
 - ``migration``: moving state while the query runs
 - ``checkpoint``: durable state
-- ``store``: key-group stores
+- ``store``: the state of an operator at a worker
 - ``state``: state types and their before-image log; ``protocol``: messages and the feeder's side;
   ``transport``: frames over sockets
 - ``keys``: hashing, key groups, routing tables
-- ``core``: ids, clock, errors
+- ``core``: ids, clock, errors, an epoch's time and figures
 """
 
 from importlib import import_module

@@ -108,7 +108,7 @@ def test_keys_of_other_types_are_named_as_json_has_them(tmp_path: Path) -> None:
     assert [(row["day"], row["price"], row["n"]) for row in found] == [(*key, 1)]
     with pytest.raises(DefinitionError, match="has 2 columns"):
         rows_of(resolve(SourceOptions(str(tmp_path), keys=("2026-01-02",))))
-    with pytest.raises(DefinitionError, match="no values of the key column 'day'"):
+    with pytest.raises(DefinitionError, match="not values of the key column 'day'"):
         rows_of(resolve(SourceOptions(str(tmp_path), keys=(("soon", "1.5"),))))
 
 

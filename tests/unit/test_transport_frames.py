@@ -114,7 +114,7 @@ def test_a_damaged_prefix_is_refused(start):
 
 def test_a_frame_over_the_limits_is_not_sent():
     block = bytes(64 * 1024 * 1024)
-    with pytest.raises(TooLarge, match=r"a message has 67,108,865 bytes .* nothing was sent"):
+    with pytest.raises(TooLarge, match=r"a message has a header of 67,108,865 bytes .* nothing was sent"):
         encode_frame(block + b"x")
     with pytest.raises(TooLarge, match=r"and 4,362,076,160 bytes of rows or state"):
         encode_frame(b"", [block] * 65)

@@ -1,4 +1,4 @@
-"""Durable state: what is written under one URL so that state survives its workers, and how it is read back.
+"""Durable state: the files under one URL by which state survives its workers, and how they are read back.
 
 ::
 
@@ -7,6 +7,6 @@
     History     which turns there are, which state builds upon which, what restores what (pure)
     Checkpoint  the folder as a whole: format, generations, schemas, turns, garbage, export
 
-Nothing here knows of messages, workers or Spark. All files are immutable and appear whole, so a reader
-never needs a lock; what counts is decided by which files exist.
+Nothing here knows of messages, workers or Spark. All files are immutable and appear whole, so a reader never needs a
+lock; which files exist decides what counts.
 """

@@ -1,4 +1,4 @@
-"""``python -m bedload.checkpoint compact``: compacts what a JSON job on standard input says, at low priority.
+"""``python -m bedload.checkpoint compact``: carries out a JSON job on standard input, at low priority.
 
 A job is ``{"url": …, "options": {…}, "operator": …, "turn": …, "groups": […]}``; without groups it means all of them.
 The result on standard output is ``{"parts": […]}``, as in a snapshot's manifest, or ``{"error": […]}`` with status 1.

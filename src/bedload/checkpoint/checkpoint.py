@@ -6,9 +6,9 @@ Invariants:
 - A generation is claimed once. Who claims one creates its file first and looks at turns and segments after that;
   a worker writes its segment first and looks for a newer claim after that. So either the worker sees the claim,
   or the new attachment sees the segment. Claims are never deleted: a zombie looks for the one after its own.
-- Promises before files: a manifest is written after its parts, a turn record before any segment is acknowledged,
-  and both are deleted before what they promise. A crash at any moment leaves files that nothing points to, never
-  the reverse; those are swept with the next garbage.
+- A manifest is written after its parts, a turn record before any seal is acknowledged, and both are deleted before the
+  files that they promise. So a crash at any moment may leave files that nothing points to, which are swept with the
+  next garbage, but never the reverse.
 
 Others may write and delete while this reads: an older attachment that does not know that it is over, or garbage
 collection. A file that was listed and is gone when it is read was not needed any more, and is ignored.
@@ -112,7 +112,7 @@ class Checkpoint:
                 self.storage.write(path, claim)
         raise CheckpointError(
             f"{_shown(self.storage)}: {_CLAIMS} generations were claimed by others while this attachment tried to take "
-            "the next one. See that nothing attaches to it again and again, and attach again"
+            "the next one. Find out what attaches to it again and again, end that, and attach again"
         )
 
     def newest_generation(self) -> Generation | None:
@@ -369,7 +369,7 @@ def _make(storage: Storage, new_id: Callable[[], str], create: bool) -> bytes:
 
 
 def _write_format(storage: Storage, new_id: Callable[[], str]) -> None:
-    """Say that this is a checkpoint; whoever else says so at the same time, it is one of the two."""
+    """Say that this is a checkpoint; if another does so at the same time, the file of one of the two stays."""
     made = encode(Format(id=new_id(), bedload=installed_version()))
     if not storage.create(paths.FORMAT, made) and not storage.exists(paths.FORMAT):
         storage.write(paths.FORMAT, made)

@@ -5,8 +5,8 @@ run, and a child's memory goes back to the system with it. A child is told what 
 input (storage options may hold secrets, which do not belong on a command line), and answers by a JSON result on its
 standard output. The driver makes one manifest of all parts, and with that the snapshot counts.
 
-Invariants: compaction changes nothing that is there, and can be given up or done again at any moment; a manifest has
-each key group of the operator once.
+Invariants: compaction changes no existing file, and can be given up or done again at any moment; a manifest has each
+key group of the operator once.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Values of one declared type as values of another, a column at a time.
 
-Invariants: a conversion is found or refused before a value is seen, and a refusal says why and what to do; what is
-converted loses nothing; buffers that need no change are shared.
+Invariants: a conversion is found or refused before a value is read, and a refusal says why and what to do; a conversion
+loses nothing; buffers that need no change are shared.
 
 None stands for a conversion that has nothing to do.
 """
@@ -70,20 +70,20 @@ def conversion(old: Variable, new: Variable) -> Convert | None:
     if old.shape is None or new.shape is None:
         if old.type == new.type and old.field.type == kind:
             return None
-        raise Refused("it was stored without what its type is made of; declare it as it was")
+        raise Refused("the checkpoint does not say what its type is made of; declare it as it was")
     return _compile(old.shape, new.shape, kind)
 
 
 def _column(old: Variable, new: Variable) -> Convert | None:
     was, kind = old.field.type, new.field.type
     if old.kind != new.kind:
-        raise Refused("a column and a variable on rows do not become each other")
+        raise Refused("a column and a variable of an Operator do not become each other")
     if _nullable(old) and not _nullable(new):
         raise Refused("stored values may be null; let it start with None again")
     if was == kind:
         return None
     if not _wider(was, kind):
-        raise Refused("not every value of the one type is one of the other; keep the type, or add a column")
+        raise Refused("not every value of the old type is one of the new type; keep the type, or add a column")
     return lambda column: _exactly(column, kind)
 
 
@@ -118,7 +118,7 @@ def _compile(old: Shape, new: Shape, kind: pa.DataType) -> Convert | None:
     match new.kind:
         case "opaque":
             if (old.codec, old.name) != (new.codec, new.name):
-                raise Refused("only its codec can look into it; keep type and codec, or add a variable")
+                raise Refused("only its codec can read it; keep type and codec, or add a variable")
             return None
         case "dataclass":
             return _compile_dataclass(old, new, kind)

@@ -1,11 +1,11 @@
-"""A deadline on every call to a store: one that does not answer becomes an error of whoever asked.
+"""A deadline on every call to a store: if the store does not answer, the caller gets an error.
 
-Invariants: a call ends within its deadline, by its own outcome or by a :class:`StoreError`; a thread that is stuck in a
-store is left behind, and there are at most :data:`MOST_STUCK` of them for a storage: from then on calls fail at once,
-until one of them comes back. They end with the process: none of them keeps it alive.
+Invariants: a call ends within its deadline, by its own outcome or by a :class:`StoreError`. A thread that is stuck in a
+store is left behind. There are at most :data:`MOST_STUCK` such threads for a storage; then calls fail at once, until
+one of the threads comes back. None of them keeps the process alive.
 
-SUBTLE: what was given up may still happen, as with any answer that is lost. So nothing may depend on a write that
-failed not being there; see the invariants of :mod:`bedload.checkpoint.history`.
+SUBTLE: a call that was given up may still take effect, as with any answer that is lost. So nothing may rely on the
+absence of a file whose write failed; see the invariants of :mod:`bedload.checkpoint.history`.
 
 Why threads: neither a read from a mounted network file system nor most of fsspec's filesystems can be interrupted. The
 hop to another thread and back takes some 45 µs, and an epoch makes three calls at each worker.

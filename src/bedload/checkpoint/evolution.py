@@ -1,4 +1,4 @@
-"""State that was stored by another definition of its operator, as the present one wants it.
+"""State that was stored by an older definition of its operator, converted for the present one.
 
 What can change: state variables and columns come (they start with their default), go (they are dropped), are renamed by
 declaration, or get a wider type: int to float, T to T | None, a larger or no maxlen, and in columns numbers of more
@@ -9,9 +9,10 @@ Invariants: a conversion depends on nothing but the two schemas and those betwee
 workers once had, however often it is done; it loses nothing but what the definition dropped; an int that no float
 equals is an error and not a rounded number; nothing of the user's code is needed.
 
-Every schema knows the one that it took the place of (``base``). State from further back takes the whole way, so that
-renames are found whose declaration is gone by now. A variable that was away in between, and is there again, is taken
-over if its type allows it: who goes back to an epoch from before a bad change finds what the change dropped.
+Every schema names the one that it replaced (``base``). Older state is converted through all schemas in between, so that
+a rename is found even if its declaration is gone by now. A variable that was removed in between and is declared again
+is taken over if its type allows it: whoever goes back to an epoch from before a bad change finds what the change
+dropped.
 
 Why on whole columns: a converted list of structs is its old offsets and a new column of structs. Nothing is done per
 key.
@@ -178,7 +179,7 @@ class _Source:
 
     def column(self, batch: pa.RecordBatch, kind: pa.DataType) -> pa.Array:
         if self.name is None:
-            assert self.default is not None, "a variable without a default does not come to be"
+            assert self.default is not None, "a new variable has a default"
             return unpack_value(self.default, kind).take(pa.array(np.zeros(batch.num_rows, np.int64)))
         column = batch.column(self.name)
         for convert in self.converts:
@@ -242,7 +243,7 @@ class _Step:
                 continue
             if origin is None:
                 if new[name].default is None:
-                    step.problems.append(f"{name}: it is new, and what it starts with was not written down")
+                    step.problems.append(f"{name}: it is new, and its schema has no default for it")
                 continue
             try:
                 convert = conversion(old[origin], new[name])

@@ -1,11 +1,11 @@
 """A copy of one operator's state at one turn, file by file.
 
-Invariants: only what was written is copied, and promises (turn records, manifests) after the files that they promise.
-The source is only read, and may be in use: when garbage collection deletes what is being copied, the copy starts over
-from a newer state.
+Invariants: files are copied as they were written, and turn records and manifests after the files that they promise. The
+source is only read, and may be in use: when garbage collection deletes what is being copied, the copy starts over from
+a newer state.
 
-The states of some epochs before the turn are copied too, each with the record that links it to the next: the last
-epoch may be sealed and not committed by Spark, which then asks for it again.
+The states of some epochs before the turn are copied too, each with the record that links it to the next: Spark may not
+have committed the last, sealed epoch, and then asks for it again.
 """
 
 from __future__ import annotations

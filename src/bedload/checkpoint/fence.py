@@ -1,4 +1,4 @@
-"""The fence between attachments: who has claimed a newer generation has taken the checkpoint over.
+"""The fence between attachments: whoever has claimed a newer generation has taken the checkpoint over.
 
 Workers look for it at every seal, and the driver before it deletes or promises anything.
 """

@@ -1,9 +1,10 @@
 """One attachment's work on files: what the coordinator decides about turns and snapshots, carried out.
 
-Invariant: giving a turn up leaves its mark first and looks for segments second; a worker that seals writes its
-segment first and looks for the mark second. So a turn is never both given up here and acknowledged there.
+Invariant: to give a turn up, its ``.abandoned`` file is written first, and segments are looked for second; a worker
+that seals writes its segment first, and looks for that file second. So a turn is never both given up here and
+acknowledged there.
 
-Whoever drives a coordinator does it through this, on a thread for files or in a simulation.
+The drivers of a coordinator use it, on a thread for files or in a simulation.
 """
 
 from __future__ import annotations

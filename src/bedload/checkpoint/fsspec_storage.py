@@ -14,18 +14,18 @@ others (oci, oss, sftp,     PUT; or temporary file, then    marks
 smb, webhdfs, dbfs, ...)    rename
 ==========================  ==============================  =================================================
 
-A trial, because a server that does not know a condition looks over it without a word (some S3 look-alikes, and old
+A trial, because a server that does not know a condition ignores it without a word (some S3 look-alikes, and old
 packages): before the first create of an attachment, a file is created twice, and the second time must be refused.
 
-Marks, because others have no condition: whoever creates a file leaves a mark beside it first, under a name that nobody
-else has, and looks for others' marks second. Of two, the one whose mark was later sees the other's. Whoever sees one
-gives up, and maybe both do: nobody is told that a file is theirs that is another's too. All that it takes is that
-listings show what was written before. Marks are empty, begin with a dot, and stay.
+Marks, because others have no condition: whoever creates a file first leaves a mark beside it, under a name that nobody
+else has, and then looks for others' marks. Of two, the one whose mark came later sees the other's and gives up; maybe
+both do, but never do both believe that they created the file. This needs nothing but listings that show what was
+written before. Marks are empty, begin with a dot, and stay.
 
-Listings are never cached here, as others write too. What fails is tried again a few times, longer and longer
-apart, unless trying again cannot help (no right, no such bucket, wrong option). S3's own client tries again as
-well, so the answer to a create that succeeded can get lost below us: therefore one that finds its own content
-has succeeded.
+Listings are never cached here, as others write too. A call that fails is tried again a few times, after longer and
+longer pauses, unless that cannot help (no right, no such bucket, wrong option). S3's own client tries again as well, so
+the answer to a create that succeeded can get lost below us: therefore a create that finds its own content has
+succeeded.
 """
 
 from __future__ import annotations

@@ -15,11 +15,11 @@ Invariants:
 - The state at a turn is that of the nearest snapshot on its chain (or the empty one), and the deltas since.
 - Garbage is only what is older than the oldest retained state and not needed to restore it. So what is
   retained stays restorable, whatever else happens.
-- Spark may ask again for any epoch: of the head's, because it was sealed and not committed; of an older one,
-  because the query was set back. The answer is the parent of that epoch's turn. Therefore at least the head's
-  parent is retained.
+- Spark may ask again for any epoch: for that of the head, because it was sealed and not committed, or for an older one,
+  because the query was set back. The answer is the parent of that epoch's turn. Therefore at least the head's parent is
+  retained.
 
-It holds what it is told and reads nothing: :class:`~bedload.checkpoint.checkpoint.Checkpoint` loads it.
+A history reads no files: :class:`~bedload.checkpoint.checkpoint.Checkpoint` loads it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What is left of an operator's state when a file of it is damaged, and how to go on from there.
 
-A damaged file is no reason to lose all: the states before it do not need it. This finds the newest one, and puts what
-to do into the error. Nothing is deleted or changed here: only its owner knows whether a good copy is elsewhere.
+A damaged file is no reason to lose everything: the states before it do not need it. This finds the newest of them, and
+puts what to do into the error. Nothing is deleted or changed here: only the user knows whether there is a good copy.
 
 Invariants: a state is offered only if every file that it needs was read and is what was written; a file is read once.
 This runs after a failure, so it may take as long as a restore.

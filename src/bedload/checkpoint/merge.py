@@ -1,7 +1,7 @@
 """A state and the deltas that came after it, as one state.
 
-For each key the last PUT or REMOVE of the deltas counts, or the state where there is none; what is patched after that
-is patched on top, variable by variable.
+For each key the last PUT or REMOVE of the deltas counts, or the state if there is neither. Later patches are applied to
+that, variable by variable.
 
 Invariants: the result is in state form, sorted by key group, each key once; keys that the deltas do not name keep their
 order, and so do the entries of dicts; nothing of the user's code is needed.

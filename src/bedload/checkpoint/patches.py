@@ -1,4 +1,4 @@
-"""Patches of single variables, applied to encoded values: what Arrow holds, so that no class of the user's is needed.
+"""Patches of single variables, applied to encoded values as Arrow holds them, so that no class of the user's is needed.
 
 What a patch looks like, and how it is packed, is in :mod:`bedload.state.patches`, which writes them. Here they are
 applied to what Arrow's ``to_pylist`` gives, many patches of a value at a time.

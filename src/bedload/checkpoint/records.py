@@ -1,16 +1,15 @@
 """The JSON files of a checkpoint, as plain data.
 
-Invariants: each file names its kind and the version of its layout, and stands for itself. A file that is
-not whole, or of another kind, is :class:`CheckpointDamaged` with its path; one of a later version is
-:class:`CheckpointVersion`. Fields that this version does not know are ignored, so a later one may add
-some without breaking this one.
+Invariants: each file names its kind and the version of its layout, and can be read by itself. A file that is not whole,
+or of another kind, is :class:`CheckpointDamaged` with its path; one of a later version is :class:`CheckpointVersion`.
+Fields that this version does not know are ignored, so a later one may add some without breaking this one.
 
 Binary values are base64 (as msgspec does), 64-bit checksums are hexadecimal text: JSON readers elsewhere
 round large integers.
 
-The last field of a file is ``xxh3``, the checksum of the bytes before it: a digit that turned into another one is
-JSON still, and an epoch that is off by one is a wrong state. A file without it, say one laid out anew by hand, is
-taken as it is.
+The last field of a file is ``xxh3``, the checksum of the bytes before it: a file with one wrong digit is still JSON,
+and an epoch that is off by one is a wrong state. A file without it, say one that was formatted by hand, is read
+unchecked.
 """
 
 from __future__ import annotations

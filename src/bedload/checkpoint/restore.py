@@ -7,8 +7,8 @@ The operator may have been changed between turns. Then the plan has *eras*: the 
 are read as they were written, and what they give is converted before the turns of the next one are merged into it.
 
 Invariants: every key group asked for comes once, also if it has no keys; every file that is needed is read once and
-checked, all others not at all; in memory are the deltas of the key groups asked for, and a few parts of the
-snapshot; what is missing or damaged is an error that names it, and no chunk comes after it.
+checked, and no other file is read; in memory are the deltas of the key groups asked for, and a few parts of the
+snapshot; if a file is missing or damaged, an error names it, and no chunk comes after it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a declared type is made of, written down for those who do not have the operator's code.
+"""What a declared type is made of, written down for readers that do not have the operator's code.
 
 An Arrow type does not tell a Decimal from a str, a set from a list, or an int from an int that may be None, nor does it
 know what a new field of a dataclass starts with. A :class:`Shape` does. It is in the checkpoint beside the Arrow type,

@@ -1,4 +1,4 @@
-"""Files under one root, as a checkpoint needs them: they appear whole, and one can be first.
+"""Files under one root, as a checkpoint needs them: each appears whole, and at most one writer creates it.
 
 Invariants, of every :class:`Storage`:
 
@@ -6,11 +6,11 @@ Invariants, of every :class:`Storage`:
 - What was written is seen by everyone at once: a read, a look or a listing that begins after a write
   returned sees the file. Fencing rests on this.
 - Of several :meth:`Storage.create` of one path with different content, at most one succeeds, for ever. If several are
-  made at once it may be none, and maybe there is no such file then. A create of the very content that is there
-  already succeeds too: a try whose answer was lost can be made again. So content that tells who was first must be
+  made at once, maybe none succeeds, and maybe no file is there then. A create of the very content that is there already
+  succeeds too, so that a create whose answer was lost can be tried again. So content that tells who was first must be
   unique.
-- A path never leads out of the root: one that is absolute or goes up is :class:`CheckpointDamaged`, as what is read
-  from files must not say what is read or deleted elsewhere.
+- A path never leads out of the root: one that is absolute or goes up is :class:`CheckpointDamaged`, because the content
+  of a file must not decide what is read or deleted elsewhere.
 - Every failure is a :class:`StoreError` that names operation, place, cause and what to do. Only the absence
   of a file is a plain ``FileNotFoundError``.
 

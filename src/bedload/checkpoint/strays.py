@@ -1,6 +1,6 @@
 """What failed attempts at a snapshot left in its folder.
 
-Invariant: only files are named that a snapshot could have, so what somebody else put there is never deleted.
+Invariant: only files that a snapshot could have are named, so files that somebody else put there are never deleted.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """One turn as the coordinator sees it: who opened it, what its stages look like, what the workers said.
 
-Invariant: all of it belongs to one turn. Another turn is another object, so nothing has to be put back.
+Invariant: all of it belongs to one turn. Another turn is another object, so nothing has to be reset.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One change of the cluster: where it is, whose word is awaited, and what is remembered of it when it is over."""
+"""One change of the cluster: its phase, the workers it waits for, and what is remembered of it when it is over."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
 A change goes through the phases of :class:`~bedload.control.phases.ChangePhase`; others wait in a queue. One that fails
 before anything flipped leaves the cluster as it was; one that lost a worker later goes on with what the checkpoint has.
-If a worker cannot do its part after something flipped, the change ends there: whoever owns something by then is a
-member, and the error says what has moved. A worker that does not come when all start anew is asked for again, and left
+If a worker cannot do its part after something flipped, the change ends there: workers that own something by then are
+members, and the error says what has moved. A worker that does not come when all start anew is asked for again, and left
 out if it does not come then either.
 """
 
@@ -365,7 +365,7 @@ class Changes:
         change.failure = change.stopped_halfway()
 
     def _keep_owners(self, change: Change) -> None:
-        """A change has failed: who has the only state of an operator that was applied meanwhile stays."""
+        """A change has failed: workers stay that alone have the state of an operator which was applied meanwhile."""
         if change.failure is not None:
             only = [at for at in self._standings if at.lineage is None and not at.nobody_has_state]
             self._members.own(set(self._members.owning).union(*(at.owners for at in only)))

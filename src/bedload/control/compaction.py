@@ -1,8 +1,8 @@
-"""Snapshots as the coordinator sees them: one at a time per operator, written by the workers, counted when all did.
+"""Snapshots as the coordinator sees them: one at a time per operator; it counts when all workers have written.
 
-Invariants: a snapshot is of a committed turn; its manifest is written after every worker has written its parts, and
-the parts cover every key group. A worker that is lost or leaves ends the snapshot under way, and nothing but time is
-lost with it: for whoever asked, another one begins as soon as all owners are there.
+Invariants: a snapshot is of a committed turn; its manifest is written after every worker has written its parts, and the
+parts cover every key group. A worker that is lost or leaves ends the snapshot under way, which costs nothing but time:
+if somebody asked for it, another one begins as soon as all owners are there.
 """
 
 from __future__ import annotations

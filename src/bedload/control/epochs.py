@@ -10,14 +10,14 @@ Spark says only indirectly that it committed epoch N: it opens N+1, or its progr
 It says that it did *not* commit N by opening N again in a new run. So a sealed epoch waits until one of
 these happens, or until somebody who waits for it looks into Spark's commit log, and nothing else ends it.
 
-With a checkpoint (:class:`~bedload.control.lineage.Lineage`) the loss of a worker ends nothing but the epoch
-under way. Whether that is whole depends on what the lost worker wrote before it went: SETTLING finds out. What
-another driver left behind is taken up as SEALED: Spark says what became of it by what it asks for.
+With a checkpoint (:class:`~bedload.control.lineage.Lineage`) the loss of a worker ends nothing but the epoch under way.
+Whether that epoch is whole depends on what the lost worker wrote before it went: SETTLING finds out. The last turn that
+another driver left behind counts as SEALED: the epoch that Spark asks for next tells what became of it.
 
-Here is decided which turn begins and who has a part in it; what becomes of it is in :mod:`bedload.control.turns`.
+This module decides which turn begins and who has a part in it; what becomes of it is in :mod:`bedload.control.turns`.
 
-An ``Open`` that cannot be answered yet (a stage's shape, another query's state or the end of a seal has
-to be found out first) waits in the :mod:`~bedload.control.room`, and is looked at again when the answer is there.
+An ``Open`` that cannot be answered yet (a stage's shape, another query's state or the end of a seal has to be found out
+first) waits in the :mod:`~bedload.control.room`, and is looked at again when the answer is there.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What is found out about an operator's queries: who looks, and what follows from it for the last turn.
+"""What is found out about an operator's queries in Spark, and what follows from it for the operator's last turn.
 
-Invariant: at most one look at a query is under way because of an operator; the answer is for all that wait.
+Invariant: for an operator, at most one look at a query is under way; its answer serves all that wait.
 """
 
 from __future__ import annotations

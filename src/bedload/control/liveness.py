@@ -1,10 +1,10 @@
-"""Who is alive: what the workers' watch threads said, and when. Facts in, whom to give up out. No I/O.
+"""Who is alive: what the workers' beats said, and when. Facts in; out comes whom to give up. No I/O.
 
 A worker's process beats from a thread of its own, apart from the loop that does the work, and says how long the loop
 has been busy with one thing. So two ways to hang are told apart: a process that is silent (stopped, frozen, or its
 host is gone without a word) and one whose loop does not come back (operator code that never ends).
 
-SUBTLE: the driver may be the one that stood still. Whoever was silent only while nobody listened is not given up.
+SUBTLE: the driver may be the one that stood still. A worker that was silent only while nobody listened is not given up.
 """
 
 from __future__ import annotations

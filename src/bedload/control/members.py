@@ -7,9 +7,10 @@ A worker's life::
       └────────────────┘                 ▼                  ▼                  ▼
                                        GONE               GONE              MISSING
 
-Invariants (:meth:`Members.check`): whoever is here has an address; whoever loads code is not here for good; whoever was
-lost and is awaited says why it was lost. One that is MISSING may be asked for as well, by a change that wants one of
-its number; the first that comes counts. Addresses that messages carry are derived here and nowhere else.
+Invariants (:meth:`Members.check`): a worker that came has an address until it is lost; only such a worker loads code;
+of one that was lost and is awaited, it is known why it was lost. A change may ask for a worker that is MISSING, too, if
+it wants one of that number; the first that comes counts. Addresses that messages carry are derived here and nowhere
+else.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Work on files that the coordinator has decided, as deeds to carry out one after another, and what to report.
+"""Work on files that the coordinator has decided upon: the deeds to do one after another, and what to report.
 
-Invariant: all of it ends in an event, whether it was done or failed, so the coordinator never waits in vain.
+Invariant: each deed ends in an event, whether it was done or failed, so the coordinator never waits in vain.
 
-Nothing is done here: whoever drives the coordinator does it, where waiting hurts nobody.
+Nothing is done here: the coordinator's driver does it, where waiting hurts nobody.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The state of an operator's workers that were lost, left or came: who is told to read what back, and when.
+"""After workers were lost, left or came: which of an operator's workers are told to read state back, and when.
 
-Invariant: whoever owns something and does not hold the state at the head is told to read it before a turn begins.
+Invariant: an owner that does not hold the state at the head is told to read it before a turn begins.
 """
 
 from __future__ import annotations

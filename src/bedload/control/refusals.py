@@ -60,7 +60,7 @@ def left_open(name: OperatorName, epoch: Epoch, query: QueryId | None) -> Bedloa
     """A query ended between the seal of an epoch and Spark's commit: only its next run shows whether that counts."""
     return MoveFailed(
         f"operator {name}: query {query} does not run, and its last epoch, {epoch}, is not known to be committed by "
-        f"Spark: what it changed cannot move. Start the query, which commits it or runs it again, then ask again",
+        f"Spark: its changes cannot move. Start the query, which commits that epoch or runs it again, then ask again",
         operator=name,
         unknown=epoch,
     )
@@ -70,7 +70,7 @@ def unread(name: OperatorName, error: BedloadError) -> BedloadError:
     """State that has to move is not there."""
     return MoveFailed(
         f"operator {name}: what has to move could not be read back from the checkpoint: {error.message.rstrip('.')}. "
-        f"See to that, then ask again",
+        f"Resolve that, then ask again",
         operator=name,
     )
 
@@ -138,10 +138,10 @@ def skipped(name: OperatorName, missing: Sequence[int]) -> BedloadError:
 def log_behind(name: OperatorName, ask: m.Open, committed: Epoch | None, seconds: float) -> BedloadError:
     """Spark asks for an epoch, and does not say what became of those before it."""
     return EpochMismatch(
-        f"operator {name}: Spark asks for epoch {ask.epoch} of query {ask.query}, but its commit log ends at "
-        f"{'nothing' if committed is None else f'epoch {committed}'}, {seconds:g} seconds later still, and the state "
-        f"does not have the epochs between. Turn asynchronous progress tracking off, or put back the Spark checkpoint "
-        f"that belongs to this state",
+        f"operator {name}: Spark asks for epoch {ask.epoch} of query {ask.query}, but {seconds:g} seconds later "
+        f"its commit log {'is still empty' if committed is None else f'still ends at epoch {committed}'}, and the "
+        f"state does not have the epochs in between. Turn asynchronous progress tracking off, or put back the Spark "
+        f"checkpoint that belongs to this state",
         operator=name,
         epoch=ask.epoch,
     )

@@ -1,11 +1,11 @@
-"""The code of all operators: what was rolled out, and who has not said yet that it could load it. No I/O.
+"""The code of all operators: what was rolled out, and which workers have not loaded it yet. No I/O.
 
-A worker loads code on one of two occasions, and what its answer means differs: an operator is applied, and the user
-waits until all workers have it; or a worker joins, and takes part in nothing until it has all code.
+A worker loads code on two occasions: an operator is applied, and the user waits until all workers have it; or a worker
+joins, and takes part in nothing until it has all code.
 
-Invariants: a newcomer takes part in nothing before it has all code, that which is applied while it loads included, and
-has run the ``setup`` of what it will run first; if that fails, it ends. A replacement is one of the workers already:
-the user waits for it as for the others. What a query may run on is given to all that join.
+Invariants: before a newcomer takes part in anything, it has all code, also what was applied while it loaded, and has
+run the ``setup`` of each operator's current code; if that fails, it ends. A replacement counts as one of the workers:
+the user waits for it, too. Whoever joins gets every deployment that a query may still run on.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Workers that come, are lost, or do not come: what that means for the cluster. Events in, instructions out.
 
-Invariants: with a checkpoint a lost worker is replaced, or the others take its key groups over; without one the cluster
-is over, unless the worker had been handed nothing for good.
+Invariants: with a checkpoint a lost worker is replaced, or the others take its key groups over. Without one the cluster
+is over, unless no state was lost with the worker.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
 """One operator's state on its way to other owners, as the coordinator sees it: a state machine without I/O.
 
-It goes step by step, and each step through the phases of :class:`~bedload.control.phases.TransferPhase`. Without
-copying ahead a step is DUE at once. Ownership is what the operator's routing table says, and that changes only between
-two epochs, by ``set_routing``: so every key has one owner at any time.
+A transfer goes in steps, and each step through the phases of :class:`~bedload.control.phases.TransferPhase`. Without
+copying ahead a step is DUE at once. The operator's routing table says who owns what. It changes only between two
+epochs, by ``set_routing``: so every key has one owner at any time.
 
 A worker that cannot do its part ends the transfer (:meth:`Transfer.failed`). Before the flip the old owners go on.
 After it the epoch is rolled back, unless all have sealed it; then what has not arrived is read from the checkpoint.
-Without one it is given back to the old owners if they have it all, or the cluster is over.
+Without a checkpoint, ownership goes back to the old owners if they have all state; otherwise the cluster is over.
 
-The old owner keeps what it handed over until the epoch that used it is committed (ENDING). Nothing needs that when
-there is a checkpoint; without one, a new owner that is lost before the commit costs no state.
+The old owner keeps what it handed over until the epoch that used it is committed (ENDING). With a checkpoint nothing
+needs that; without one, no state is lost if a new owner is lost before the commit.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Invariants:
 - A turn that began ends once, by a commit or by an abort; a seal alone ends nothing.
 - No turn begins here: :class:`~bedload.control.epochs.OperatorEpochs` decides which one does, and draws the phases.
-- When a turn is sealed or rolled back by what workers say, those that wait are looked at again.
+- When workers say that a turn is sealed or rolled back, opens that wait are looked at again.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Ids, clock, errors and settings: what every layer shares and that imports no other layer."""
+"""Ids, clock, errors, an epoch's time and figures: what every layer shares. It imports no other layer."""

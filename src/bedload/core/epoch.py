@@ -1,4 +1,4 @@
-"""What is to be known of an epoch beside its rows: its time, and the figures that a worker gives of it."""
+"""What there is of an epoch beside its rows: its time, and the figures that a worker gives of it."""
 
 from __future__ import annotations
 

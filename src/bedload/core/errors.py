@@ -62,7 +62,7 @@ class BedloadError(Exception):
     """The root: catch this to catch everything of ours."""
 
     retryable: ClassVar[bool] = True
-    """Whether to start the query again may help. What comes again however often it is started says no."""
+    """Whether starting the query again may help: not if the error would come again."""
 
     def __init__(self, message: str, **details: Any) -> None:
         super().__init__(message)

@@ -1,4 +1,4 @@
-"""Many hashes at once: which are among others, and each of them once."""
+"""Questions about many hashes at once: which of them are among others, and which are distinct."""
 
 from __future__ import annotations
 

@@ -5,8 +5,8 @@
     RoutingTable ──plan──▶ lots ──Sender──▶ Ship… ──Receiver──▶ rows go on
                                   old owner            new owner
 
-What a strategy is, is said in :mod:`bedload.migration.strategies`; who decides when ownership flips, in
-:mod:`bedload.control.transfer`.
+:mod:`bedload.migration.strategies` says what a strategy is; :mod:`bedload.control.transfer` decides when ownership
+flips.
 """
 
 from bedload.migration.strategies import STRATEGIES, Strategy, strategy_named

@@ -1,4 +1,4 @@
-"""Which strategy fits, and why: from how much state there is, how fast it changes, and what can carry it. Pure."""
+"""Which strategy fits, and why: by how much state there is, how fast it changes, and how fast the link is. Pure."""
 
 from __future__ import annotations
 

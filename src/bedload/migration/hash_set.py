@@ -1,4 +1,4 @@
-"""A growing set of key hashes that is asked about many at once, and the hashes of keys in messages and in state."""
+"""A growing set of key hashes, to look many up at once; and the hashes of keys in messages and in state."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """What a worker has of an operator's state: what is its own, what leaves, and what is not here yet.
 
-A key group is *owned*; or it is another worker's, and single keys of it, pinned ones, are *guests*. Either may *leave*.
-What is the worker's own may be *absent*: it is being read back, or another worker hands it over (:class:`Presence`).
+A key group is *owned* here; or another worker owns it, and pinned keys of it are *guests* here. Either may *leave*.
+What the worker owns may be *absent*: it is being read back, or another worker hands it over (:class:`Presence`).
 
 Invariant: ownership is the coordinator's word alone (``Begin``, ``Restore``, ``Flip``, ``Release``).
 """

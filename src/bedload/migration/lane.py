@@ -1,4 +1,4 @@
-"""What goes from one old owner to one new owner, and how far it is."""
+"""The state that goes from one old owner to one new owner, and how far it has come."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rows that wait for state which is not here. What is here, :class:`~bedload.migration.holdings.Holdings` knows.
+"""The rows that wait for state which is not here. :class:`~bedload.migration.holdings.Holdings` knows what is here.
 
 Invariants: rows of a key that is not here are never applied; those of one key are applied in the order in which they
 came, the parked ones first; a row is parked or given out, never both.

@@ -4,16 +4,15 @@ Phases of a move at its new owner::
 
     EARLY ──Flip──▶ ARRIVING ──all is here──▶ WHOLE ──Arrived──▶ TOLD ──Release──▶ (dropped)
 
-State may come before the word that ownership has passed on (it travels on another connection), and ahead of it when it
-is copied. Either way it goes into the store at once; :class:`~bedload.migration.holdings.Holdings` knows from the flip
-on which keys are here.
+State may come before the ``Flip``: copies do, and other state may, as it travels on another connection. Either way it
+goes into the store at once; from the flip on :class:`~bedload.migration.holdings.Holdings` knows which keys are here.
 
 Invariants:
 
-- what came with a number that was passed already is not taken in: it is a repeat, or from a connection that broke;
+- a parcel whose number was passed already is not taken in: it is a repeat, or from a connection that broke;
 - after the flip a key that is here is never overwritten;
-- copied state counts only if a ``HandOver`` says that it is that of the turn which the flip builds upon, and no copy
-  was taken in after it: that one may be of a later epoch, which was rolled back.
+- copies count only if a ``HandOver`` says that they are of the turn which the flip builds upon, and no copy was taken
+  in after that ``HandOver``: such a copy may be of a later epoch, which was rolled back.
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@ goes between a seal and its commit is *tentative*: an abort makes it stale again
 
 Invariants:
 
-- what is not stale, and was copied, is at the new owner as of the turn that the last ``HandOver`` names;
-- what is noted as sent was collected: whatever raises leaves cursors and sets as they were;
+- a copy that is not stale is at the new owner as of the turn that the last ``HandOver`` names;
+- only what was collected is noted as sent: an exception leaves cursors and sets as they were;
 - after the flip a key is sent once, unless a connection broke before its receipt came back;
 - state that nobody waits for takes no more of the time and of the bandwidth than the terms allow, and never more than
   a few messages are under way, so that what somebody waits for does not queue up behind it.

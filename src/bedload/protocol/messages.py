@@ -261,7 +261,7 @@ class Reset(Message, frozen=True):
 
     operator: OperatorName
     move: int = -1
-    """The last of its moves: what may still be on its way by that is of the state that was given up."""
+    """The operator's last move: what is still on its way by this or an earlier one belongs to the state given up."""
 
 
 class Restore(Message, frozen=True):
@@ -297,7 +297,7 @@ class Restored(Message, frozen=True):
     bytes: int
     error: WireError | None = None
     told: int = 0
-    """How often it had been told what is its own: by that it is known which orders it speaks of."""
+    """How often it had been told what it owns; so the coordinator knows which orders this is about."""
 
 
 class Settle(Message, frozen=True):
@@ -364,8 +364,8 @@ class Read(Message, frozen=True):
     operator: OperatorName
     group: KeyGroup
     told: int = 0
-    """How often the worker had been told what is its own when the reader asked where the key lives: a read may come
-    before the message that makes the key the worker's."""
+    """How often the worker had been told what it owns when the reader asked where the key lives: a read may come
+    before the message that makes the worker the key's owner."""
 
 
 class ReadAnswer(Message, frozen=True):

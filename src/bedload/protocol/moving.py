@@ -1,6 +1,6 @@
 """The messages of a move: between the coordinator, the old owners, the new owners and the feeders.
 
-What there is one of for each key travels in the body, which has room for any number of them: a header has not.
+Whatever grows with the number of keys travels in the body: a header has no room for it.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ def pack(batch: pa.RecordBatch) -> tuple[pa.Buffer, int]:
 
 
 def pack_whole(batch: pa.RecordBatch) -> pa.Buffer:
-    """The batch as bytes with its schema, for who does not know that."""
+    """The batch as bytes with its schema, for a receiver that does not know the schema."""
     # In one piece of memory of the right size: a sink that grows by doubling copies, and touches twice as much.
     room = pa.allocate_buffer(pa.ipc.get_record_batch_size(batch) + batch.schema.serialize().size + _FRAMING)
     sink = pa.FixedSizeBufferWriter(room)

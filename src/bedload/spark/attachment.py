@@ -69,8 +69,7 @@ class Attachment:
             raise DefinitionError(f"retain_epochs={retain_epochs}: at least the last epoch has to be kept")
         if min(patience.silent, patience.stuck) <= 0:
             raise DefinitionError(
-                f"silent_seconds={patience.silent:g}, stuck_seconds={patience.stuck:g}: a worker needs some time to "
-                f"say that it lives"
+                f"silent_seconds={patience.silent:g}, stuck_seconds={patience.stuck:g}: give both more than 0 seconds"
             )
         if epoch_bytes is not None and epoch_bytes < 1:
             raise DefinitionError(f"epoch_bytes={epoch_bytes}: give a number of bytes, or leave it out")

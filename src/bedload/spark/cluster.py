@@ -63,21 +63,21 @@ def attach(
 ) -> Cluster:
     """Start workers for a Spark session.
 
-    ``workers``: how many. ``key_groups``: the default number of key groups of an operator's state, fixed
-    when the state is created. ``host``: ``"process"`` (child processes of the driver, the default with a
-    ``local[...]`` master) or ``"task"`` (long-running Spark tasks, the default on a cluster; each takes a
-    task slot). ``start_seconds``: how long to wait for the workers, and for one in place of a lost one.
+    ``workers``: how many. ``key_groups``: the default number of key groups of an operator's state, fixed when the state
+    is created. ``host``: ``"process"`` (processes beside the driver, the default with a ``local[...]`` master) or
+    ``"task"`` (long-running Spark tasks, the default on a cluster; each takes a task slot). ``start_seconds``: how long
+    to wait for the workers, and for the replacement of a lost one.
 
     ``checkpoint``: a URL (``file:///...``, ``s3://...``, any fsspec filesystem) or a local path under which state is
     kept durable; all machines of the cluster must reach it. Without one, state lives and dies with the workers.
-    ``storage_options`` go to the fsspec filesystem, but for ``deadline``: in how many seconds the store has to answer
-    (60), local folders included. ``retain_epochs``: so many epochs back can be restored and read.
+    ``storage_options`` go to the fsspec filesystem, except ``deadline``: within how many seconds a store, or a local
+    folder, has to answer (60). ``retain_epochs``: so many epochs back can be restored and read.
 
     A worker that hangs is killed and counts as lost: after ``silent_seconds`` if its process gives no sign of life, and
     after ``stuck_seconds`` if it has been busy with one thing for so long, such as a call of ``process`` on one batch.
 
     ``encrypt``: whether connections between driver, workers and feeders are encrypted (TLS 1.3, with a certificate that
-    is made for this attachment). Left out, they are if the driver is reached by other than a loopback address.
+    is made for this attachment). Left out, they are encrypted unless the driver's address is a loopback one.
 
     ``epoch_bytes``: what one epoch of one operator may take at one worker beside the state: outputs until Spark commits
     them, and what is needed to roll back. An epoch that takes more fails with ``TooLarge``. Left out, a quarter of the
@@ -183,10 +183,10 @@ class Cluster:
     ) -> DataFrame:
         """Aggregate a streaming DataFrame by key: ``cluster.aggregate(df, key="car", n=bl.agg.count())``.
 
-        The result has the key's columns and one column per aggregate; each epoch gives a row for every key that
-        changed in it, as Spark's update mode does. ``name`` (``"aggregate"`` for the only one), ``key_groups``,
-        ``fresh`` and ``initial_state`` are as for :meth:`apply`; there an aggregate that gives its state as it is (a
-        count, a sum, ...) goes by its name here.
+        The result has the key's columns and one column per aggregate; each epoch gives a row for every key that changed
+        in it, as Spark's update mode does. ``name`` (``"aggregate"`` for the only one), ``key_groups``, ``fresh`` and
+        ``initial_state`` are as for :meth:`apply`. The initial state of an aggregate whose result is its state (a
+        count, a sum, ...) is the column of its name.
         """
         keyed = self._keyed(OperatorName(name or "aggregate"), df, key, key_groups)
         applied = applying.of_aggregates(self._spark, keyed, aggregates, initial_state)
@@ -204,8 +204,8 @@ class Cluster:
     def rescale(self, workers: int, *, strategy: str | Strategy | None = None) -> Change:
         """Have this many workers from now on, while queries run; returns at once, with a handle.
 
-        New workers start before anything moves, and those that are not wanted any more end after their last key has
-        left; of them the ones with the highest numbers go. Requests wait for those before them.
+        New workers start before anything moves. If there are too many workers, those with the highest numbers end, each
+        after its last key has left. Requests wait for those before them.
 
         ``strategy``: how state moves, one of ``bedload.strategies``: its name or a variant of it; ``"auto"``: the one
         that fits size, churn and skew best, and the result says why. ``"seamless"`` unless given.
@@ -222,7 +222,7 @@ class Cluster:
         operator: str | type[Operator] | type[VectorOperator] | None = None,
         strategy: str | Strategy | None = None,
     ) -> Change:
-        """Move some keys, or whole key groups, of an operator to a worker; either the one or the other.
+        """Move some keys, or whole key groups, of an operator to a worker. Give one of the two.
 
         Keys that move by themselves stay where they are put (see :meth:`pin`). ``operator`` can be left out if there
         is one only. A composite key is a tuple, in the order of the key's columns.
@@ -290,10 +290,11 @@ class Cluster:
     ) -> Supervised:
         """Start a query, and start it again when it fails over something that passes: a lost worker, a lost executor.
 
-        ``query``: ``out.writeStream....`` without ``start()``, with a ``checkpointLocation``; or a function that
-        starts the query and returns it. After a failure it waits ``first_pause`` seconds, each time twice as long, up
-        to ``longest_pause``; after ``restarts`` failures in a row it gives up. A run of ``forget_after`` seconds ends
-        the row. Errors that would come again (bad data, the operator's own, a foreign checkpoint) end it at once.
+        ``query``: ``out.writeStream....`` without ``start()``, with a ``checkpointLocation``; or a function that starts
+        the query and returns it. After a failure it waits ``first_pause`` seconds, each time twice as long, up to
+        ``longest_pause``; after ``restarts`` failures in a row it gives up. After a run of ``forget_after`` seconds
+        both start again. Errors that would come again (bad data, the operator's own, a foreign checkpoint) end it at
+        once.
         """
         self._check_running()
         return Supervised(

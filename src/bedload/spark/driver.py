@@ -1,7 +1,7 @@
 """The coordinator's edge in the Spark driver: its endpoint, and the carrying out of its instructions.
 
-The coordinator runs on the endpoint's thread, and nothing that waits does. Looking into Spark's plans
-(:mod:`bedload.spark.inspector`) and work on files (:mod:`bedload.spark.desk`) are done on small pools of threads that
+The coordinator runs on the endpoint's thread, and nothing that waits runs there. Looking into Spark's plans
+(:mod:`bedload.spark.inspector`) and work on files (:mod:`bedload.spark.keeper`) are done on small pools of threads that
 report back to that thread; a host has a thread for each worker that comes or goes (:mod:`bedload.spark.crew`).
 
 Invariants:

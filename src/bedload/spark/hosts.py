@@ -1,7 +1,7 @@
 """Where workers run: processes beside the driver, or long-running Spark tasks.
 
-A host starts workers and tells when one could not start. It does not know what workers do: they come
-to the coordinator by themselves, and end when it says so or when it is gone.
+A host starts workers and tells when one could not start. It does not know what workers do: they connect to the
+coordinator by themselves, and end when the coordinator says so or is gone.
 """
 
 from __future__ import annotations

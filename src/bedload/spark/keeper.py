@@ -1,7 +1,8 @@
 """The driver's part in a checkpoint: its claim, what it finds, what the coordinator has it write, and moves.
 
-Invariants: no history is gone on from in which a newer attachment may have turns; every step that the coordinator has
-decided ends in an event, whether it was done or failed. A store may take seconds: steps run on the files' threads.
+Invariants: the driver does not go on from a history in which a newer attachment may have turns; every step that the
+coordinator has decided upon ends in an event, whether it was done or failed. A store may take seconds: steps run on
+threads for files.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Spark's progress events, told to the coordinator.
 
-They only make things earlier: an epoch is committed when its progress event arrives, instead of at the
-next epoch's open, so that live reads of a quiet stream see its last epoch.
+Without them everything works, but later: an epoch is committed when its progress event arrives, and not only when the
+next epoch opens, so that live reads of a quiet stream see its last epoch.
 
 Why not PySpark's own ``StreamingQueryListener`` alone: it takes an event apart with a call to the JVM per field,
 dozens for each trigger, which cost both processes more than the rest of the coordinator's work. The event as one

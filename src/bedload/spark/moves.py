@@ -1,8 +1,8 @@
 """What the driver remembers of every change of the cluster: what moved, and how it showed in the latency of epochs.
 
-Invariants: a record is there as soon as its change is over, also of one that failed. It is written to the checkpoint
-then, and again when it is known how long latency took to be stable, or when the cluster stops. Writing is on the
-files' threads; the coordinator's thread only takes notes.
+Invariants: a record exists as soon as its change is over, even if the change failed. It is written to the checkpoint
+then, and again when it is known how long latency took to be stable, or when the cluster stops. Threads for files write
+it; the coordinator's thread only takes notes.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 Invariants: an option that is not known, or that does not go with another, is an error: a misspelt one must not read
 something else. Names are Spark's own where its ``statestore`` source has one, in any case, as Spark's are.
 
-Why so little is made of the values of storage options: Spark hands all options over as text, and an access key may be
-nothing but digits. So ``true`` and ``false`` are booleans, JSON objects and lists are what they say, all else is text.
+Why values of storage options stay text unless they are ``true``, ``false``, or a JSON object or list: Spark hands all
+options over as text, and an access key may be nothing but digits.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
 """Reading what a view means, by key group: state, or what each epoch changed in it.
 
-A row of the change feed is a key that an epoch changed, with all its variables as they were after it. Deltas say of a
-container only what happened to it, so the feed starts from the state after its first epoch, of the keys that the deltas
-name and no others, and goes on from epoch to epoch.
+A row of the change feed is a key that an epoch changed, with all its variables as they were after it. Deltas have only
+the changes of a container, so the feed starts from the state after its first epoch, for the keys that the deltas name,
+and goes on from epoch to epoch.
 
-Invariants: each key group comes once, whatever was read twice; files that garbage collection took away in the meantime
-are looked for once more by way of a newer snapshot, and only then is it an error; a file that is damaged is one at
-once.
+Invariants: each key group comes once, even if something was read twice; if garbage collection has deleted files in the
+meantime, the state is read once more from a newer snapshot before that is an error; a damaged file is an error at once.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ def key_columns_of(view: View) -> list[pa.Array] | None:
         if wrong is not None:
             raise DefinitionError(
                 f"option keys: the key has {len(types)} columns ({', '.join(view.schema.key_names)}), so {wrong!r} is "
-                "none: write a list of so many values for each key"
+                f"not a key: write a list of {len(types)} values for each key"
             )
         parts = list(zip(*keys, strict=True)) or [()] * len(types)
     columns = []
@@ -59,7 +58,7 @@ def key_columns_of(view: View) -> list[pa.Array] | None:
             columns.append(pa.array(part).cast(kind) if text else pa.array(part, kind))
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as bad:
             raise DefinitionError(
-                f"option keys: {list(part)[:5]} are no values of the key column {name!r}, a {kind}: {bad}"
+                f"option keys: {list(part)[:5]} are not values of the key column {name!r}, a {kind}: {bad}"
             ) from bad
     # A single key column has no nulls; in a composite key they are values like others.
     return columns if len(columns) > 1 else [columns[0].drop_null()]

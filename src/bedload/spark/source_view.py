@@ -1,11 +1,11 @@
 """Which state a read means: an operator, a turn of its history, and what it takes to read the state at it.
 
-Invariants: a view is fixed when it is made, so that all that is read through it is of one state, however far the
-operator has gone on since; it pickles, as it travels to the executors; :func:`refreshed` finds the same state again
-when files that it named were replaced by a snapshot and deleted.
+Invariants: a view is fixed when it is made, so that all reads through it are of one state, however far the operator has
+gone on since; it pickles, as it travels to the executors; :func:`refreshed` finds the same state again when files that
+it named were replaced by a snapshot and deleted.
 
-The newest state is that of the newest turn whose files are all there. Spark may not have committed its epoch yet:
-whoever must not see that reads the batch before it.
+The newest state is that of the newest turn whose files are all there. Spark may not have committed its epoch yet: a
+reader that must not see such a state reads the batch before it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """``cluster.run``: a query that starts again by itself when something was lost.
 
-Spark ends a query when a task of it fails for good, and an epoch that lost a worker fails on purpose. Whoever starts
-the query again gets every row once: Spark replays the epoch, and the state is where the epoch began. This is that
-whoever, with growing pauses and a limit.
+Spark ends a query when a task of it fails for good, and an epoch that lost a worker fails on purpose. When the query
+is started again every row counts once: Spark replays the epoch, from the state before it. The supervisor starts it
+again, with growing pauses and a limit.
 
 Not every failure passes: bad data and errors of the operator's own code come back with the rows. Those end the run at
 once.
@@ -97,7 +97,7 @@ class Supervised:
         self._stop_query()
         self._thread.join(_STOP_SECONDS)
         if self._thread.is_alive():
-            raise ClusterStopped(f"Spark did not stop the query within {_STOP_SECONDS:g} seconds, or not start it")
+            raise ClusterStopped(f"Spark did not stop the query, or start it, within {_STOP_SECONDS:g} seconds")
 
     def __enter__(self) -> Supervised:
         return self

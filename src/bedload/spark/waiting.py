@@ -1,4 +1,4 @@
-"""``cluster.wait_for_epoch``: Spark's news of a commit come a moment after it, so a program has to wait for them."""
+"""``cluster.wait_for_epoch``: Spark reports a commit a moment after it, so a program has to wait for the report."""
 
 from __future__ import annotations
 

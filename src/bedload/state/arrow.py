@@ -1,9 +1,8 @@
 """Declared types as Arrow types, and their values to and from what Arrow takes.
 
-Invariants: every value of a declared type comes back equal and of the same builtin type; a value that
-is not of the declared type is refused, never bent to fit. Two bends are exact and allowed: a bool or
-anything with ``__index__`` where an int is declared, and a real number that a float holds exactly where
-a float is.
+Invariants: every value of a declared type comes back equal and of the same builtin type; a value that is not of the
+declared type is refused, not converted. Two exact conversions are allowed: to a declared int, of a bool or anything
+with ``__index__``; to a declared float, of a real number that a float holds exactly.
 
 ==================  ===========================================================================
 Python              Arrow

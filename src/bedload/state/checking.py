@@ -1,8 +1,8 @@
 """Whether values are of their declared types, many at a time: what the seal of every epoch asks.
 
 A check takes all values of a variable at once and goes through them by columns, as Arrow does: what is in the lists of
-all keys is one column, and one pass in C looks at it. It says no by raising anything, and may say no too often: then
-:func:`bedload.state.codec.encode`, which knows, is asked. It never says yes to a value that cannot be encoded.
+all keys is one column, and one pass in C looks at it. It refuses by raising anything, and may refuse a value that fits:
+then :func:`bedload.state.codec.encode`, which is exact, decides. It never accepts a value that cannot be encoded.
 
 Why not encode them: where nothing is written to a checkpoint, that would cost several times as much, for nothing.
 """

@@ -1,4 +1,4 @@
-"""Lists that C code does not take for lists.
+"""Lists that C code does not accept as lists.
 
 ``heapq`` and other C code write into a list past its methods, so a tracked list would not see it: the change would be
 neither rolled back nor written to a backup. C code may do so with whatever has the flag of ``list`` and its

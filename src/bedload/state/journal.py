@@ -174,7 +174,7 @@ class Journal:
             raise StateNotOpen(
                 f"a state container was to be changed in an epoch in which its key has no rows: {container!r:.100}. It "
                 "was kept from setup, from another key or from an earlier epoch, and the change was refused. Change a "
-                "key's state in its own calls only, and keep a copy of what other keys look at"
+                "key's state in its own calls only, and keep a copy of what other keys need"
             )
 
     def commit(self) -> None:

@@ -1,4 +1,4 @@
-"""Values that are kept as the bytes of a codec the user asked for by name.
+"""Values that are kept as the bytes of a codec, which the user asked for by name.
 
 Invariants: the first byte names the codec that wrote the rest, and no other codec reads it; above
 all, bytes that pickle wrote are never unpickled for a variable that was not declared so.

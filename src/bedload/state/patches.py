@@ -1,7 +1,7 @@
 """What an epoch changed in a container, as plain data that outlives the operator's code.
 
-A patch is a list. Its values are *encoded*, as :func:`bedload.state.arrow.encoder` gives them, so that who applies it
-needs no class of the user's::
+A patch is a list. Its values are *encoded*, as :func:`bedload.state.arrow.encoder` gives them, so that no class of the
+user's is needed to apply it::
 
     ["map", removed keys, [[key, value], ...]]                 dict, Counter: first remove, then put, in order
     ["set", added, removed]                                    set

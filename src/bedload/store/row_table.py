@@ -1,7 +1,7 @@
-"""All key groups of an operator on rows at one worker: what is done by many of them at once.
+"""All key groups of an operator on rows at one worker: what is done for many of them at once.
 
-Operator code and epochs go by key group, on the stores; state that comes or goes does so by batches that have keys of
-many. The stores come from whoever makes the table: it holds them by key group, and has no state of its own.
+Operator code and epochs work on the store of one key group at a time; state comes and goes in batches with keys of many
+key groups. Whoever makes the table provides the stores. The table holds them by key group, and has no other state.
 """
 
 from __future__ import annotations

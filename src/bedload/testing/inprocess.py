@@ -5,8 +5,8 @@ A :class:`~bedload.control.coordinator.Coordinator`, :class:`~bedload.worker.mac
 sockets left out. Use it to test an operator over several workers and partitions, and what retries, second
 actions, restarts and a lost worker do to its state and outputs.
 
-Workers may come and go, and state move between them, at any time: :meth:`InProcessCluster.rescale` and its like. What a
-move needs an epoch boundary for happens at the next one.
+Workers may come and go, and state move between them, at any time: :meth:`InProcessCluster.rescale` and its like.
+Ownership flips at the next epoch boundary.
 
 Invariant: every message is carried to its end before the next is made, so a test has no interleavings.
 """

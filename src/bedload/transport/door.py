@@ -1,8 +1,8 @@
-"""Those who have called and proven nothing yet: how many may wait, for how long, and who has to go.
+"""Callers that have not proven yet that they know the secret: how many may wait, for how long, and which has to go.
 
-A stranger needs no secret to open connections. So there is a bound on those that have proven nothing, small enough
-that the process keeps descriptors for its own files. When there are more, the oldest of the host with the most of
-them is closed: a stranger crowds out itself, and the honest, who prove themselves in a round trip, keep coming in.
+A stranger needs no secret to open connections. So the number of such callers is bounded, and small enough that the
+process keeps descriptors for its own files. When more call, the host with the most of them loses its oldest: a
+stranger crowds out itself, and the honest, who prove themselves in a round trip, keep coming in.
 
 Pure: peers and hosts are only names here.
 """

@@ -63,9 +63,9 @@ def encode_frame(header: ReadableBuffer, buffers: Iterable[ReadableBuffer] = ())
     body_size = sum(view.nbytes for view in body)
     if not _fits(head.nbytes, body_size):
         raise TooLarge(
-            f"a message has {head.nbytes:,} bytes and {body_size:,} bytes of rows or state, and at most {MAX_HEADER:,} "
-            f"and {MAX_BODY:,} can be sent at once; nothing was sent. Make batches smaller "
-            f"(spark.sql.execution.arrow.maxRecordsPerBatch), rows, outputs and states too, or use more key groups",
+            f"a message has a header of {head.nbytes:,} bytes and {body_size:,} bytes of rows or state, and at most "
+            f"{MAX_HEADER:,} and {MAX_BODY:,} can be sent at once; nothing was sent. Make batches smaller "
+            f"(spark.sql.execution.arrow.maxRecordsPerBatch), or rows, outputs or states, or use more key groups",
             header_size=head.nbytes,
             body_size=body_size,
         )

@@ -4,9 +4,9 @@ TCP's keepalive notices that on a connection that is idle. While bytes are under
 instead, for a quarter of an hour. So what the system knows of each connection is looked at now and then: when bytes
 wait for an answer and nothing at all has come for :data:`SILENCE_SECONDS`, the host is gone.
 
-SUBTLE: ``TCP_USER_TIMEOUT`` is not what it seems. Linux also ends a connection by it whose other end is alive,
-answers, and just has no room for more: an operator that computes for a minute would lose its feeders. Here a host that
-answers is there, however long its process takes; whether the process hangs is for those to find out who talk to it.
+SUBTLE: ``TCP_USER_TIMEOUT`` is not what it seems. Linux also ends a connection by it whose other end is alive, answers,
+and just has no room for more: an operator that computes for a minute would lose its feeders. Here a host that answers
+is there, however long its process takes; whether the process hangs is not found out here.
 """
 
 from __future__ import annotations

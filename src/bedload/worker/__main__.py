@@ -1,7 +1,7 @@
 """A worker as a process of its own: ``python -m bedload.worker``, or forked from the nursery.
 
-What it needs to know comes on standard input, so that the secret is in no argument list and no
-environment. That stays open: when it ends, the driver is gone, however it went, and so is the worker.
+What it needs to know comes on standard input, so that the secret is in no argument list and no environment. Standard
+input stays open: when it ends, the driver is gone, whatever the reason, and the worker ends, too.
 """
 
 from __future__ import annotations

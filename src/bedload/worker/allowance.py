@@ -1,10 +1,10 @@
 """What an epoch may take at a worker beside its state: outputs that wait for Spark's commit, and before-images.
 
 Outputs are kept to repeat them if Spark asks again, before-images to roll back; both end with the epoch. An epoch that
-is larger than the worker's memory must fail by a word to the user, not by the operating system, which would take the
-state of all keys with it.
+is larger than the worker's memory must fail with an error. Otherwise the operating system kills the worker, and the
+state of all keys is gone.
 
-It is counted by batch: the bytes of outputs as they are, those of before-images as the runtime estimates them.
+Both are counted after each batch: the bytes of outputs exactly, those of before-images as the runtime estimates them.
 """
 
 from __future__ import annotations

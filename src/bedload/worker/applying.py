@@ -151,7 +151,7 @@ class Applying:
         self, hosted: Hosted, feeder: Feeder, message: m.Apply, body: Body
     ) -> tuple[Applied, Hashes | None]:
         if hosted.phase is Phase.SEALED or feeder.batches is not None or message.number <= feeder.last:
-            raise _different(hosted, f"batch {message.number} of feeder {message.feeder} was not there")
+            raise _different(hosted, f"batch {message.number} of feeder {message.feeder} was not there before")
         assert hosted.runtime is not None
         assert body is not None
         batch = unpack(body, feeder.schema)

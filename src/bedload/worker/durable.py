@@ -5,7 +5,7 @@ Invariants:
 - A seal is acknowledged only if, after its segment was written, no newer attachment had claimed the checkpoint and
   nobody had given the turn up. Whoever claims or gives up does so first and looks for segments second. So one of the
   two sees the other, and a turn is never both acknowledged and passed over.
-- Reading and compaction never run on the worker's own thread: what they find comes back as an event, also if they fail.
+- Reading and compaction never run on the worker's own thread: their result, or failure, comes back as an event.
 - Every call to the store has a deadline (:mod:`bedload.checkpoint.deadlines`), and a child that hangs is ended.
 """
 

@@ -1,4 +1,4 @@
-"""What a worker knows of one operator and its feeders: the data of its machine, and the parts that it has.
+"""What a worker knows of one operator and its feeders: the data and the parts of its machine.
 
 Nothing here decides anything; :mod:`bedload.worker.machine` does, and draws the phases.
 """

@@ -10,7 +10,7 @@ Invariants:
 
 - a (feeder, number) is applied once in a turn; a repeat gets the recorded output, and one whose
   checksum differs is refused, which aborts a turn that is not sealed;
-- in SEALED nothing is applied and nothing a feeder says rolls back: the outputs of the epoch are fixed;
+- in SEALED nothing is applied, and no feeder can cause a rollback: the outputs of the epoch are fixed;
 - a message of an earlier turn is refused; one of a later turn waits for its ``Begin``, which travels on
   another connection and may come after it, and one of this turn for the ``Time`` of its epoch;
 - a row is applied when the state of its key is here; until then it waits, and so does the answer; rows that waited are
@@ -21,7 +21,7 @@ Invariants:
 
 What each operator has: :class:`~bedload.migration.holdings.Holdings` of what is here, a part that reads state back
 (:mod:`bedload.worker.restoring`) and one that moves it (:mod:`bedload.worker.moving`). They know nothing of each other,
-of turns and of readers; the machine passes on what follows from what they say.
+of turns or of readers; the machine passes on what follows from what they say.
 """
 
 from __future__ import annotations

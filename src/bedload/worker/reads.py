@@ -1,4 +1,4 @@
-"""Live reads at a worker: the state of one key at the last committed epoch. One of a key that is not here waits."""
+"""Live reads at a worker: the state of one key at the last committed epoch. If the key is not here, the read waits."""
 
 from __future__ import annotations
 

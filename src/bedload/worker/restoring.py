@@ -1,7 +1,7 @@
 """Reading the state of one operator back: orders, and what arrives of them.
 
-Invariants: what arrives is installed only if it is still wanted; a worker whose state could not be read knows so, and
-refuses the turn and the reads that need it.
+Invariants: what arrives is installed only if it is still wanted; if state could not be read, the worker refuses the
+turn and the reads that need it.
 """
 
 from __future__ import annotations

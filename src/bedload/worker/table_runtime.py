@@ -1,4 +1,4 @@
-"""What a runtime has of its table, whatever the layout: epochs that end, state that comes and goes, what is there."""
+"""The part of a runtime that is the same for every layout: ends of epochs, state that comes and goes, what there is."""
 
 from __future__ import annotations
 

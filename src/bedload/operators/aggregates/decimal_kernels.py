@@ -3,9 +3,8 @@
 A decimal is its unscaled value: 64 bits, or 128 bits in two words (:data:`~bedload.store.columns.layout.WIDE`). Values
 are below ten to the power of their precision, so below 2**127: a sum of two of them may wrap around, once.
 
-Sums may leave their range within a batch and come back to it. So a kernel goes on when one does, says that it
-happened, and notes in ``carries`` the rows at which a sum wrapped around, and which way; who calls it looks at what
-stands at the end.
+Sums may leave their range within a batch and come back to it. So a kernel goes on when one does, says that it happened,
+and notes in ``carries`` the rows at which a sum wrapped around, and which way; the caller checks the sums at the end.
 
 Why words: Numba has no 128-bit integers. Here, too, a kernel may call only what is in its own file.
 """

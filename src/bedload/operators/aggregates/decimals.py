@@ -3,8 +3,8 @@
 Invariants: a sum is exact, and at the end of each batch within its precision, or the batch fails; a mean is the exact
 quotient, rounded once, half up.
 
-Why the range is looked at when a batch ends, and not at each row: whether a sum that leaves its range comes back
-depends on the order of rows, which Spark leaves open as well.
+Why the range is checked when a batch ends, and not at each row: whether a sum that leaves its range comes back depends
+on the order of rows, which Spark leaves open as well.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ where that is null; then come the arrays of the state, by slot, with their masks
 new slots start so, and nulls are written so.
 
 Values come as 64-bit integers, doubles or booleans only (see :mod:`~bedload.operators.aggregates.carriers`), always
-read-only and with a mask: so each kernel is compiled once or twice, not for every type and layout that Arrow has. Where
-values are but copied they may be wide decimals, too; what else is done with those is in
+read-only and with a mask: so each kernel is compiled once or twice, not for every type and layout that Arrow has.
+Kernels that only copy values take wide decimals, too; all other work on those is in
 :mod:`~bedload.operators.aggregates.decimal_kernels`.
 """
 

@@ -6,8 +6,8 @@ the same bytes (the worker compares checksums), so what a feeder makes of a batc
 Invariants: equal values and k give equal bytes; the weights of the items add up to the number of values; the rank of
 any value is off by at most half the weight of the heaviest item, which is less than ``1 / k`` of all values.
 
-Why the error is so small: sorted values are cut into runs of equal length, and each run is represented by its middle.
-A sketch that meets its values one by one has to do with less.
+Why the error is so small: sorted values are cut into runs of equal length, and each run is represented by its middle. A
+sketch that meets its values one by one cannot do that.
 
 The format is that of Apache DataSketches (family 15, serial version 1), common to its Java, C++ and Python libraries.
 """

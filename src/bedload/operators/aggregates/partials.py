@@ -1,7 +1,7 @@
 """Aggregating ahead: rows of a batch become one row per key, before they travel to the worker.
 
-A partial row is a key and the state that its rows make of nothing, so what the worker does with it is a merge of two
-states. State is kept in scratch columns as long as the batch has keys.
+A partial row is a key and the state that its rows give from the empty state, so the worker merges two states. Here
+state is kept in scratch columns, which are as long as the batch has keys.
 """
 
 from __future__ import annotations

@@ -3,14 +3,14 @@
 A key's state is a sketch in its serialized form, as a binary column: it is read, moved, written to Parquet and opened
 elsewhere like any other bytes. An update opens the sketch, gives it all values that the batch has for the key in one
 go, and writes new bytes: bytes cannot be changed in place, so the before-images need no care. Opening and closing
-take half a microsecond for a small sketch and a few for a large one (twenty for many frequent items), so no open ones
-are kept beside, which an abort would have to find.
+take half a microsecond for a small sketch and a few for a large one (twenty for many frequent items), so no open
+sketches are kept, which an abort would have to find.
 
-Invariants: a slot that has met no value holds null; what one update makes of nothing depends on the rows alone, not on
+Invariants: a slot that has met no value holds null; the first update of an empty slot depends on the rows alone, not on
 chance, because feeders that are run again must send the same partial rows; values that a distinct count has met before
 leave its bytes as they are, so its key has not changed.
 
-The package is optional. It is asked for when a query is defined, and found missing there.
+The package is optional. If it is missing, the definition of the query fails.
 """
 
 from __future__ import annotations

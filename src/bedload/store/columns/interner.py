@@ -5,8 +5,8 @@
 - hash tables from bytes to numbers, spread over shards
 
 A value is kept as long as a key may have it. References are not counted: that would cost on each new key. Instead the
-keys that went are counted, and when they are many against what a look at all keys costs, the values that no key
-has any more are forgotten and the arena is written anew (:meth:`Interner.sweep`). Numbers stay, so no key changes.
+keys that went are counted. When they are many enough to be worth a look at all keys, values that no key has any more
+are forgotten, and the arena is written anew (:meth:`Interner.sweep`). Numbers stay, so no key changes.
 
 Invariant: a number below the next new one has a value that the hash tables find, or is on the list of free ones.
 """
