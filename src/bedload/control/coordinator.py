@@ -462,9 +462,13 @@ class Coordinator:
         del self._missing[worker]
         return self._then([*self._prefetch(self._operators), *self._go_on()])
 
-    def _prefetch(self, operators: Iterable[OperatorName]) -> list[Instruction]:
-        """Have workers read what they lack, before an epoch asks for it."""
-        return [step for name in operators for step in self._operators[name].prefetch(self._shipping.latest(name))]
+    def _prefetch(self, operators: Iterable[OperatorName], *, again: bool = True) -> list[Instruction]:
+        """Have workers read what they lack, before an epoch asks for it; ``again``: also those that tried in vain."""
+        return [
+            step
+            for name in operators
+            for step in self._operators[name].prefetch(self._shipping.latest(name), again=again)
+        ]
 
     def _read_back(self) -> list[Instruction]:
         """Have state read that nobody has.
@@ -473,7 +477,7 @@ class Coordinator:
         """
         if self._missing or self.changes.holding or self._down is not None:
             return []
-        return self._prefetch(name for name, epochs in self._operators.items() if epochs.left_unread)
+        return self._prefetch((name for name, it in self._operators.items() if it.left_unread), again=False)
 
     def _go_on(self) -> list[Instruction]:
         if self._missing:

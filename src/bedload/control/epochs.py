@@ -246,14 +246,15 @@ class OperatorEpochs(Turns):
 
     def try_again(self) -> None:
         """Somebody needs what was looked for or read in vain."""
-        self._looks_in_vain, self._reads_in_vain, self.unread = 0, 0, None
+        self._looks_in_vain, self._reads_in_vain = 0, 0
+        self._forget_failure()
 
     def reads_again(self) -> bool:
         """Whether state that could not be read back, and that somebody needs, is tried again, after a pause; or not."""
         if self.query is None or self._reads_in_vain > MOST_READS:
             return False
         if self.now - self._unread_at >= _WAITING_SECONDS:
-            self.unread = None
+            self._forget_failure()
         return True
 
     @property
@@ -422,7 +423,8 @@ class OperatorEpochs(Turns):
         out: list[Instruction] = failed
         if lineage is not None:
             try:
-                self.unread, self._reads_in_vain = None, 0
+                self._reads_in_vain = 0
+                self._forget_failure()
                 out += self._restore(ask.deployment, lineage.head)
             except CheckpointError as error:
                 self.phase, self._error = Phase.ABORTED, error

@@ -43,6 +43,8 @@ class Turns(Standing, ABC):
         self.unread: BedloadError | None = None
         """Why a worker could not read its state; it was not told again since."""
         self._unread_at = 0.0
+        self._in_vain: set[WorkerId] = set()
+        """Who could not, and is left alone until somebody needs it: a store that fails is not asked all the time."""
         self._reads_in_vain = 0
         """How often in a row."""
 
@@ -174,6 +176,7 @@ class Turns(Standing, ABC):
     def lost(self, worker: WorkerId, error: BedloadError) -> list[Instruction]:
         """A worker is gone, its memory with it; the others go on."""
         self.forget_told(worker)
+        self._in_vain.discard(worker)
         if self.lineage is not None:
             self.lineage.lost(worker)
         if worker not in self._current.workers:
@@ -237,11 +240,16 @@ class Turns(Standing, ABC):
         """A worker could not read its state: it has to be told again, when an epoch begins or a move needs it."""
         if self.lineage is not None:
             self.lineage.unread(worker)
-            self._could_not_read(error)
+            self._could_not_read(error, {worker})
 
-    def _could_not_read(self, error: BedloadError) -> None:
+    def _could_not_read(self, error: BedloadError, workers: set[WorkerId]) -> None:
         self.unread, self._unread_at = error, self.now
+        self._in_vain |= workers
         self._reads_in_vain += 1
+
+    def _forget_failure(self) -> None:
+        """What could not be read is tried again."""
+        self.unread, self._in_vain = None, set()
 
     def without(self, worker: WorkerId, deployment: DeploymentId) -> list[Instruction]:
         """Nobody comes in place of a lost worker: the others share its key groups, and read them back."""
@@ -262,6 +270,7 @@ class Turns(Standing, ABC):
     def left(self, worker: WorkerId) -> None:
         """A worker has left the cluster; another one of its number may come."""
         self.forget_told(worker)
+        self._in_vain.discard(worker)
         if self.lineage is not None:
             self.lineage.lost(worker)
 
@@ -275,27 +284,31 @@ class Turns(Standing, ABC):
         )
         self.told.clear()
         self.ordered.clear()
+        self._in_vain.clear()
         self.lineage.restarted()
         self.routing = self.routing.reassign(workers)
 
     @property
     def left_unread(self) -> bool:
-        """Whether no epoch is under way, and a worker has not got, nor reads, the state of the last one.
+        """Whether no epoch is under way, and a worker has not got, nor reads, nor tried to, the last one's state."""
+        if self.lineage is None or self.phase in (Phase.OPEN, Phase.SETTLING):
+            return False
+        return not self.lineage.lacking(self.routing) <= self._in_vain
 
-        One that tried in vain is left alone until somebody needs it: a store that fails is not asked all the time.
+    def prefetch(self, deployment: DeploymentId, *, again: bool = True) -> list[Instruction]:
+        """Have workers read the state that Spark most likely asks for, before it does.
+
+        ``again``: also those that tried in vain.
         """
-        at_rest = self.phase not in (Phase.OPEN, Phase.SETTLING) and self.unread is None
-        return at_rest and self.lineage is not None and not self.lineage.all_hold_head(self.routing)
-
-    def prefetch(self, deployment: DeploymentId) -> list[Instruction]:
-        """Have workers read the state that Spark most likely asks for, before it does."""
         if self.lineage is None or self.phase in (Phase.OPEN, Phase.SETTLING):
             return []
+        if again:
+            self._in_vain.clear()
         base = self.turn if self.phase is Phase.SEALED and self._current.taken_up else self.lineage.head
         try:
             return self._restore(deployment, base, idle_only=True)
         except CheckpointError as error:
-            self._could_not_read(error)  # who begins an epoch is told why
+            self._could_not_read(error, self.lineage.lacking(self.routing))  # who begins an epoch is told why
             return []
 
     def _restore(self, deployment: DeploymentId, base: Turn | None, *, idle_only: bool = False) -> list[Instruction]:
@@ -304,6 +317,8 @@ class Turns(Standing, ABC):
         for worker in self.addresses:
             if idle_only and self.lineage.takes_part(worker) and self.phase is Phase.SEALED:
                 continue  # it has the turn with its before-images, and cannot let go of it now
+            if idle_only and worker in self._in_vain:
+                continue
             groups = self.routing.groups_of(worker)
             for message, plan in self.lineage.restore(worker, deployment, groups, base, self.routing):
                 self.tells(worker)

@@ -173,10 +173,6 @@ class Ending:
                 # Its owner has sealed an epoch that nobody may ever commit, without key groups of a worker that was
                 # lost in it and not replaced. Whoever reads it is told so after a while.
                 continue
-            if lineage is not None and epochs.unread is not None and not lineage.all_hold_head(epochs.routing):
-                # State could not be read back, and no epoch begins that would try again. Whoever reads it is told so
-                # after a while, also at a worker that owns it since.
-                continue
             routing = epochs.routing
             for key, hashed in HASH_OF.items():
                 worker = driver.workers[routing.owner_of_key(hashed)]
