@@ -56,6 +56,8 @@ class Moving(Restoring):
                 continue
             started = self._clock.monotonic()
             try:
+                if hosted.active is None:
+                    raise BedloadError("no version of its code runs here: setup failed in the last one")
                 parcels, pause = sender.next()
                 out += [self._out(hosted, parcel) for parcel in parcels]
             except Exception as error:
