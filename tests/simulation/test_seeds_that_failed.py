@@ -29,6 +29,8 @@ from tests.simulator.simulation import simulate
         pytest.param(83014003, id="a key group of which one key is read back comes whole, by a later order"),
         pytest.param(80016138, id="who sealed without rows while it read its state in vain counts as having it"),
         pytest.param(74029383, id="files that a newer attachment has deleted are taken for damage"),
+        pytest.param(91063138, id="state that could not be read has an owner that never tried, and reads wait for it"),
+        pytest.param(91079141, id="one worker cannot read its state, and another is not told to"),
         pytest.param(71021678, id="a move that failed waits for a sealed epoch that nobody decides"),
     ],
 )

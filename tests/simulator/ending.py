@@ -168,11 +168,9 @@ class Ending:
         assert not unanswered, f"{unanswered} wait for ever"
         for name in coordinator.operators:
             epochs = coordinator.operator(name)
-            owes = epochs.lineage is not None and epochs.lineage.owes
-            if owes and (epochs.is_sealed or coordinator._operators[name].recovery.unread is not None):
+            if epochs.lineage is not None and epochs.lineage.owes and epochs.is_sealed:
                 # Its owner has sealed an epoch that nobody may ever commit, without key groups of a worker that was
-                # lost in it and not replaced; or state could not be read back, and no epoch begins that would try
-                # again. Whoever reads it is told so after a while.
+                # lost in it and not replaced. Whoever reads it is told so after a while.
                 continue
             routing = epochs.routing
             for key, hashed in HASH_OF.items():

@@ -44,6 +44,7 @@ from bedload.core.ids import (
     DeploymentId,
     Epoch,
     Generation,
+    KeyGroup,
     OperatorName,
     QueryId,
     RunId,
@@ -584,6 +585,22 @@ def test_a_worker_that_sealed_without_rows_while_it_read_in_vain_has_not_got_the
     rig.open(2, "r2")
     assert rig.epochs.committed == {"q": 1}
     assert [(worker, message.groups) for worker, message in rig.told(m.Restore)] == [(1, (2, 3))]
+
+
+def test_who_could_not_read_its_state_is_left_alone_and_keeps_nobody_else_from_being_told(rig: Rig) -> None:
+    rig.whole(0)
+    rig.progress(0)
+    rig.lose(0)
+    rig.join(0)
+    told = rig.epochs.told[WorkerId(0)]
+    rig.did(rig.coordinator.from_worker(m.Restored(WorkerId(0), NAME, NO_TURN, 0, 0, 0, 0, ERROR, told)))
+    rig.forget_steps()
+    assert rig.epochs.lineage is not None
+    rig.epochs.lineage.take_over(WorkerId(1), [KeyGroup(2)])  # as a move that failed has it
+    rig.progress(0)
+    assert [(worker, message.groups) for worker, message in rig.told(m.Restore)] == [(1, (2,))]
+    rig.progress(0)
+    assert len(rig.told(m.Restore)) == 1
 
 
 def test_no_epoch_begins_on_state_that_cannot_be_read_however_often_spark_asks(

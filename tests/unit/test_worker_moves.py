@@ -167,6 +167,20 @@ def test_a_worker_that_owns_nothing_any_more_needs_no_state_that_it_could_not_re
     assert pair.told == []
 
 
+def test_a_move_fails_if_the_code_of_its_operator_does_not_run_at_the_old_owner() -> None:
+    pair = Pair("all_at_once")
+    pair.begin(OLD, 0, 0)
+    pair.run(OLD, 0, [7, 8])
+    pair.tell(OLD, m.Commit(NAME, Turn(0)))
+    pair.flip(OLD, 0)
+    pair.machines[OLD]._hosted[NAME].code.active = None  # as after a setup that failed
+    pair.pump()
+    said = pair.told[-1]
+    assert isinstance(said, m.WorkerFailed)
+    assert "no version of its code runs here" in said.error.message
+    assert pair.lane == []
+
+
 def failed_flip(pair: Pair, worker: WorkerId, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
     """Epoch 0 is committed at the old owner; ownership flips, and a worker cannot do its part in that."""
     pair.begin(OLD, 0, 0)

@@ -137,8 +137,13 @@ class Lineage:
 
     def all_hold_head(self, routing: RoutingTable) -> bool:
         """Whether every worker that owns something has the state at the head in its memory."""
-        owning = (worker for worker in routing.workers if routing.groups_of(worker) or routing.guests_of(worker))
-        return not self.owes and all(worker in self._holds and self._holds[worker] == self.head for worker in owning)
+        return not self.lacking(routing)
+
+    def lacking(self, routing: RoutingTable) -> set[WorkerId]:
+        """Who owns something, and has not got its state at the head, nor reads it."""
+        owning = {worker for worker in routing.workers if routing.groups_of(worker) or routing.guests_of(worker)}
+        holding = {worker for worker, turn in self._holds.items() if turn == self.head}
+        return (owning - holding) | {worker for worker, groups in self._owed.items() if groups}
 
     @property
     def owes(self) -> bool:

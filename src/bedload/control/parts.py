@@ -148,10 +148,12 @@ class Parts:
                 out += [ToWorker(worker, m.Stop()), WorkersLeft((worker,))]
         return [*out, *self.let_in()]
 
-    def prefetch(self, operators: Iterable[OperatorName]) -> list[Instruction]:
-        """Have workers read what they lack, before an epoch asks for it."""
+    def prefetch(self, operators: Iterable[OperatorName], *, again: bool = True) -> list[Instruction]:
+        """Have workers read what they lack, before an epoch asks for it; ``again``: also those that tried in vain."""
         return [
-            step for name in operators for step in self.operators[name].recovery.prefetch(self.rollout.latest(name))
+            step
+            for name in operators
+            for step in self.operators[name].recovery.prefetch(self.rollout.latest(name), again=again)
         ]
 
     def _read_back(self) -> list[Instruction]:
@@ -161,7 +163,8 @@ class Parts:
         """
         if self.members.missing or self.changes.holding or self.down is not None:
             return []
-        return self.prefetch(name for name, epochs in self.operators.items() if epochs.recovery.left_unread)
+        left = (name for name, epochs in self.operators.items() if epochs.recovery.left_unread)
+        return self.prefetch(left, again=False)
 
     def let_in(self) -> list[Instruction]:
         """All workers may be there again: look at all that wait."""

@@ -27,20 +27,26 @@ class Recovery:
         self.unread: BedloadError | None = None
         """Why a worker could not read its state; it was not told again since."""
         self._unread_at = 0.0
-        self._in_vain = 0
+        self._in_vain: set[WorkerId] = set()
+        """Who could not, and is left alone until somebody needs it: a store that fails is not asked all the time."""
+        self._failures = 0
         """How often in a row."""
 
     def begin(self) -> None:
         """Somebody needs the state: what was read in vain is read again."""
-        self.unread, self._in_vain = None, 0
+        self._failures = 0
+        self._try_again()
+
+    def _try_again(self) -> None:
+        self.unread, self._in_vain = None, set()
 
     def reads_again(self) -> bool:
         """Whether state that could not be read back, and that somebody needs, is tried again, after a pause; or not."""
         at = self.standing
-        if at.query is None or self._in_vain > MOST_READS:
+        if at.query is None or self._failures > MOST_READS:
             return False
         if at.now - self._unread_at >= PAUSE_SECONDS:
-            self.unread = None
+            self._try_again()
         return True
 
     def unrestored(self, worker: WorkerId, error: BedloadError) -> None:
@@ -48,11 +54,12 @@ class Recovery:
         at = self.standing
         if at.lineage is not None:
             at.lineage.unread(worker)
-            self._could_not_read(error)
+            self._could_not_read(error, {worker})
 
-    def _could_not_read(self, error: BedloadError) -> None:
+    def _could_not_read(self, error: BedloadError, workers: set[WorkerId]) -> None:
         self.unread, self._unread_at = error, self.standing.now
-        self._in_vain += 1
+        self._in_vain |= workers
+        self._failures += 1
 
     def without(self, worker: WorkerId, deployment: DeploymentId) -> list[Instruction]:
         """Nobody comes in place of a lost worker: the others share its key groups, and read them back."""
@@ -74,8 +81,13 @@ class Recovery:
 
     def left(self, worker: WorkerId) -> None:
         """A worker has left the cluster; another one of its number may come."""
+        self.lost(worker)
+
+    def lost(self, worker: WorkerId) -> None:
+        """A worker is gone, its memory with it."""
         at = self.standing
         at.forget_told(worker)
+        self._in_vain.discard(worker)
         if at.lineage is not None:
             at.lineage.lost(worker)
 
@@ -90,29 +102,33 @@ class Recovery:
         )
         at.told.clear()
         at.ordered.clear()
+        self._in_vain.clear()
         at.lineage.restarted()
         at.set_routing(at.routing.reassign(workers), "all workers start anew")
 
     @property
     def left_unread(self) -> bool:
-        """Whether no epoch is under way, and a worker has not got, nor reads, the state of the last one.
-
-        One that tried in vain is left alone until somebody needs it: a store that fails is not asked all the time.
-        """
+        """Whether no epoch is under way, and a worker has not got, nor reads, nor tried to, the last one's state."""
         at = self.standing
-        at_rest = at.phase not in (Phase.OPEN, Phase.SETTLING) and self.unread is None
-        return at_rest and at.lineage is not None and not at.lineage.all_hold_head(at.routing)
+        if at.lineage is None or at.phase in (Phase.OPEN, Phase.SETTLING):
+            return False
+        return not at.lineage.lacking(at.routing) <= self._in_vain
 
-    def prefetch(self, deployment: DeploymentId) -> list[Instruction]:
-        """Have workers read the state that Spark most likely asks for, before it does."""
+    def prefetch(self, deployment: DeploymentId, *, again: bool = True) -> list[Instruction]:
+        """Have workers read the state that Spark most likely asks for, before it does.
+
+        ``again``: also those that tried in vain.
+        """
         at = self.standing
         if at.lineage is None or at.phase in (Phase.OPEN, Phase.SETTLING):
             return []
+        if again:
+            self._in_vain.clear()
         base = at.turn if at.phase is Phase.SEALED and at.current.taken_up else at.lineage.head
         try:
             return self.restore(deployment, base, idle_only=True)
         except CheckpointError as error:
-            self._could_not_read(error)  # who begins an epoch is told why
+            self._could_not_read(error, at.lineage.lacking(at.routing))  # who begins an epoch is told why
             return []
 
     def restore(self, deployment: DeploymentId, base: Turn | None, *, idle_only: bool = False) -> list[Instruction]:
@@ -123,6 +139,8 @@ class Recovery:
         for worker in at.addresses:
             if idle_only and at.lineage.takes_part(worker) and at.phase is Phase.SEALED:
                 continue  # it has the turn with its before-images, and cannot let go of it now
+            if idle_only and worker in self._in_vain:
+                continue
             groups = at.routing.groups_of(worker)
             for message, plan in at.lineage.restore(worker, deployment, groups, base, at.routing):
                 at.tells(worker)

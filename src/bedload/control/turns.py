@@ -169,9 +169,7 @@ class Turns:
     def lost(self, worker: WorkerId, error: BedloadError) -> list[Instruction]:
         """A worker is gone, its memory with it; the others go on."""
         at = self.standing
-        at.forget_told(worker)
-        if at.lineage is not None:
-            at.lineage.lost(worker)
+        self.recovery.lost(worker)
         if worker not in at.current.workers:
             return []  # it came after the turn had begun
         at.current.gone = error

@@ -115,11 +115,13 @@ class WorkerMachine:
         pauses: list[float] = []
         for hosted in self._hosted.values():
             moving, active = hosted.moving, hosted.code.active
-            if active is None or not moving.may_send:
+            if hosted.runtime is None or not moving.may_send:
                 continue
             assert moving.sender is not None
             started = self._clock.monotonic()
             try:
+                if active is None:
+                    raise BedloadError("no version of its code runs here: setup failed in the last one")
                 sent, pause = moving.send(active)
             except Exception as error:
                 out += moving.fail(moving.sender.move, "send", error)
