@@ -91,6 +91,11 @@ class Holdings:
         self.all_here()
         self.owned -= groups_of(arriving)
 
+    def take_back(self, lots: Lots) -> None:
+        """What was to leave stays."""
+        self.owned |= groups_of(lots)
+        self.guests = (self.guests | {group for lot in lots for group in lot.key_groups}) - self.owned
+
     def keep(self, move: int, lots: Lots) -> None:
         """These are to leave with a move: whoever owns them, they stay here until it is over."""
         self._leaving[move] = lots

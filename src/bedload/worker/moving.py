@@ -127,7 +127,7 @@ class Moving:
         sender = self._sends(message.move)
         if sender is not None:
             if message.called_off:
-                holdings.owned |= groups_of(kept)
+                holdings.take_back(kept)
             else:
                 for shelf in sender.shelves:
                     shelf.drop()
