@@ -612,7 +612,7 @@ def test_what_was_applied_while_a_worker_came_moves_there_too() -> None:
     assert 2 not in rig.coordinator.operator(name).routing.workers
     wanted = Wish("move", None, worker=WorkerId(2), groups=(KeyGroup(0),))
     target = target_of(wanted, rig.coordinator.operator(name).routing, (0, 1, 2), {})
-    assert target.owner_of(KeyGroup(0)) == 2
+    assert target.owners[0] == 2
 
 
 def test_word_of_an_earlier_order_to_read_state_back_does_not_count_for_the_last_one() -> None:

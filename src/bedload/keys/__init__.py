@@ -3,7 +3,7 @@
 ::
 
     key columns ──hash_columns──▶ hashes ──key_groups──▶ key groups ──RoutingTable.owners─────▶ workers
-    one key ──────hash_key──────▶ hash ────key_group───▶ key group ───RoutingTable.owner_of───▶ worker
+    one key ──────hash_key──────▶ hash ────────────────RoutingTable.owner_of_key──────────────▶ worker
 """
 
 from bedload.keys.canonical import NAN, canonical_key, freeze_keys

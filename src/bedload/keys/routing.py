@@ -83,12 +83,6 @@ class RoutingTable:
         """How many key groups there are."""
         return len(self.owners)
 
-    def owner_of(self, key_group: KeyGroup) -> WorkerId:
-        """The owner of one key group."""
-        if not 0 <= key_group < len(self.owners):
-            raise DefinitionError(f"there is no key group {key_group}: they are 0 to {len(self.owners) - 1}")
-        return self.owners[key_group]
-
     def groups_of(self, worker: WorkerId) -> tuple[KeyGroup, ...]:
         """The key groups of one worker, in ascending order; none for a worker that is not in the table."""
         return self._groups.get(worker, ())

@@ -43,7 +43,6 @@ class Aggregates:
                 f"aggregates are named as key columns: {', '.join(double)}. The output has the key columns "
                 f"and the aggregates, so give these another name"
             )
-        self._input = schema
         self._key = tuple(key)
         self._aggregates: dict[str, Aggregate] = {name: plan(name, f, schema) for name, f in functions.items()}
         keys = [schema.field(at).with_name(name) for at, name in zip(key, names, strict=True)]
