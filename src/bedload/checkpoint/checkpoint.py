@@ -30,7 +30,7 @@ import msgspec
 
 from bedload.checkpoint import paths
 from bedload.checkpoint.export import copy_state
-from bedload.checkpoint.fence import check_fence, newer_generation
+from bedload.checkpoint.fence import check_fence
 from bedload.checkpoint.history import Garbage, History
 from bedload.checkpoint.records import (
     FORMAT_NAME,
@@ -126,10 +126,6 @@ class Checkpoint:
         with ThreadPoolExecutor(_THREADS, "bedload-checkpoint") as pool:
             names = [name for listed in pool.map(self.storage.list, folders) for name in listed[-1:]]
         return max((int(name[:10]) for name in names if name[:10].isdecimal()), default=0)
-
-    def newer_generation(self, generation: Generation) -> Claim | None:
-        """The claim of the next generation, if there is one: then this one is over."""
-        return newer_generation(self.storage, generation)
 
     def check_fence(self) -> None:
         """Raise :class:`Fenced` if a newer attachment has taken over."""

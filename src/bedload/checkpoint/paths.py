@@ -13,7 +13,7 @@ padded, so that the order of names is the order of turns.
                              turns/<generation>-<counter>.json
                              deltas/<generation>-<counter>-w<worker>.arrow
                              snapshots/<generation>-<counter>/manifest.json
-                                                              <escaped variable>/part-<n>.parquet
+                                                              <escaped variable>/part-<group>-<checksum>.parquet
 
 Names are percent-encoded but for ``[A-Za-z0-9_-]``: an operator may be named ``../x``, ``a/b`` or ``.``.
 """
@@ -170,9 +170,9 @@ def manifest(name: OperatorName, number: Turn) -> str:
 MANIFEST = "manifest.json"
 
 
-def part(variable: str, number: int) -> str:
-    """One file of a snapshot, relative to the snapshot's folder."""
-    return f"{escape(variable)}/part-{number:05d}.parquet"
+def part(variable: str, first: int, digest: str) -> str:
+    """One file of a snapshot, relative to the snapshot's folder: by its first key group, and by what it holds."""
+    return f"{escape(variable)}/part-{first:05d}-{digest}.parquet"
 
 
 def is_part(path: str) -> bool:

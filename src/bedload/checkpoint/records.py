@@ -16,7 +16,8 @@ taken as it is.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal, TypeAlias, TypeVar
 
 import msgspec
@@ -25,7 +26,7 @@ import xxhash
 
 from bedload.checkpoint import paths
 from bedload.checkpoint.shapes import Shape
-from bedload.core.errors import CheckpointDamaged, CheckpointVersion
+from bedload.core.errors import CheckpointDamaged, CheckpointError, CheckpointVersion
 from bedload.core.ids import Epoch, Generation, OperatorName, QueryId, Turn, WorkerId
 from bedload.keys import MAX_KEY_GROUPS
 
@@ -240,6 +241,27 @@ class _Head(msgspec.Struct):
 def is_of(record: TurnRecord | Manifest, operator: OperatorName, turn: Turn) -> bool:
     """Whether a record is in its own place, as far as it says whose it is."""
     return record.turn == turn and record.operator in (operator, msgspec.UNSET)
+
+
+def manifest_of(record: TurnRecord, schema: OperatorSchema, parts: Sequence[SnapshotPart]) -> Manifest:
+    """The manifest of a snapshot, from the parts that the workers wrote."""
+    times = Counter(group for part in parts for group in part.groups)
+    wrong = [group for group in range(schema.key_groups) if times[group] != 1]
+    if wrong or len(times) != schema.key_groups:
+        raise CheckpointError(
+            f"the snapshot of turn {record.turn} does not have each of the {schema.key_groups} key groups once: "
+            f"{', '.join(f'{group} {times[group]} times' for group in wrong[:5])}. Compact it again"
+        )
+    return Manifest(
+        turn=record.turn,
+        schema=schema.number,
+        query=record.query,
+        epoch=record.epoch,
+        parts=tuple(sorted(parts, key=lambda part: part.groups[0])),
+        bytes=sum(info.bytes for part in parts for info in part.files.values()),
+        rows=sum(part.rows for part in parts),
+        committed=record.last_epochs,
+    )
 
 
 def pack_owners(owners: Iterable[int]) -> Runs:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from bedload.checkpoint.history import CompactionSettings
-from bedload.checkpoint.records import Manifest, SnapshotPart
+from bedload.checkpoint.records import Manifest, SnapshotPart, manifest_of
 from bedload.control.instructions import CheckpointResult, CollectGarbage, Instruction, Token, ToWorker, WriteManifest
 from bedload.control.standing import Standing
 from bedload.core.errors import BedloadError, ProtocolError
@@ -152,19 +152,9 @@ class Compaction:
     def _manifest(self, running: _Running) -> Manifest:
         lineage = self._at.lineage
         assert lineage is not None
-        held = lineage.history.record(running.turn) or lineage.history.manifest(running.turn)
-        assert held is not None
-        parts = tuple(sorted(running.parts, key=lambda part: part.groups))
-        return Manifest(
-            turn=running.turn,
-            schema=held.schema,
-            query=held.query,
-            epoch=held.epoch,
-            parts=parts,
-            bytes=sum(file.bytes for part in parts for file in part.files.values()),
-            rows=sum(part.rows for part in parts),
-            committed=lineage.history.last_epochs(running.turn),
-        )
+        record = lineage.history.record(running.turn)
+        assert record is not None, "a turn without a record has a snapshot already"
+        return manifest_of(record, lineage.schemas[record.schema], running.parts)
 
     def _fail(self, error: BedloadError) -> list[Instruction]:
         asked = [*([] if self._running is None else self._running.asked), *self._asked]

@@ -275,7 +275,7 @@ class WorkerMachine:
         except Exception as error:
             return self._not_restored(hosted, as_ours(error))
         hosted.committed, hosted.committed_query = message.epoch, message.query
-        order = hosted.restoring.order(message, plan, hosted.code.shipped[message.deployment].variables)
+        order = hosted.restoring.order(message, plan)
         instead = hosted.moving.superseded(message.base, message.groups, runtime)
         if order is not None:
             return [*instead, (LOADER, order, None)]
