@@ -14,7 +14,7 @@ from bedload.control.coordinator import Coordinator
 from bedload.control.instructions import ChangeResult, Instruction
 from bedload.control.wish import Kind, Wish
 from bedload.core.errors import BedloadError, MoveCancelled, StoreError
-from bedload.core.ids import KeyGroup, OperatorName, Turn
+from bedload.core.ids import NO_CHANGE, ChangeId, KeyGroup, OperatorName, Turn
 from bedload.migration import STRATEGIES, Strategy
 from tests.simulator.chance import Chance
 from tests.simulator.faults import ABSENCES, LOSSES, Faults
@@ -110,7 +110,7 @@ class Wishes:
     """All that is asked of one cluster."""
 
     def __init__(self, network: Network, faults: Faults) -> None:
-        self.open: dict[int, Wish] = {}
+        self.open: dict[ChangeId, Wish] = {}
         """What has not come to its end."""
         self.over: Counter[str] = Counter()
         """What has, by kind, strategy and outcome."""
@@ -127,7 +127,7 @@ class Wishes:
         self._network.note(f"the user wants {wish}")
         if wish.strategy is not None and wish.strategy.restart:
             self._faults.happened["stop_restart"] += 1
-        number = -1
+        number = NO_CHANGE
 
         def change(coordinator: Coordinator) -> list[Instruction]:
             nonlocal number
@@ -138,7 +138,7 @@ class Wishes:
             return steps
 
         tell(change)
-        if number >= 0 and self._faults.strikes("cancel", 2):
+        if number != NO_CHANGE and self._faults.strikes("cancel", 2):
             self._network.after(
                 self._network.chance.delay(8), lambda: tell(lambda coordinator: self._cancel(coordinator, number))
             )
@@ -175,7 +175,7 @@ class Wishes:
         gone = self._faults.happened["set back"] or self._faults.happened["fresh"]
         assert wanted is None or gone or any(turn >= wanted for turn in there), f"no snapshot of {name} at {wanted}"
 
-    def _cancel(self, coordinator: Coordinator, number: int) -> list[Instruction]:
+    def _cancel(self, coordinator: Coordinator, number: ChangeId) -> list[Instruction]:
         known = number in self.open
         could, steps = coordinator.cancel(number)
         results = [step for step in steps if isinstance(step, ChangeResult) and step.number == number]

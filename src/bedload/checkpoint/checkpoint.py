@@ -48,7 +48,7 @@ from bedload.checkpoint.storage import Storage, read_if_there, without_secrets
 from bedload.checkpoint.strays import stray_files
 from bedload.core.clock import Clock, SystemClock
 from bedload.core.errors import CheckpointDamaged, CheckpointError, CheckpointForeign
-from bedload.core.ids import Generation, OperatorName, Turn, generation_of
+from bedload.core.ids import ChangeId, Generation, OperatorName, Turn, generation_of
 
 _CLAIMS = 100
 """Numbers that an attachment tries in a row; somebody else may be quicker, but not for ever."""
@@ -252,7 +252,7 @@ class Checkpoint:
 
     # --- moves ---
 
-    def write_move(self, number: int, operator: OperatorName, content: bytes) -> None:
+    def write_move(self, number: ChangeId, operator: OperatorName, content: bytes) -> None:
         """Remember an operator's part in a change of the cluster; what was remembered of it before is replaced.
 
         Nothing depends on it: no restore reads it, no garbage takes it along, and an export leaves it behind.
@@ -261,7 +261,7 @@ class Checkpoint:
             raise CheckpointError("this attachment has claimed no generation: it may only read")
         self.storage.write(paths.move(self.generation, number, operator), content)
 
-    def moves(self) -> dict[tuple[Generation, int, OperatorName], bytes]:
+    def moves(self) -> dict[tuple[Generation, ChangeId, OperatorName], bytes]:
         """All that is remembered of changes of the cluster, by attachment, change and operator."""
         named = {name: key for name in self.storage.list(paths.MOVES) if (key := paths.parse_move(name)) is not None}
         with ThreadPoolExecutor(_THREADS, "bedload-checkpoint") as pool:

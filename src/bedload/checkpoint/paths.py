@@ -23,7 +23,7 @@ from __future__ import annotations
 import re
 from urllib.parse import unquote_to_bytes
 
-from bedload.core.ids import Generation, OperatorName, Turn, WorkerId, counter_of, generation_of, make_turn
+from bedload.core.ids import ChangeId, Generation, OperatorName, Turn, WorkerId, counter_of, generation_of, make_turn
 
 FORMAT = "bedload.json"
 GENERATIONS = "generations"
@@ -66,16 +66,16 @@ def parse_generation(name: str) -> Generation | None:
     return Generation(int(found[1])) if found else None
 
 
-def move(number: Generation, change: int, name: OperatorName) -> str:
+def move(number: Generation, change: ChangeId, name: OperatorName) -> str:
     """What is remembered of one operator's part in a change of the cluster; changes are numbered by attachment."""
     return f"{MOVES}/{number:010d}-{change:010d}-{escape(name)}.json"
 
 
-def parse_move(name: str) -> tuple[Generation, int, OperatorName] | None:
+def parse_move(name: str) -> tuple[Generation, ChangeId, OperatorName] | None:
     """The attachment, the change and the operator that the file is of."""
     found = _MOVE.fullmatch(name)
     of = None if found is None else parse_operator(found[3])
-    return None if found is None or of is None else (Generation(int(found[1])), int(found[2]), of)
+    return None if found is None or of is None else (Generation(int(found[1])), ChangeId(int(found[2])), of)
 
 
 def operator(name: OperatorName) -> str:

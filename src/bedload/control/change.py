@@ -15,7 +15,7 @@ from bedload.control.standing import Standing
 from bedload.control.transfer import Transfer
 from bedload.control.wish import Wish
 from bedload.core.errors import BedloadError, MoveCancelled
-from bedload.core.ids import OperatorName, WorkerId
+from bedload.core.ids import ChangeId, OperatorName, Ticket, WorkerId
 from bedload.migration.record import MoveRecord
 from bedload.migration.strategies import DEFAULT
 from bedload.protocol import messages as m
@@ -25,7 +25,7 @@ from bedload.protocol import messages as m
 class Change:
     """One change."""
 
-    number: int
+    number: ChangeId
     to: Token
     wish: Wish
     phase: ChangePhase = ChangePhase.QUEUED
@@ -43,6 +43,11 @@ class Change:
     held_at: float | None = None
     routings: list[tuple[OperatorName, str]] = field(default_factory=list)
     """Every change of ownership while it went on: of which operator, and why."""
+
+    @property
+    def ticket(self) -> Ticket:
+        """Of the question what there is to move."""
+        return Ticket(self.number)
 
     @property
     def flipped(self) -> bool:

@@ -16,7 +16,7 @@ from bedload.checkpoint.records import Manifest, SnapshotPart, manifest_of
 from bedload.control.instructions import CheckpointResult, CollectGarbage, Instruction, Token, ToWorker, WriteManifest
 from bedload.control.standing import Standing
 from bedload.core.errors import BedloadError, ProtocolError
-from bedload.core.ids import Turn, WorkerId
+from bedload.core.ids import Ticket, Turn, WorkerId
 from bedload.protocol import messages as m
 
 _PARTS = msgspec.msgpack.Decoder(list[SnapshotPart])
@@ -33,7 +33,7 @@ class Retention:
 
 @dataclass
 class _Running:
-    ticket: int
+    ticket: Ticket
     turn: Turn
     waiting: set[WorkerId]
     asked: list[Token]
@@ -48,7 +48,7 @@ class Compaction:
         self._at = standing
         self._retention = retention
         self._running: _Running | None = None
-        self._tickets = 0
+        self._ticket = Ticket(0)
         self._asked: list[Token] = []
         """Who waits for a snapshot that has not begun."""
         self._collecting = False
@@ -129,12 +129,12 @@ class Compaction:
         owners = set(self._at.routing.owners)
         if not owners <= self._at.addresses.keys():
             return []  # until those that are missing are back, or others own their key groups
-        self._tickets += 1
-        self._running = _Running(self._tickets, lineage.head, owners, self._asked)
+        self._ticket = Ticket(self._ticket + 1)
+        self._running = _Running(self._ticket, lineage.head, owners, self._asked)
         self._asked = []
         groups_of = self._at.routing.groups_of
         return [
-            ToWorker(worker, m.Compact(self._at.name, lineage.head, groups_of(worker), self._tickets))
+            ToWorker(worker, m.Compact(self._at.name, lineage.head, groups_of(worker), self._ticket))
             for worker in sorted(owners)
         ]
 

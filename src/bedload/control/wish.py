@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from bedload.core.errors import MoveRefused
-from bedload.core.ids import KeyGroup, OperatorName, WorkerId
+from bedload.core.ids import KeyGroup, KeyHash, OperatorName, WorkerId
 from bedload.keys import RoutingTable
 from bedload.migration import plan
 from bedload.migration.chooser import Facts, choose
@@ -38,7 +38,7 @@ class Wish:
     operator: OperatorName | None = None
     """None: all of them."""
     groups: tuple[KeyGroup, ...] = ()
-    keys: tuple[int, ...] = ()
+    keys: tuple[KeyHash, ...] = ()
     """By their hash."""
 
 
@@ -120,7 +120,7 @@ def target_of(
         case "unpin":
             return plan.unpin(routing, wish.keys)
         case "rebalance":
-            loads: dict[WorkerId, dict[int, float]] = {worker: it.rows for worker, it in weights.items()}
+            loads: dict[WorkerId, dict[KeyGroup, float]] = {worker: it.rows for worker, it in weights.items()}
             return plan.balance(routing, loads)
 
 

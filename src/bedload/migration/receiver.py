@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from bedload.core.ids import KeyGroup, Turn, WorkerId
+from bedload.core.ids import KeyGroup, MoveId, Turn, WorkerId
 from bedload.keys.lookup import Hashes
 from bedload.migration.hash_set import NONE, Flags, HashSet
 from bedload.migration.holdings import Presence
@@ -66,7 +66,7 @@ class Receiving(enum.Enum):
 class Receiver:
     """One move at one new owner."""
 
-    def __init__(self, move: int, parking: Parking) -> None:
+    def __init__(self, move: MoveId, parking: Parking) -> None:
         self.move = move
         self.phase = Receiving.EARLY
         self.base: Turn | None = None

@@ -9,6 +9,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from bedload.core.ids import ChangeId
+
 STEADY_EPOCHS = 50
 """So many epochs before a move say what is normal."""
 CALM_EPOCHS = 10
@@ -27,7 +29,7 @@ class EpochTime(NamedTuple):
 class MoveRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
     """One operator's part in a change of the cluster."""
 
-    number: int
+    number: ChangeId
     kind: str
     """``rescale``, ``move``, ``drain``, ``rebalance``, ``pin`` or ``unpin``."""
     operator: str

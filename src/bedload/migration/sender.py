@@ -27,7 +27,7 @@ import numpy as np
 import pyarrow as pa
 
 from bedload.core.clock import Clock
-from bedload.core.ids import KeyGroup, Turn, WorkerId
+from bedload.core.ids import KeyGroup, KeyHash, MoveId, Turn, WorkerId
 from bedload.keys import key_groups
 from bedload.keys.lookup import Hashes
 from bedload.migration.hash_set import NONE
@@ -59,7 +59,7 @@ class Sender:
     """One move at one old owner."""
 
     def __init__(
-        self, move: int, terms: Terms, lots: tuple[Lot, ...], shelve: Callable[[Lot], Shelf], clock: Clock
+        self, move: MoveId, terms: Terms, lots: tuple[Lot, ...], shelve: Callable[[Lot], Shelf], clock: Clock
     ) -> None:
         self.move = move
         self.terms = terms
@@ -87,7 +87,7 @@ class Sender:
         lots = [lane.lot for lane in self._lanes.values()]
         if group not in self.groups and not any(lot.keys for lot in lots):
             return False
-        key = int(hash_of()[0])
+        key = KeyHash(int(hash_of()[0]))
         return any(key in lot.keys or (group in lot.groups and key not in lot.stay) for lot in lots)
 
     # --- what happens at the old owner ---

@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 
 from bedload.core.errors import BedloadError, from_wire, to_wire
-from bedload.core.ids import KeyGroup, WorkerId
+from bedload.core.ids import KeyGroup, KeyHash, WorkerId
 
 Body: TypeAlias = Any
 """What travels beside a message: anything with the buffer protocol (Arrow has no types to say so), or None."""
@@ -32,7 +32,7 @@ class Backlogged(msgspec.Struct, frozen=True, array_like=True):
     """What an old owner has not handed over yet: whole key groups, and single keys by their hash."""
 
     groups: tuple[KeyGroup, ...]
-    keys: tuple[int, ...] = ()
+    keys: tuple[KeyHash, ...] = ()
 
 
 class Lot(msgspec.Struct, frozen=True, array_like=True):
@@ -41,8 +41,8 @@ class Lot(msgspec.Struct, frozen=True, array_like=True):
     source: WorkerId
     target: WorkerId
     groups: tuple[KeyGroup, ...]
-    keys: tuple[int, ...] = ()
-    stay: tuple[int, ...] = ()
+    keys: tuple[KeyHash, ...] = ()
+    stay: tuple[KeyHash, ...] = ()
     """Keys of these key groups that do not go along: they are pinned, before or after."""
     key_groups: tuple[KeyGroup, ...] = ()
     """The key groups of ``keys``, in the same order."""

@@ -20,7 +20,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from bedload.control.phases import ChangePhase
 from bedload.control.wish import Kind, Wish
 from bedload.core.errors import BedloadError, ClusterStopped, DefinitionError, Timeout, UnknownOperator
-from bedload.core.ids import KeyGroup, OperatorName, WorkerId
+from bedload.core.ids import NO_CHANGE, ChangeId, KeyGroup, KeyHash, OperatorName, WorkerId
 from bedload.migration import Strategy, strategy_named
 from bedload.migration.record import MoveRecord
 
@@ -33,15 +33,15 @@ WAIT_SECONDS = 3600.0
 class Carrier(Protocol):
     """Who carries changes out: the driver."""
 
-    def change(self, wish: Wish) -> tuple[int, Future[tuple[MoveRecord, ...]]]:
+    def change(self, wish: Wish) -> tuple[ChangeId, Future[tuple[MoveRecord, ...]]]:
         """Take a wish: its number, and what became of it."""
         ...
 
-    def cancel(self, number: int) -> bool:
+    def cancel(self, number: ChangeId) -> bool:
         """Call a change off; whether that could still be done."""
         ...
 
-    def seen(self, number: int) -> tuple[ChangePhase, float]:
+    def seen(self, number: ChangeId) -> tuple[ChangePhase, float]:
         """Where a change is, and how much of it is done."""
         ...
 
@@ -49,7 +49,7 @@ class Carrier(Protocol):
 class Keyed(Protocol):
     """An operator's state, as far as keys go."""
 
-    def hash_of(self, key: Any) -> int:
+    def hash_of(self, key: Any) -> KeyHash:
         """The hash of a key."""
         ...
 
@@ -122,7 +122,7 @@ class MoveResult:
 class Change:
     """A change of a running cluster, under way or over. The query goes on meanwhile."""
 
-    def __init__(self, carrier: Carrier, number: int, what: str, future: Future[tuple[MoveRecord, ...]]) -> None:
+    def __init__(self, carrier: Carrier, number: ChangeId, what: str, future: Future[tuple[MoveRecord, ...]]) -> None:
         self.number = number
         self.what = what
         self._carrier = carrier
@@ -242,7 +242,7 @@ class Wishes:
         if now == workers and not busy and not (how is not None and how.restart):
             nothing: Future[tuple[MoveRecord, ...]] = Future()
             nothing.set_result(())
-            return Change(self._carrier, -1, what, nothing)
+            return Change(self._carrier, NO_CHANGE, what, nothing)
         if workers > now:
             self._room(workers)
         return self._ask(what, "rescale", how, workers=workers)
@@ -315,7 +315,7 @@ class Wishes:
             raise DefinitionError(f"say whose keys are meant (operator=...): the operators of this cluster are {known}")
         return next(iter(self._states))
 
-    def _hashes(self, name: OperatorName, keys: list[Any]) -> tuple[int, ...]:
+    def _hashes(self, name: OperatorName, keys: list[Any]) -> tuple[KeyHash, ...]:
         state = self._states[name]
         return tuple(dict.fromkeys(state.hash_of(key) for key in keys))
 

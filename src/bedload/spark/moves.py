@@ -128,7 +128,14 @@ def _of(record: MoveRecord, epoch: EpochEnded) -> bool:
 
 # --- as a table ---
 
-_TYPES = {"int": "bigint", "float": "double", "float | None": "double", "bool": "boolean", "str": "string"}
+_TYPES = {
+    "ChangeId": "bigint",
+    "int": "bigint",
+    "float": "double",
+    "float | None": "double",
+    "bool": "boolean",
+    "str": "string",
+}
 _ATTACHMENT = "attachment"
 _LEFT_OUT = frozenset({"began"})
 """It is on a clock that nobody else has."""
