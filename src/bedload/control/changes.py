@@ -21,10 +21,11 @@ from bedload.control.members import Members
 from bedload.control.phases import ChangePhase
 from bedload.control.standing import Standing
 from bedload.control.transfer import Transfer
-from bedload.control.wish import Wish, check_wish, listed, members_after, strategy_for, target_of
+from bedload.control.wish import Kind, Wish, check_wish, listed, members_after, strategy_for, target_of
 from bedload.core.clock import Clock
 from bedload.core.errors import BedloadError, MoveCancelled, MoveFailed, MoveRefused
 from bedload.core.ids import ChangeId, DeploymentId, MoveId, OperatorName, WorkerId
+from bedload.migration.strategies import restarts
 from bedload.protocol import messages as m
 
 MAX_QUEUED = 16
@@ -269,7 +270,7 @@ class Changes:
             check_wish(change.wish, self._members.owning, tables, durable=self._durable)
         except BedloadError as error:
             return self._over(change, error)
-        if change.wish.strategy is not None and change.wish.strategy.restart:
+        if restarts(change.wish.strategy):
             change.phase, change.held_at = ChangePhase.HOLDING, self._clock.monotonic()
             return self.go_on()
         new = tuple(worker for worker in change.members if worker not in self._members.owning)
@@ -294,7 +295,7 @@ class Changes:
     def _move(self, change: Change) -> list[Instruction]:
         change.phase, change.waiting = ChangePhase.MOVING, set()
         wish = change.wish
-        if wish.kind in ("move", "pin") and wish.worker not in change.members:
+        if wish.kind in (Kind.MOVE, Kind.PIN) and wish.worker not in change.members:
             return self._over(change, refusals.nowhere_to_go(wish.worker, listed(change.members)))
         self._members.own(change.members)
         try:

@@ -49,6 +49,7 @@ class Transfer:
         self._at = turns.standing
         """Where the operator stands."""
         self.strategy = strategy
+        self._terms = strategy.terms
         self.why = why
         """Why that strategy, if it was chosen."""
         self.phase = TransferPhase.WAITING
@@ -114,7 +115,7 @@ class Transfer:
 
     def backlog(self) -> dict[WorkerId, m.Backlogged]:
         """What feeders should tell the old owners about."""
-        if self.phase is not TransferPhase.FLIPPED or self.strategy.order != "backlog":
+        if self.phase is not TransferPhase.FLIPPED or self._terms.order is not m.Order.BACKLOG:
             return {}
         return backlog_of(self._lots, self._open)
 
@@ -188,7 +189,7 @@ class Transfer:
                 leaving,
                 arriving,
                 self._addresses(),
-                self.strategy.terms,
+                self._terms,
                 *at.base_epoch,
             )
             at.tells(worker)
@@ -346,7 +347,7 @@ class Transfer:
             return self.go_on()
         self.phase, self.tally.since = TransferPhase.COPYING, self._at.now
         self._open = {lot.source for lot in self._lots}
-        name, terms = self._at.name, self.strategy.terms
+        name, terms = self._at.name, self._terms
         out: list[Instruction] = []
         for source in sorted(self._open):
             lots = tuple(lot for lot in self._lots if lot.source == source)

@@ -19,6 +19,11 @@ LIMIT = 1.1
 """Of the longest epoch before the move: under it the latency is stable again."""
 
 
+DONE = "done"
+CALLED_OFF = "called off"
+"""The outcomes of a move; any other is what went wrong, in words."""
+
+
 class EpochTime(NamedTuple):
     """When an epoch began and how long it took, on one clock."""
 
@@ -36,7 +41,7 @@ class MoveRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False)
     strategy: str
     why: str = ""
     """Why that strategy, if it was chosen for the user."""
-    outcome: str = "done"
+    outcome: str = DONE
     """``done``, ``called off``, or what went wrong."""
     requested: float = 0.0
     """Seconds since 1970."""

@@ -32,7 +32,7 @@ from bedload.keys import key_groups
 from bedload.keys.lookup import Hashes
 from bedload.migration.hash_set import NONE
 from bedload.migration.lane import WINDOW, Lane, Parcel
-from bedload.protocol.messages import Lot, Terms
+from bedload.protocol.messages import Lot, Order, Terms, WaitsFor
 from bedload.store.shelf import Shelf
 
 _FIRST_CHUNK = 256
@@ -314,13 +314,13 @@ class Sender:
                 state, _ = self._timed(lane, lambda: lane.shelf.collect(hashes))
             else:
                 state, _ = self._timed(lane, lambda: lane.shelf.collect_range(first, len(hashes)))
-            if self.terms.order != "any":  # else nobody asks for what was sent
+            if self.terms.order is not Order.ANY:  # else nobody asks for what was sent
                 lane.sent.add(hashes)
         return lane.parcel(hashes, state, groups, ahead=False)
 
     def _whole(self, lane: Lane, cursor: int) -> tuple[KeyGroup, ...]:
         """Key groups that the sweep has passed when it is there, if somebody waits for whole ones."""
-        if self.terms.waits_for != "key group":
+        if self.terms.waits_for is not WaitsFor.KEY_GROUP:
             return ()
         return tuple(sorted(group for group, end in lane.unsaid.items() if end <= cursor))
 

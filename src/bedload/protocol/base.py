@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeAlias
+import enum
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -17,11 +18,23 @@ Packed: TypeAlias = bytes
 """Many numbers as bytes."""
 
 
-Order: TypeAlias = Literal["any", "demand", "backlog"]
-"""What is sent next: whatever comes, what the new owner asks for, or what the feeders say is needed."""
+class Order(enum.Enum):
+    """What an old owner sends next. The values travel."""
 
-WaitsFor: TypeAlias = Literal["everything", "key group", "key"]
-"""What a row of a moved key waits for."""
+    ANY = "any"
+    """Whatever comes."""
+    DEMAND = "demand"
+    """What the new owner asks for."""
+    BACKLOG = "backlog"
+    """What the feeders say is needed."""
+
+
+class WaitsFor(enum.Enum):
+    """What a row of a moved key waits for. The values travel."""
+
+    EVERYTHING = "everything"
+    KEY_GROUP = "key group"
+    KEY = "key"
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -54,7 +67,6 @@ class Terms(msgspec.Struct, frozen=True, array_like=True):
     copy_ahead: bool
     order: Order
     waits_for: WaitsFor
-    """What a row waits for."""
     share: float
     """Of its time an old owner gives to state that nobody waits for, at most so much."""
     bandwidth: float | None

@@ -207,7 +207,8 @@ class Cluster:
         left; of them the ones with the highest numbers go. Requests wait for those before them.
 
         ``strategy``: how state moves, one of ``bedload.strategies``: its name or a variant of it; ``"auto"``: the one
-        that fits size, churn and skew best, and the result says why. ``"seamless"`` unless given.
+        that fits size, churn and skew best, and the result says why; None: the default, ``"seamless"``. It means the
+        same in all calls that move state.
         """
         self._check_running()
         return self._wishes.rescale(workers, strategy)

@@ -18,7 +18,7 @@ import msgspec
 
 from bedload.control.instructions import EpochEnded
 from bedload.core.clock import Clock
-from bedload.migration.record import CALM_EPOCHS, STEADY_EPOCHS, EpochTime, MoveRecord, with_latency
+from bedload.migration.record import CALM_EPOCHS, DONE, STEADY_EPOCHS, EpochTime, MoveRecord, with_latency
 from bedload.spark.keeper import Keeper
 
 _log = logging.getLogger("bedload")
@@ -61,7 +61,7 @@ class Moves:
             before = [it for it in every if it.began + it.seconds <= record.began]
             times = [*before[-STEADY_EPOCHS:], *every[len(before) :]]
             dated = msgspec.structs.replace(record, requested=lag + record.began)
-            noted = _Noted(with_latency(dated, times), times, followed=record.outcome == "done")
+            noted = _Noted(with_latency(dated, times), times, followed=record.outcome == DONE)
             self._noted.append(noted)
             kept.append(noted.record)
             self._submit(self._write, noted)
