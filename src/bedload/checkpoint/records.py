@@ -18,7 +18,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -29,6 +29,7 @@ from bedload.checkpoint.shapes import Shape
 from bedload.core.errors import CheckpointDamaged, CheckpointError, CheckpointVersion
 from bedload.core.ids import Epoch, Generation, OperatorName, QueryId, Turn, WorkerId
 from bedload.keys import MAX_KEY_GROUPS
+from bedload.state.kinds import Layout, VariableKind
 
 FORMAT_NAME = "bedload-checkpoint"
 VERSION = 1
@@ -74,7 +75,7 @@ class Variable(msgspec.Struct, frozen=True, kw_only=True):
     """The declared type as text."""
     arrow: bytes
     """A serialized Arrow schema of one field: the variable's column in state form."""
-    kind: Literal["value", "list", "map", "set", "counter", "deque", "heap", "struct", "opaque", "column"]
+    kind: VariableKind
     shape: Shape | None = None
     """What the declared type is made of; of a column that is told by its Arrow type."""
     default: bytes | None = None
@@ -92,7 +93,7 @@ class OperatorSchema(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"
     """The shape of an operator's state."""
 
     number: int
-    layout: Literal["rows", "columns"]
+    layout: Layout
     key_names: tuple[str, ...]
     key_types: bytes
     """A serialized Arrow schema of the key columns."""
