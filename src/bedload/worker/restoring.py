@@ -95,7 +95,7 @@ def of_groups(state: pa.RecordBatch | None, groups: list[KeyGroup], there: int) 
     """The part of a state that is still wanted."""
     if state is None or len(groups) == there:
         return state
-    return state.filter(pa.array(np.isin(state.column(0).to_numpy(zero_copy_only=False), groups)))
+    return state.filter(pa.array(np.isin(state.column(GROUP).to_numpy(zero_copy_only=False), groups)))
 
 
 def own_keys(state: pa.RecordBatch | None, told: m.Restore) -> pa.RecordBatch | None:
