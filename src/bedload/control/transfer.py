@@ -48,8 +48,7 @@ class Transfer:
         self._turns = turns
         self._at = turns.standing
         """Where the operator stands."""
-        self.strategy = strategy
-        self._terms = strategy.terms
+        self.strategy, self._terms = strategy, strategy.terms
         self.why = why
         """Why that strategy, if it was chosen."""
         self.phase = TransferPhase.WAITING
