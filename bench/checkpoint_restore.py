@@ -25,8 +25,8 @@ import pyarrow.parquet as pq
 import bedload as bl
 from bedload.checkpoint import paths
 from bedload.checkpoint.checkpoint import Checkpoint
-from bedload.checkpoint.compaction import compact, manifest_of
-from bedload.checkpoint.records import TurnRecord, pack_owners
+from bedload.checkpoint.compaction import compact
+from bedload.checkpoint.records import TurnRecord, manifest_of, pack_owners
 from bedload.checkpoint.restore import Restore
 from bedload.checkpoint.segments import SegmentMeta, write_segment
 from bedload.checkpoint.storage import open_storage

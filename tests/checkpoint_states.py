@@ -9,7 +9,9 @@ import pyarrow as pa
 from bedload.checkpoint import paths
 from bedload.checkpoint.checkpoint import Checkpoint
 from bedload.checkpoint.evolution import Evolution
+from bedload.checkpoint.forms import StateForm, select
 from bedload.checkpoint.history import Garbage, History, Plan
+from bedload.checkpoint.merge import check_delta, merge_checked
 from bedload.checkpoint.records import (
     OperatorSchema,
     SnapshotPart,
@@ -87,6 +89,28 @@ def delta(
         cells = [None] * (len(put) + len(removed)) + [patch for patch, _ in patched.values()]
         more[PATCHES] = pa.array(cells, pa.binary())
     return _batch(schema, keys, rows, more)
+
+
+def merge(
+    schema: OperatorSchema,
+    state: pa.Table | pa.RecordBatch | None,
+    deltas: Sequence[pa.RecordBatch],
+    groups: Sequence[int] | None = None,
+    *,
+    variables: Sequence[str] | None = None,
+) -> pa.RecordBatch:
+    """The state after these deltas, as a restore makes it: each is checked, and cut to the key groups asked for."""
+    form = StateForm.of(schema, variables)
+    base = form.empty() if state is None else state
+    if isinstance(base, pa.Table):
+        (base,) = base.combine_chunks().to_batches() or [form.empty()]
+    form.check(base, where="a state")
+    for one in deltas:
+        check_delta(form, one, "a delta")
+    if groups is not None:
+        base = select(base, groups, form.key_groups)
+        deltas = [select(one, groups, form.key_groups) for one in deltas]
+    return merge_checked(form, base.select(form.schema.names), deltas)
 
 
 def rows_of(batch: pa.RecordBatch | pa.Table, keys: int = 1) -> dict[Any, dict[str, Any]]:

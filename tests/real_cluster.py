@@ -25,7 +25,7 @@ import bedload as bl
 from bedload.control.compaction import Retention
 from bedload.control.inquiries import QueryFacts
 from bedload.control.liveness import Patience
-from bedload.control.wish import Wish
+from bedload.control.wish import Kind, Wish
 from bedload.core.ids import Epoch, OperatorName, QueryId, RunId, WorkerId
 from bedload.keys import hash_columns, key_groups
 from bedload.migration import strategy_named
@@ -149,7 +149,7 @@ class RealCluster:
 
     def change(self, kind: str, strategy: str = "seamless", **more: Any) -> Any:
         """Ask for a change of the cluster; a future of its records."""
-        return self.driver.change(Wish(kind, strategy_named(strategy), **more))[1]  # type: ignore[arg-type]
+        return self.driver.change(Wish(Kind(kind), strategy_named(strategy), **more))[1]
 
     def pids(self) -> dict[WorkerId, int]:
         """The processes of the workers."""

@@ -9,8 +9,8 @@ import pyarrow as pa
 
 import bedload as bl
 from bedload.checkpoint.checkpoint import Checkpoint
-from bedload.checkpoint.compaction import compact, manifest_of
-from bedload.checkpoint.records import OperatorSchema, TurnRecord
+from bedload.checkpoint.compaction import compact
+from bedload.checkpoint.records import OperatorSchema, TurnRecord, manifest_of
 from bedload.checkpoint.storage import open_storage
 from bedload.core.ids import Epoch, KeyGroup, WorkerId
 from bedload.keys import hash_columns, key_groups

@@ -21,8 +21,8 @@ import pyarrow as pa
 
 from bedload.checkpoint import paths
 from bedload.checkpoint.checkpoint import Checkpoint
-from bedload.checkpoint.compaction import compact, manifest_of
-from bedload.checkpoint.records import Claim, Format, OperatorSchema, TurnRecord, encode, pack_owners
+from bedload.checkpoint.compaction import compact
+from bedload.checkpoint.records import Claim, Format, OperatorSchema, TurnRecord, encode, manifest_of, pack_owners
 from bedload.checkpoint.restore import Restore
 from bedload.checkpoint.segments import SegmentMeta, write_segment
 from bedload.checkpoint.storage import Storage, open_storage
@@ -54,8 +54,7 @@ def input_of(layout: str, version: int, epoch: list[Any]) -> pa.RecordBatch:
         rows = pa.RecordBatch.from_pylist([{"key": key, "step": step} for key, step in epoch])
         keys = [rows.column(0)]
     else:
-        logic = golden.columns_deployment(version).logic
-        rows = pa.RecordBatch.from_pylist(epoch, logic._input)  # type: ignore[attr-defined]
+        rows = pa.RecordBatch.from_pylist(epoch, golden.column_input(version))
         keys = [rows.column(0), rows.column(1)]
     groups = key_groups(hash_columns(keys), golden.GROUPS)
     return rows.append_column("bedload_group", pa.array(groups, pa.int16()))

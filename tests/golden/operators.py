@@ -111,6 +111,11 @@ def rows_deployment(version: int) -> Deployment:
     return Deployment(NAME, operator, (0,), ("key", "step"), pa.schema([]), ROW_KEYS)
 
 
+def column_input(version: int) -> pa.Schema:
+    wide = pa.field("price", pa.decimal128(14, 2))
+    return COLUMN_INPUT if version == 1 else COLUMN_INPUT.set(4, wide)
+
+
 def columns_deployment(version: int) -> ColumnDeployment:
     functions = {
         "rows": bl.agg.count(),
@@ -122,12 +127,11 @@ def columns_deployment(version: int) -> ColumnDeployment:
         "days": bl.agg.max("day"),
         "names": bl.agg.collect_list("name", 5),
     }
-    schema = COLUMN_INPUT
     if version == 2:
         del functions["days"]
         functions |= {"smallest": bl.agg.min("x"), "spread": bl.agg.std("n")}
-        schema = schema.set(4, pa.field("price", pa.decimal128(14, 2)))
-    return ColumnDeployment(NAME, Aggregates(functions, schema, [0, 1], ["id", "site"]), (0, 1), COLUMN_KEYS, GROUPS)
+    logic = Aggregates(functions, column_input(version), [0, 1], ["id", "site"])
+    return ColumnDeployment(NAME, logic, (0, 1), COLUMN_KEYS, GROUPS)
 
 
 # --- what happens: a list of epochs, each a list of key and step ---

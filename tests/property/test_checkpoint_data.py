@@ -19,12 +19,10 @@ import pyarrow as pa
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tests.checkpoint_states import OPERATOR, Writer, groups_of_keys
+from tests.checkpoint_states import OPERATOR, Writer, groups_of_keys, merge
 
 from bedload.checkpoint import paths
-from bedload.checkpoint.compaction import manifest_of
-from bedload.checkpoint.merge import merge
-from bedload.checkpoint.records import Manifest, OperatorSchema, TurnRecord, Variable, pack_schema
+from bedload.checkpoint.records import Manifest, OperatorSchema, TurnRecord, Variable, manifest_of, pack_schema
 from bedload.checkpoint.restore import Restore
 from bedload.checkpoint.snapshots import write_parts
 from bedload.checkpoint.storage import open_storage

@@ -12,9 +12,9 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.checkpoint_states import merge
 
 from bedload import state as bl
-from bedload.checkpoint.merge import merge
 from bedload.checkpoint.records import OperatorSchema, Variable, pack_schema
 from bedload.core.ids import Epoch, KeyGroup, OperatorName, WorkerId
 from bedload.store.columns import ColumnSpec, ColumnTable

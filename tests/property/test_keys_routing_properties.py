@@ -92,4 +92,3 @@ def test_every_key_group_has_one_owner_by_every_way_of_asking(table: RoutingTabl
     owned = {kg: worker for worker in table.workers for kg in table.groups_of(worker)}
     assert sum(shares(table)) == table.key_groups
     assert tuple(owned[KeyGroup(kg)] for kg in range(table.key_groups)) == table.owners
-    assert tuple(table.owner_of(KeyGroup(kg)) for kg in range(table.key_groups)) == table.owners

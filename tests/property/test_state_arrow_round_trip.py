@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bedload.state import build_specs, codec, specs
+from bedload.state.kinds import VariableKind
 from bedload.state.specs import Declaration
 
 FAST = settings(max_examples=40, deadline=None)
@@ -65,7 +66,7 @@ class Case(NamedTuple):
     values: st.SearchStrategy[Any]
 
 
-VALUE = Declaration("value")
+VALUE = Declaration(VariableKind.VALUE)
 
 
 def optional(annotation: Any, values: Any) -> Case:

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.applied_changes import apply_changes
 
-from bedload.state import Journal, apply_changes
+from bedload.state import Journal
 from bedload.state.handling import handling
 from bedload.state.types import ListNode, ScalarNode, TypeNode, parse_type
 

@@ -12,10 +12,11 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.applied_changes import apply_changes
 
 from bedload import state as bl
 from bedload.core.errors import StateTypeError
-from bedload.state import Journal, apply_changes, codec
+from bedload.state import Journal, codec
 from bedload.state.handling import handling
 from bedload.state.types import HeapNode, TypeNode, parse_type
 from bedload.testing import InProcessCluster, OperatorHarness

@@ -11,8 +11,9 @@ from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.applied_changes import apply_changes
 
-from bedload.state import Journal, Tracked, apply_changes
+from bedload.state import Journal, Tracked
 from bedload.state.handling import handling
 from bedload.state.types import parse_type
 

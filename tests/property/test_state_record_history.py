@@ -7,8 +7,9 @@ from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.applied_changes import apply_changes
 
-from bedload.state import Journal, RecordLayout, apply_changes, build_specs, codec, specs
+from bedload.state import Journal, RecordLayout, build_specs, codec, specs
 
 FAST = settings(max_examples=120, deadline=None)
 
@@ -150,5 +151,6 @@ def test_epochs_of_a_record_agree_with_a_plain_object(history: list[Any]) -> Non
             model, image = copy.deepcopy(committed), None
             assert layout.plain(record) == vars(model)
     loaded: Any = Record()
-    layout.load(loaded, layout.snapshot(record, image), Journal())
+    values = {name: [value] for name, value in layout.snapshot(record, image).items()}
+    layout.load_columns([loaded], values, Journal())
     assert layout.plain(loaded) == vars(committed)

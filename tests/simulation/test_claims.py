@@ -23,10 +23,10 @@ from tests.thorough import TIMES
 
 from bedload.checkpoint import fsspec_storage, marks, paths
 from bedload.checkpoint.checkpoint import Checkpoint
-from bedload.checkpoint.compaction import compact, manifest_of
+from bedload.checkpoint.compaction import compact
 from bedload.checkpoint.deadlines import Deadline, DeadlineStorage
 from bedload.checkpoint.fsspec_storage import FsspecStorage
-from bedload.checkpoint.records import Manifest, TurnRecord, encode, pack_owners
+from bedload.checkpoint.records import Manifest, TurnRecord, encode, manifest_of, pack_owners
 from bedload.checkpoint.restore import Restore
 from bedload.core.errors import CheckpointDamaged, CheckpointError, Fenced
 from bedload.core.ids import NO_TURN, Epoch, Generation, Turn, WorkerId

@@ -21,9 +21,9 @@ import numpy as np
 
 from bedload.core.ids import Epoch, KeyGroup, QueryId, Turn, WorkerId
 from bedload.protocol import messages as m
-from bedload.state import apply_changes
 from bedload.worker.hosted import Hosted
 from bedload.worker.machine import Phase, WorkerMachine
+from tests.applied_changes import apply_changes
 from tests.simulator.oracle import History
 from tests.simulator.watcher import Plain, Watcher
 from tests.simulator.workload import GROUP_OF, HASH_OF

@@ -14,8 +14,9 @@ from bedload.control.coordinator import Coordinator
 from bedload.control.instructions import ChangeResult, Instruction
 from bedload.control.wish import Kind, Wish
 from bedload.core.errors import BedloadError, MoveCancelled, StoreError
-from bedload.core.ids import KeyGroup, OperatorName, Turn
-from bedload.migration import STRATEGIES, Strategy
+from bedload.core.ids import NO_CHANGE, ChangeId, KeyGroup, OperatorName, Turn
+from bedload.migration import AUTO, STRATEGIES, Auto, Strategy
+from bedload.migration.strategies import restarts
 from tests.simulator.chance import Chance
 from tests.simulator.faults import ABSENCES, LOSSES, Faults
 from tests.simulator.network import Network
@@ -23,7 +24,7 @@ from tests.simulator.workload import HASH_OF, KEY_GROUPS
 
 MOST_WORKERS = 5
 
-KINDS: tuple[Kind, ...] = ("rescale", "rescale", "rescale", "move", "move", "drain", "rebalance", "pin", "pin", "unpin")
+KINDS = (*[Kind.RESCALE] * 3, *[Kind.MOVE] * 2, Kind.DRAIN, Kind.REBALANCE, *[Kind.PIN] * 2, Kind.UNPIN)
 
 WHY = {
     "MoveCancelled": ("cancel",),
@@ -52,35 +53,35 @@ def make_wish(
     kind = chance.pick([it for it in KINDS if not kinds or it in kinds])
     pinned = [pin.key for name in coordinator.operators for pin in coordinator.operator(name).routing.pins]
     if not kinds and len(members) == 1 and chance.happens(0.8):
-        kind = "rescale"
-    elif kind == "unpin" and not pinned and (not kinds or "pin" in kinds):
-        kind = "pin"
+        kind = Kind.RESCALE
+    elif kind is Kind.UNPIN and not pinned and (not kinds or "pin" in kinds):
+        kind = Kind.PIN
     strategy = _strategy(chance, strategies, durable=durable)
-    if strategy is not None and strategy.restart and kind not in ("rescale", "drain"):
-        kind = "rescale"
+    if restarts(strategy) and kind not in (Kind.RESCALE, Kind.DRAIN):
+        kind = Kind.RESCALE
     match kind:
-        case "rescale":
+        case Kind.RESCALE:
             counts = [count for count in range(1, MOST_WORKERS + 1) if count != len(members)]
             return Wish(kind, strategy, workers=chance.pick(counts))
-        case "move":
+        case Kind.MOVE:
             count = chance.number(1, KEY_GROUPS // 2)
             groups = tuple(KeyGroup(group) for group in chance.shuffled(range(KEY_GROUPS))[:count])
             return Wish(kind, strategy, worker=chance.pick(members), groups=groups)
-        case "drain":
+        case Kind.DRAIN:
             return Wish(kind, strategy, worker=chance.pick(members))
-        case "rebalance":
+        case Kind.REBALANCE:
             return Wish(kind, strategy)
-        case "pin" | "unpin":
-            known = pinned if kind == "unpin" and pinned else list(HASH_OF.values())
+        case Kind.PIN | Kind.UNPIN:
+            known = pinned if kind is Kind.UNPIN and pinned else list(HASH_OF.values())
             keys = tuple(chance.shuffled(known)[: chance.number(1, 3)])
-            return Wish(kind, strategy, worker=chance.pick(members) if kind == "pin" else None, keys=keys)
+            return Wish(kind, strategy, worker=chance.pick(members) if kind is Kind.PIN else None, keys=keys)
 
 
-def _strategy(chance: Chance, names: tuple[str, ...], *, durable: bool) -> Strategy | None:
-    known = names or (*STRATEGIES, "auto")
+def _strategy(chance: Chance, names: tuple[str, ...], *, durable: bool) -> Strategy | Auto:
+    known = names or (*STRATEGIES, AUTO.value)
     name = chance.pick([it for it in known if durable or it != "stop_restart"])
-    if name == "auto":
-        return None
+    if name == AUTO.value:
+        return AUTO
     strategy = STRATEGIES[name]
     if strategy.groups_per_flip is not None:
         strategy = replace(strategy, groups_per_flip=chance.number(1, 3))
@@ -110,7 +111,7 @@ class Wishes:
     """All that is asked of one cluster."""
 
     def __init__(self, network: Network, faults: Faults) -> None:
-        self.open: dict[int, Wish] = {}
+        self.open: dict[ChangeId, Wish] = {}
         """What has not come to its end."""
         self.over: Counter[str] = Counter()
         """What has, by kind, strategy and outcome."""
@@ -125,9 +126,9 @@ class Wishes:
     ) -> None:
         """Ask, and maybe think better of it."""
         self._network.note(f"the user wants {wish}")
-        if wish.strategy is not None and wish.strategy.restart:
+        if restarts(wish.strategy):
             self._faults.happened["stop_restart"] += 1
-        number = -1
+        number = NO_CHANGE
 
         def change(coordinator: Coordinator) -> list[Instruction]:
             nonlocal number
@@ -138,7 +139,7 @@ class Wishes:
             return steps
 
         tell(change)
-        if number >= 0 and self._faults.strikes("cancel", 2):
+        if number != NO_CHANGE and self._faults.strikes("cancel", 2):
             self._network.after(
                 self._network.chance.delay(8), lambda: tell(lambda coordinator: self._cancel(coordinator, number))
             )
@@ -175,7 +176,7 @@ class Wishes:
         gone = self._faults.happened["set back"] or self._faults.happened["fresh"]
         assert wanted is None or gone or any(turn >= wanted for turn in there), f"no snapshot of {name} at {wanted}"
 
-    def _cancel(self, coordinator: Coordinator, number: int) -> list[Instruction]:
+    def _cancel(self, coordinator: Coordinator, number: ChangeId) -> list[Instruction]:
         known = number in self.open
         could, steps = coordinator.cancel(number)
         results = [step for step in steps if isinstance(step, ChangeResult) and step.number == number]

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from bedload import state as bl
 from bedload.core.epoch import EpochTime
-from bedload.core.ids import Epoch, OperatorName, QueryId
+from bedload.core.ids import Epoch, KeyHash, OperatorName, QueryId
 from bedload.keys import hash_columns
 from bedload.testing.input import InputFormat
 from bedload.worker.operator import Context, Operator
@@ -43,7 +43,7 @@ OUTPUT = pa.schema([("key", pa.string()), ("source", pa.int64()), ("seq", pa.int
 INPUT = pa.schema([("key", pa.string()), ("source", pa.int64()), ("seq", pa.int64()), ("noise", pa.int64())])
 FORM = InputFormat(INPUT, "key", KEY_GROUPS)
 GROUP_OF = {key: FORM.group(key) for key in MORE_KEYS}
-HASH_OF = {key: int(value) for key, value in zip(MORE_KEYS, hash_columns([pa.array(MORE_KEYS)]), strict=True)}
+HASH_OF = {key: KeyHash(int(value)) for key, value in zip(MORE_KEYS, hash_columns([pa.array(MORE_KEYS)]), strict=True)}
 
 
 class Kind(enum.Enum):

@@ -30,7 +30,7 @@ from bedload.core.errors import (
     WorkerUnreachable,
 )
 from bedload.core.ids import DeploymentId, Epoch, OperatorName, QueryId, RunId, WorkerId
-from bedload.keys import RoutingTable, hash_key, key_group
+from bedload.keys import RoutingTable, hash_key
 from bedload.protocol import messages as m
 from bedload.spark import hosts
 from bedload.transport import Channel, Credentials, parse_address
@@ -520,7 +520,7 @@ def test_a_stop_cancels_a_task_whose_operator_is_stuck_and_nothing_else(
 
 
 def _owner(value: int, routing: RoutingTable) -> int:
-    return routing.owner_of(key_group(hash_key(value, (pa.int64(),)), routing.key_groups))
+    return routing.owner_of_key(hash_key(value, (pa.int64(),)))
 
 
 def _keys(channel: Channel, operator: str) -> int:

@@ -16,7 +16,7 @@ from tests.checkpoint_states import collect_garbage
 
 from bedload.checkpoint import paths
 from bedload.checkpoint.checkpoint import Checkpoint
-from bedload.checkpoint.fence import check_fence
+from bedload.checkpoint.fence import check_fence, newer_generation
 from bedload.checkpoint.history import Base, History
 from bedload.checkpoint.records import (
     Claim,
@@ -111,7 +111,7 @@ class Driver:
         return record.turn
 
     def snapshot(self, turn: Turn, finish: bool = True) -> Manifest:
-        file = FileInfo(path=paths.part("n", 0), bytes=8, xxh3="0" * 16)
+        file = FileInfo(path=paths.part("n", 0, "0f"), bytes=8, xxh3="0" * 16)
         self.storage.write(f"{paths.snapshot(self.operator, turn)}/{file.path}", b"snapshot")
         record = self.history.record(turn)
         assert record is not None
@@ -251,7 +251,7 @@ def test_an_attachment_is_fenced_by_the_next_one(storage: Storage) -> None:
         old.check_fence()
     generation = old.claim()
     old.check_fence()
-    assert old.newer_generation(generation) is None
+    assert newer_generation(storage, generation) is None
     new = Checkpoint.open(storage)
     new.claim()
     with pytest.raises(Fenced, match="generation 2") as caught:
@@ -259,7 +259,7 @@ def test_an_attachment_is_fenced_by_the_next_one(storage: Storage) -> None:
     assert caught.value.newer == 2
     with pytest.raises(Fenced):
         check_fence(storage, generation)
-    claim = old.newer_generation(generation)
+    claim = newer_generation(storage, generation)
     assert claim is not None
     assert claim.generation == 2
     new.check_fence()
@@ -617,7 +617,7 @@ def test_a_part_that_was_cut_short_is_not_exported(root: Callable[[str], Storage
     driver = Driver(root("main"))
     turn = driver.run(0)
     driver.snapshot(turn)
-    driver.storage.write(f"{paths.snapshot(TRIP, turn)}/{paths.part('n', 0)}", b"snap")
+    driver.storage.write(f"{paths.snapshot(TRIP, turn)}/{paths.part('n', 0, '0f')}", b"snap")
     with pytest.raises(CheckpointDamaged, match="has 4 bytes, and was written with 8"):
         driver.checkpoint.export(root("copy"))
     with pytest.raises(CheckpointForeign):

@@ -21,12 +21,11 @@ from bedload.checkpoint.compaction import (
     compact,
     decode_result,
     encode_job,
-    manifest_of,
     restore_at,
     run_job,
 )
 from bedload.checkpoint.filing import Filing
-from bedload.checkpoint.records import Manifest
+from bedload.checkpoint.records import Manifest, manifest_of
 from bedload.checkpoint.storage import Storage, open_storage
 from bedload.core.errors import CheckpointError, CheckpointForeign, EpochNotRetained, StoreError
 from bedload.core.ids import Turn

@@ -134,7 +134,7 @@ class Looked:
         plan = lineage.history.restore_plan(head)
         order = RestoreOrder(lineage.schemas, lineage.schema.number, plan.snapshot, plan.deltas)
         groups = tuple(map(KeyGroup, range(lineage.schema.key_groups)))
-        wanted = Load(OPERATOR, 1, head, groups, encode_order(order), None)
+        wanted = Load(OPERATOR, 1, head, groups, encode_order(order))
         runtime = self.baskets.deployment.start(self.baskets.runtime._worker)
         for news in load(keeper.checkpoint.storage, keeper.generation, wanted):
             runtime.install(news.groups, news.state)
@@ -268,7 +268,7 @@ def test_files_that_a_newer_attachment_has_deleted_are_no_damage(tmp_path: Path)
     record = Writer(storage, COUNTS).turn(delta(COUNTS, {1: {"n": 1}}))
     (tmp_path / paths.delta(OPERATOR, record.turn, record.workers[0])).unlink()
     plan = encode_order(RestoreOrder({1: COUNTS}, 1, None, [record]))
-    order = Load(OPERATOR, 1, record.turn, tuple(map(KeyGroup, range(8))), plan, None)
+    order = Load(OPERATOR, 1, record.turn, tuple(map(KeyGroup, range(8))), plan)
     with pytest.raises(CheckpointDamaged, match="is not there"):
         list(load(storage, ours, order))
     Checkpoint.open(storage).claim()

@@ -21,6 +21,7 @@ from bedload.checkpoint.checkpoint import Checkpoint
 from bedload.checkpoint.deadlines import MOST_STUCK, Deadline, DeadlineStorage
 from bedload.checkpoint.local_storage import LocalStorage
 from bedload.checkpoint.orders import RestoreOrder, encode_order
+from bedload.checkpoint.records import Manifest
 from bedload.checkpoint.storage import Storage, failed, open_storage
 from bedload.control.instructions import CheckTurn, CollectGarbage, WriteManifest, WriteTurn
 from bedload.core.errors import BedloadError, CheckpointError, DefinitionError, StoreError
@@ -99,7 +100,7 @@ def test_calls_that_hang_do_not_pile_up_and_a_store_that_is_back_is_used_again(h
     assert threading.active_count() <= before
     inner.let_go.set()
     for _ in range(1000):
-        if storage.deadline.stuck:
+        if storage.deadline._stuck:
             threading.Event().wait(0.01)
     storage.deadline.seconds = 120.0
     assert storage.read("a") == b"x"
@@ -182,7 +183,7 @@ def test_a_load_fails(hanging: Any, tmp_path: Path) -> None:
     storage, _ = hanging("read")
     order = RestoreOrder({1: COUNTS}, 1, None, [record])
     answer: Future[Loaded | LoadFailed] = Future()
-    plan = Load(OPERATOR, 1, record.turn, tuple(map(KeyGroup, range(8))), encode_order(order), None)
+    plan = Load(OPERATOR, 1, record.turn, tuple(map(KeyGroup, range(8))), encode_order(order))
     Loader(storage, Generation(1)).start(plan, answer.set_result)
     found = answer.result(120)
     assert isinstance(found, LoadFailed)
@@ -205,7 +206,7 @@ def test_every_step_of_the_keeper_ends_in_an_event(hanging: Any, tmp_path: Path)
         def __getattr__(self, name: str) -> Any:
             return lambda *arguments: self.heard.append((name, arguments))
 
-    manifest: Any = compaction.Manifest(
+    manifest: Any = Manifest(
         turn=record.turn, schema=1, query=QUERY, epoch=Epoch(0), parts=(), bytes=0, rows=0, committed={}
     )
     garbage: Any = type("G", (), {"paths": ["x"], "promises": ("x",), "files": (), "floor": record.turn})()

@@ -18,7 +18,7 @@ from tests.evolving import GROUPS, Evolving, column_of, operator, schema_for
 import bedload as bl
 from bedload.checkpoint import paths
 from bedload.checkpoint.checkpoint import Checkpoint
-from bedload.checkpoint.compaction import compact, manifest_of, restore_at
+from bedload.checkpoint.compaction import compact, restore_at
 from bedload.checkpoint.evolution import Evolution, check_change, check_stored, differences, path_between
 from bedload.checkpoint.history import History
 from bedload.checkpoint.orders import decode_order
@@ -29,9 +29,10 @@ from bedload.checkpoint.records import (
     Variable,
     decode,
     encode,
+    manifest_of,
     pack_schema,
 )
-from bedload.checkpoint.restore import Restore, changes
+from bedload.checkpoint.restore import Restore
 from bedload.checkpoint.shapes import pack_value
 from bedload.checkpoint.snapshots import write_parts
 from bedload.checkpoint.storage import Storage, open_storage
@@ -601,14 +602,6 @@ def test_a_schema_that_is_not_there_is_named(storage: Storage) -> None:
     evolving = through_a_change(storage)
     with pytest.raises(CheckpointDamaged, match=r"'Trip'.*written with schema 1, which is not known"):
         Restore(storage, OPERATOR, evolving.schema, evolving.plan()).table()
-
-
-def test_the_change_feed_refuses_a_change_of_shape(storage: Storage) -> None:
-    evolving = through_a_change(storage)
-    records = evolving.writer.records
-    with pytest.raises(SchemaChanged, match="epoch 1 were written with its state in another shape"):
-        changes(storage, OPERATOR, evolving.schema, records[1:])
-    assert changes(storage, OPERATOR, evolving.schema, records[2:]).num_rows
 
 
 def a_rename_that_is_gone(storage: Storage) -> tuple[Evolving, Turn]:

@@ -12,10 +12,10 @@ from tests.checkpoint_states import COUNTS, OPERATOR, Writer, collect_garbage, d
 
 from bedload.checkpoint import paths
 from bedload.checkpoint.checkpoint import Checkpoint
-from bedload.checkpoint.compaction import compact, manifest_of, restore_at
+from bedload.checkpoint.compaction import compact, restore_at
 from bedload.checkpoint.intact import newest_intact
 from bedload.checkpoint.local_storage import LocalStorage
-from bedload.checkpoint.records import FileInfo, Manifest, SnapshotPart, TurnRecord, decode, encode
+from bedload.checkpoint.records import FileInfo, Manifest, SnapshotPart, TurnRecord, decode, encode, manifest_of
 from bedload.checkpoint.storage import Storage, open_storage
 from bedload.checkpoint.strays import stray_files
 from bedload.core.errors import CheckpointDamaged

@@ -12,11 +12,11 @@ from tests.checkpoint_states import COUNTS, OPERATOR, QUERY, Writer, collect_gar
 
 from bedload.checkpoint import paths
 from bedload.checkpoint.checkpoint import Checkpoint
-from bedload.checkpoint.compaction import compact, manifest_of, restore_at
+from bedload.checkpoint.compaction import compact, restore_at
 from bedload.checkpoint.history import History
 from bedload.checkpoint.intact import Intact, advise, newest_intact
 from bedload.checkpoint.local_storage import LocalStorage
-from bedload.checkpoint.records import TurnRecord, encode
+from bedload.checkpoint.records import TurnRecord, encode, manifest_of
 from bedload.core.errors import CheckpointDamaged
 from bedload.core.ids import Epoch, Turn, WorkerId
 

@@ -8,9 +8,8 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 import pytest
-from tests.checkpoint_states import COUNTS, delta, groups_of_keys, rows_of, schema_of, state
+from tests.checkpoint_states import COUNTS, delta, groups_of_keys, merge, rows_of, schema_of, state
 
-from bedload.checkpoint.merge import merge
 from bedload.checkpoint.patches import apply_patches
 from bedload.core.errors import CheckpointDamaged, DefinitionError
 from bedload.store.deltas import GROUP, OP

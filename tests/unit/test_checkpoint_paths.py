@@ -76,7 +76,7 @@ def test_the_layout_is_as_documented() -> None:
     assert paths.turn(OPERATOR, turn) == "operators/Trip/turns/0000000003-0000000017.json"
     assert paths.delta(OPERATOR, turn, WorkerId(2)) == "operators/Trip/deltas/0000000003-0000000017-w2.arrow"
     assert paths.manifest(OPERATOR, turn) == "operators/Trip/snapshots/0000000003-0000000017/manifest.json"
-    assert paths.part("a b", 4) == "a%20b/part-00004.parquet"
+    assert paths.part("a b", 4, "0f") == "a%20b/part-00004-0f.parquet"
     assert paths.schema(OPERATOR, 1) == "operators/Trip/schemas/0001.json"
 
 

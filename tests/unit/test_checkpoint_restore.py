@@ -11,14 +11,12 @@ import pytest
 from tests.checkpoint_states import COUNTS, OPERATOR, Writer, delta, groups_of_keys, rows_of, schema_of
 
 from bedload.checkpoint import paths, restore
-from bedload.checkpoint.compaction import manifest_of
-from bedload.checkpoint.records import Manifest
-from bedload.checkpoint.restore import Restore, changes
+from bedload.checkpoint.records import Manifest, manifest_of
+from bedload.checkpoint.restore import Restore
 from bedload.checkpoint.snapshots import write_parts
 from bedload.checkpoint.storage import Storage, open_storage
 from bedload.core.errors import CheckpointDamaged, DefinitionError
 from bedload.core.ids import WorkerId
-from bedload.store.deltas import OP, PATCHES, PUT, REMOVE
 
 
 class Watched:
@@ -224,20 +222,3 @@ def test_a_turn_without_workers_changes_nothing(storage: Watched) -> None:
     )
     writer.records[-1] = msgspec.structs.replace(writer.records[-1], parent=writer.records[-2].turn)
     assert restored(writer)[1] == expected
-
-
-def test_the_change_feed_has_what_each_turn_changed(storage: Watched) -> None:
-    writer, _ = history(storage)
-    patched = msgspec.msgpack.encode({"n": None})
-    writer.turn(delta(COUNTS, patched={7: (patched, {"n": 3})}))
-    feed = changes(storage, OPERATOR, COUNTS, writer.records[2:], None)  # type: ignore[arg-type]
-    rows = sorted(feed.drop_columns(["bedload_group", "bedload_turn"]).to_pylist(), key=str)
-    assert rows == [
-        {"bedload_epoch": 2, OP: PUT, "bedload_key_0": 7, "n": 2, PATCHES: None},
-        {"bedload_epoch": 2, OP: REMOVE, "bedload_key_0": 149, "n": None, PATCHES: None},
-        {"bedload_epoch": 3, OP: 1, "bedload_key_0": 7, "n": 3, PATCHES: patched},
-    ]
-    (group,) = groups_of_keys(COUNTS, [149])
-    some = changes(storage, OPERATOR, COUNTS, writer.records[2:], [group], variables=[])  # type: ignore[arg-type]
-    assert 149 in some.column("bedload_key_0").to_pylist()
-    assert "n" not in some.schema.names

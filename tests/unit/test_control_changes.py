@@ -29,7 +29,7 @@ from bedload.control.phases import ChangePhase
 from bedload.control.recovery import MOST_READS
 from bedload.control.rollout import MOST_KEPT, Rollout
 from bedload.control.standing import Phase
-from bedload.control.wish import MAX_PINS, Wish, target_of
+from bedload.control.wish import MAX_PINS, Kind, Wish, target_of
 from bedload.core.epoch import EpochStats
 from bedload.core.errors import BedloadError, MoveFailed, MoveRefused, OperatorFailed, StoreError, WorkerStartFailed
 from bedload.core.ids import (
@@ -52,7 +52,7 @@ NO_SETUP = m.WireError.of(OperatorFailed("setup raised: too many connections"))
 
 
 def wish(rig: Rig, kind: Any, strategy: str, **more: Any) -> None:
-    _, steps = rig.coordinator.change("user", Wish(kind, strategy_named(strategy), **more))
+    _, steps = rig.coordinator.change("user", Wish(Kind(kind), strategy_named(strategy), **more))
     rig.did(steps)
 
 
@@ -102,6 +102,27 @@ def moving(strategy: str = "all_at_once", *, epoch: bool = True) -> Rig:
         rig.open(1)
         rig.recorded()
     return rig
+
+
+# --- what is put on record ---
+
+
+@pytest.mark.parametrize("strategy", ["auto", "lazy"])
+def test_a_change_that_is_called_off_before_it_moves_names_the_strategy_that_was_asked_for(strategy: str) -> None:
+    rig = Rig()
+    rig.whole(0)
+    rig.progress(0)
+    number, steps = rig.coordinator.change(
+        "user", Wish(Kind.MOVE, strategy_named(strategy), worker=WorkerId(1), groups=(KeyGroup(0),))
+    )
+    rig.did(steps)
+    could, steps = rig.coordinator.cancel(number)
+    assert could
+    (over,) = results(rig.did(steps))
+    assert [(it.number, it.kind, it.strategy, it.outcome) for it in over.records] == [
+        (number, "move", strategy, "called off")
+    ]
+    assert type(over.records[0].kind) is str
 
 
 # --- a move that fails ---
@@ -611,9 +632,9 @@ def test_what_was_applied_while_a_worker_came_moves_there_too() -> None:
     for worker in range(2):
         rig.did(rig.coordinator.from_worker(m.Deployed(WorkerId(worker), number, None)))
     assert 2 not in rig.coordinator.operator(name).routing.workers
-    wanted = Wish("move", None, worker=WorkerId(2), groups=(KeyGroup(0),))
+    wanted = Wish(Kind.MOVE, worker=WorkerId(2), groups=(KeyGroup(0),))
     target = target_of(wanted, rig.coordinator.operator(name).routing, (0, 1, 2), {})
-    assert target.owner_of(KeyGroup(0)) == 2
+    assert target.owners[0] == 2
 
 
 def test_word_of_an_earlier_order_to_read_state_back_does_not_count_for_the_last_one() -> None:
@@ -647,7 +668,7 @@ def test_whoever_has_the_only_state_of_an_operator_stays_when_a_change_is_called
     _, steps = coordinator.deploy("user", NAME, 4, b"code")
     coordinator.from_worker(m.Deployed(WorkerId(0), DeploymentId(0), None))
     epoch_in_memory(coordinator, NAME, 0, [0])
-    coordinator.change("user", Wish("rescale", strategy_named("seamless"), workers=2))
+    coordinator.change("user", Wish(Kind.RESCALE, strategy_named("seamless"), workers=2))
     coordinator.worker_joined(WorkerId(1), "w1")
     steps = coordinator.from_worker(m.Deployed(WorkerId(1), DeploymentId(0), None))
     for worker, message in to_workers(steps, m.Weigh):
@@ -670,12 +691,12 @@ def test_a_worker_that_owned_nothing_and_is_lost_while_it_is_weighed_is_not_wait
     coordinator.deploy("user", NAME, 4, b"code")
     for worker in range(2):
         coordinator.from_worker(m.Deployed(WorkerId(worker), DeploymentId(0), None))
-    coordinator.change("user", Wish("move", strategy_named("all_at_once"), worker=WorkerId(0), groups=GROUPS))
+    coordinator.change("user", Wish(Kind.MOVE, strategy_named("all_at_once"), worker=WorkerId(0), groups=GROUPS))
     for worker in range(2):
         coordinator.from_worker(m.Weighed(WorkerId(worker), NAME, 0, {}, 0, 0, 0.0, 0.0))
     assert set(coordinator.operator(NAME).routing.owners) == {0}
     epoch_in_memory(coordinator, NAME, 0, [0, 1])
-    number, _ = coordinator.change("user", Wish("drain", strategy_named("all_at_once"), worker=WorkerId(1)))
+    number, _ = coordinator.change("user", Wish(Kind.DRAIN, strategy_named("all_at_once"), worker=WorkerId(1)))
     coordinator.from_worker(m.Weighed(WorkerId(0), NAME, number, {}, 0, 0, 0.0, 0.0))
     steps = coordinator.worker_lost(WorkerId(1), "killed")
     assert [result.error for result in results(steps)] == [None]

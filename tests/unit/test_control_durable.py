@@ -36,7 +36,7 @@ from bedload.control.instructions import (
 from bedload.control.lineage import Lineage
 from bedload.control.members import workers_at
 from bedload.control.standing import Phase
-from bedload.control.wish import Wish
+from bedload.control.wish import Kind, Wish
 from bedload.core.epoch import EpochStats, EpochTime
 from bedload.core.errors import BedloadError, Fenced, ProtocolError, StoreError
 from bedload.core.ids import (
@@ -910,7 +910,7 @@ def test_a_snapshot_begins_anew_when_a_writer_leaves(rig: Rig) -> None:
     rig.did(rig.coordinator.checkpoint("user", NAME))
     before = len(rig.told(m.Compact))
     strategy = strategy_named("all_at_once")
-    rig.did(rig.coordinator.change("drain", Wish("drain", strategy, worker=WorkerId(1)))[1])
+    rig.did(rig.coordinator.change("drain", Wish(Kind.DRAIN, strategy, worker=WorkerId(1)))[1])
     for worker in (0, 1):
         weighed = m.Weighed(WorkerId(worker), NAME, 0, {}, 0, 0, 0.0, 0.0)
         rig.did(rig.coordinator.from_worker(weighed))

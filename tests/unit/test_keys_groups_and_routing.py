@@ -48,15 +48,9 @@ def test_first_table_gives_each_worker_one_run_of_key_groups() -> None:
 
 def test_owners_and_what_they_own_are_found() -> None:
     routing = table(0, 5, 5, 0)
-    assert [routing.owner_of(KeyGroup(kg)) for kg in range(4)] == [0, 5, 5, 0]
+    assert routing.owners == (0, 5, 5, 0)
     assert routing.groups_of(WorkerId(5)) == (1, 2)
     assert routing.groups_of(WorkerId(9)) == ()
-
-
-@pytest.mark.parametrize("kg", [-1, 4])
-def test_key_group_that_is_not_there_has_no_owner(kg: int) -> None:
-    with pytest.raises(DefinitionError, match="0 to 3"):
-        table(0, 0, 1, 1).owner_of(KeyGroup(kg))
 
 
 def test_new_worker_takes_from_each_of_the_others() -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from bedload.core.ids import KeyGroup, WorkerId
+from bedload.core.ids import KeyGroup, KeyHash, WorkerId
 from bedload.migration.holdings import Holdings
 from bedload.protocol.messages import Lot
 
 GROUP, OTHER = KeyGroup(1), KeyGroup(2)
-KEY = 10  # of key group 2
+KEY = KeyHash(10)  # of key group 2
 
 
 def made() -> Holdings:

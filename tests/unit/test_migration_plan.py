@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Any, get_args, get_type_hints
+
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bedload.control.wish import Kind, Wish
 from bedload.core.errors import DefinitionError
 from bedload.core.ids import KeyGroup, WorkerId
 from bedload.keys import RoutingTable
-from bedload.migration import STRATEGIES, Strategy, plan, strategy_named
+from bedload.migration import AUTO, STRATEGIES, Strategy, plan, strategy_named
 from bedload.migration.chooser import Facts, choose
 from bedload.migration.hash_set import HashSet, pack, unpack
 from bedload.migration.record import EpochSpan, MoveRecord, stoppages, with_latency
+from bedload.migration.strategies import DEFAULT
+from bedload.protocol.messages import Order, Terms, WaitsFor
 
 
 def workers(count: int) -> list[WorkerId]:
@@ -89,12 +95,37 @@ def test_balancing_moves_one_key_group_where_one_is_enough() -> None:
 
 
 def test_strategies_are_found_by_name() -> None:
-    assert strategy_named(None).name == "seamless"
+    assert strategy_named("auto") is AUTO
     assert strategy_named("lazy") is STRATEGIES["lazy"]
     own = Strategy("own", order="backlog", bandwidth=1e6)
     assert strategy_named(own) is own
     with pytest.raises(DefinitionError, match="adaptive"):
         strategy_named("fast")
+
+
+def test_no_strategy_is_the_default_at_every_depth() -> None:
+    assert DEFAULT is STRATEGIES["seamless"]
+    assert strategy_named(None) is DEFAULT
+    assert Wish(Kind.REBALANCE).strategy is DEFAULT
+
+
+@pytest.mark.parametrize(
+    "bad", [{"order": "backlgo"}, {"waits_for": "keys"}, {"order": None}, {"waits_for": Order.BACKLOG}]
+)
+def test_words_that_no_worker_knows_are_refused(bad: dict[str, Any]) -> None:
+    with pytest.raises(DefinitionError, match="is none of "):
+        Strategy("own", **bad)
+
+
+def test_the_words_of_strategies_are_those_that_travel() -> None:
+    fields = get_type_hints(Strategy)
+    assert get_args(fields["order"]) == tuple(it.value for it in Order)
+    assert get_args(fields["waits_for"]) == tuple(it.value for it in WaitsFor)
+    for strategy in STRATEGIES.values():
+        words = (strategy.order, strategy.waits_for)
+        sent = msgspec.msgpack.decode(msgspec.msgpack.encode(strategy.terms))
+        assert sent == [strategy.copy_ahead, *words, strategy.share, strategy.bandwidth]
+        assert msgspec.msgpack.decode(msgspec.msgpack.encode(strategy.terms), type=Terms) == strategy.terms
 
 
 @pytest.mark.parametrize("bad", [{"share": 0.0}, {"share": 1.5}, {"bandwidth": 0.0}, {"groups_per_flip": 0}])

@@ -7,10 +7,10 @@ from concurrent.futures import Future
 import pytest
 
 from bedload.control.phases import ChangePhase
-from bedload.control.wish import Wish
+from bedload.control.wish import Kind, Wish
 from bedload.core.errors import DefinitionError, MoveCancelled, MoveRefused, UnknownOperator
 from bedload.core.ids import OperatorName
-from bedload.migration import STRATEGIES
+from bedload.migration import AUTO, STRATEGIES
 from bedload.migration.record import MoveRecord
 from bedload.spark.changes import Change, MoveResult, Wishes
 
@@ -67,7 +67,7 @@ def record(**more: object) -> MoveRecord:
 def test_keys_are_named_by_their_hash_and_each_once() -> None:
     carrier = Carrier()
     wishes(carrier, "Trip").move(iter([3, 5, 3]), None, 1, None, None)
-    assert carrier.wishes == [Wish("pin", STRATEGIES["seamless"], worker=1, operator="Trip", keys=(3000, 5000))]  # type: ignore[arg-type]
+    assert carrier.wishes == [Wish(Kind.PIN, STRATEGIES["seamless"], worker=1, operator="Trip", keys=(3000, 5000))]  # type: ignore[arg-type]
 
 
 def test_an_operator_is_found_by_its_name_its_class_or_being_the_only_one() -> None:
@@ -88,7 +88,7 @@ def test_an_operator_is_found_by_its_name_its_class_or_being_the_only_one() -> N
 
 def test_a_strategy_is_given_as_it_is_by_name_or_left_to_the_chooser() -> None:
     mine = STRATEGIES["lazy"].with_(bandwidth=1e6)
-    for given, meant in ((None, STRATEGIES["seamless"]), ("lazy", STRATEGIES["lazy"]), (mine, mine), ("auto", None)):
+    for given, meant in ((None, STRATEGIES["seamless"]), ("lazy", STRATEGIES["lazy"]), (mine, mine), ("auto", AUTO)):
         carrier = Carrier()
         wishes(carrier, "Trip").rebalance(given)
         assert carrier.wishes[0].strategy is meant

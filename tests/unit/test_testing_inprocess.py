@@ -137,6 +137,18 @@ def test_a_partition_that_was_never_read_stops_the_query() -> None:
         cluster.run_epoch([cars("a")])
 
 
+@pytest.mark.parametrize(("given", "used"), [(None, "seamless"), ("lazy", "lazy"), ("auto", "adaptive")])
+def test_a_strategy_means_the_same_as_on_a_real_cluster(given: str | None, used: str) -> None:
+    cluster = make()
+    cluster.run_epoch([cars("abcdefgh")])
+    cluster.rescale(3, given)
+    cluster.run_epoch([cars("abcdefgh")])
+    (record,) = cluster.moves
+    assert (record.kind, record.strategy, record.outcome) == ("rescale", used, "done")
+    assert bool(record.why) == (given == "auto")
+    assert {key: state["n"] for key, state in cluster.snapshot().items()} == dict.fromkeys("abcdefgh", 2)
+
+
 def test_the_loss_of_a_worker_ends_the_cluster() -> None:
     cluster = make()
     cluster.run_epoch([cars("abcdefgh")])

@@ -16,8 +16,9 @@ from tests.real_cluster import SharedHost, shipped
 
 import bedload as bl
 from bedload.checkpoint.checkpoint import Checkpoint
-from bedload.checkpoint.compaction import compact, manifest_of
+from bedload.checkpoint.compaction import compact
 from bedload.checkpoint.local_storage import LocalStorage
+from bedload.checkpoint.records import manifest_of
 from bedload.control.inquiries import QueryFacts
 from bedload.core.errors import StoreError
 from bedload.core.ids import Epoch, OperatorName, QueryId

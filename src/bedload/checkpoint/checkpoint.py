@@ -30,7 +30,7 @@ import msgspec
 
 from bedload.checkpoint import paths
 from bedload.checkpoint.export import copy_state
-from bedload.checkpoint.fence import check_fence, newer_generation
+from bedload.checkpoint.fence import check_fence
 from bedload.checkpoint.history import Garbage, History
 from bedload.checkpoint.records import (
     FORMAT_NAME,
@@ -48,7 +48,7 @@ from bedload.checkpoint.storage import Storage, read_if_there, without_secrets
 from bedload.checkpoint.strays import stray_files
 from bedload.core.clock import Clock, SystemClock
 from bedload.core.errors import CheckpointDamaged, CheckpointError, CheckpointForeign
-from bedload.core.ids import Generation, OperatorName, Turn, generation_of
+from bedload.core.ids import ChangeId, Generation, OperatorName, Turn, generation_of
 
 _CLAIMS = 100
 """Numbers that an attachment tries in a row; somebody else may be quicker, but not for ever."""
@@ -126,10 +126,6 @@ class Checkpoint:
         with ThreadPoolExecutor(_THREADS, "bedload-checkpoint") as pool:
             names = [name for listed in pool.map(self.storage.list, folders) for name in listed[-1:]]
         return max((int(name[:10]) for name in names if name[:10].isdecimal()), default=0)
-
-    def newer_generation(self, generation: Generation) -> Claim | None:
-        """The claim of the next generation, if there is one: then this one is over."""
-        return newer_generation(self.storage, generation)
 
     def check_fence(self) -> None:
         """Raise :class:`Fenced` if a newer attachment has taken over."""
@@ -256,7 +252,7 @@ class Checkpoint:
 
     # --- moves ---
 
-    def write_move(self, number: int, operator: OperatorName, content: bytes) -> None:
+    def write_move(self, number: ChangeId, operator: OperatorName, content: bytes) -> None:
         """Remember an operator's part in a change of the cluster; what was remembered of it before is replaced.
 
         Nothing depends on it: no restore reads it, no garbage takes it along, and an export leaves it behind.
@@ -265,7 +261,7 @@ class Checkpoint:
             raise CheckpointError("this attachment has claimed no generation: it may only read")
         self.storage.write(paths.move(self.generation, number, operator), content)
 
-    def moves(self) -> dict[tuple[Generation, int, OperatorName], bytes]:
+    def moves(self) -> dict[tuple[Generation, ChangeId, OperatorName], bytes]:
         """All that is remembered of changes of the cluster, by attachment, change and operator."""
         named = {name: key for name in self.storage.list(paths.MOVES) if (key := paths.parse_move(name)) is not None}
         with ThreadPoolExecutor(_THREADS, "bedload-checkpoint") as pool:

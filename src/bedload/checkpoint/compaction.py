@@ -12,15 +12,14 @@ key group of the operator once.
 from __future__ import annotations
 
 import sys
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from bedload.checkpoint import paths
 from bedload.checkpoint.checkpoint import Checkpoint
-from bedload.checkpoint.records import Manifest, OperatorSchema, SnapshotPart, TurnRecord
+from bedload.checkpoint.records import OperatorSchema, SnapshotPart
 from bedload.checkpoint.snapshots import TARGET_BYTES, write_parts
 from bedload.checkpoint.storage import Storage, open_storage
 from bedload.core.errors import CheckpointError, from_wire, to_wire
@@ -83,27 +82,6 @@ def restore_at(
     schema = checkpoint.schema(operator, last.schema)
     schemas = {known.number: known for known in checkpoint.schemas(operator)}
     return Restore(checkpoint.storage, operator, schema, plan, schemas=schemas, threads=threads), schema
-
-
-def manifest_of(record: TurnRecord, schema: OperatorSchema, parts: Sequence[SnapshotPart]) -> Manifest:
-    """The manifest of a snapshot, from the parts that the workers wrote."""
-    times = Counter(group for part in parts for group in part.groups)
-    wrong = [group for group in range(schema.key_groups) if times[group] != 1]
-    if wrong or len(times) != schema.key_groups:
-        raise CheckpointError(
-            f"the snapshot of turn {record.turn} does not have each of the {schema.key_groups} key groups once: "
-            f"{', '.join(f'{group} {times[group]} times' for group in wrong[:5])}. Compact it again"
-        )
-    return Manifest(
-        turn=record.turn,
-        schema=schema.number,
-        query=record.query,
-        epoch=record.epoch,
-        parts=tuple(sorted(parts, key=lambda part: part.groups[0])),
-        bytes=sum(info.bytes for part in parts for info in part.files.values()),
-        rows=sum(part.rows for part in parts),
-        committed=record.last_epochs,
-    )
 
 
 # --- in a child process ---

@@ -16,7 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from bedload.checkpoint.records import Variable
-from bedload.checkpoint.shapes import FieldShape, Shape, unpack_value
+from bedload.checkpoint.shapes import FieldShape, Shape, ShapeKind, unpack_value
+from bedload.state.kinds import VariableKind
 
 Convert: TypeAlias = Callable[[pa.Array], pa.Array]
 
@@ -65,7 +66,7 @@ def origins_of(
 def conversion(old: Variable, new: Variable) -> Convert | None:
     """How the column of a stored variable becomes that of a wanted one. Raises :class:`Refused`."""
     kind = new.field.type
-    if "column" in (old.kind, new.kind):
+    if VariableKind.COLUMN in (old.kind, new.kind):
         return _column(old, new)
     if old.shape is None or new.shape is None:
         if old.type == new.type and old.field.type == kind:
@@ -107,31 +108,31 @@ def _wider(was: pa.DataType, kind: pa.DataType) -> bool:
 
 def _compile(old: Shape, new: Shape, kind: pa.DataType) -> Convert | None:
     """How values of one shape become values of another, which has this Arrow type."""
-    if new.kind == "optional":
-        return _compile(old.items[0] if old.kind == "optional" else old, new.items[0], kind)
-    if old.kind == "optional":
+    if new.kind is ShapeKind.OPTIONAL:
+        return _compile(old.items[0] if old.kind is ShapeKind.OPTIONAL else old, new.items[0], kind)
+    if old.kind is ShapeKind.OPTIONAL:
         raise Refused("stored values may be None; keep `| None`")
-    if old.kind == "int" and new.kind == "float":
+    if old.kind is ShapeKind.INT and new.kind is ShapeKind.FLOAT:
         return lambda column: _exactly(column, kind)
     if old.kind != new.kind:
         raise Refused(f"{old} does not become {new}; keep the type, or add a variable")
     match new.kind:
-        case "opaque":
+        case ShapeKind.OPAQUE:
             if (old.codec, old.name) != (new.codec, new.name):
                 raise Refused("only its codec can read it; keep type and codec, or add a variable")
             return None
-        case "dataclass":
+        case ShapeKind.DATACLASS:
             return _compile_dataclass(old, new, kind)
-        case "tuple":
+        case ShapeKind.TUPLE:
             return _compile_tuple(old, new, kind)
-        case "dict" | "Counter":
+        case ShapeKind.DICT | ShapeKind.COUNTER:
             return _compile_map(old, new, kind)
-        case "free deque":
+        case ShapeKind.FREE_DEQUE:
             inner = _compile_list(old, new, kind.field("items").type)
             if inner is None:
                 return None
             return lambda column: _struct(kind, column, [inner(column.field("items")), column.field("maxlen")])
-        case "list" | "set" | "deque" | "tuple...":
+        case ShapeKind.LIST | ShapeKind.SET | ShapeKind.DEQUE | ShapeKind.REPEATED:
             return _compile_list(old, new, kind)
     return None  # one scalar
 
@@ -153,13 +154,13 @@ def _compile_list(old: Shape, new: Shape, kind: pa.DataType) -> Convert | None:
 
 
 def _compile_map(old: Shape, new: Shape, kind: pa.DataType) -> Convert | None:
-    was_list, is_list = old.items[0].kind == "optional", new.items[0].kind == "optional"
+    was_list, is_list = old.items[0].kind is ShapeKind.OPTIONAL, new.items[0].kind is ShapeKind.OPTIONAL
     fields = list(kind.value_type) if is_list else [kind.key_field, kind.item_field]
     try:
         keys = _compile(old.items[0], new.items[0], fields[0].type)
     except Refused as why:
         raise Refused(f"keys: {why}") from None
-    values = None if new.kind == "Counter" else _compile(old.items[1], new.items[1], fields[1].type)
+    values = None if new.kind is ShapeKind.COUNTER else _compile(old.items[1], new.items[1], fields[1].type)
     if keys is None and values is None and was_list == is_list:
         return None
 

@@ -110,11 +110,7 @@ class Deadline:
         self.seconds = seconds
         self._lock = threading.Lock()
         self._stuck = 0
-
-    @property
-    def stuck(self) -> int:
         """How many calls were given up and have not come back."""
-        return self._stuck
 
     def call(self, operation: str, path: str, step: Callable[[], T], longer: Callable[[], float] = lambda: 0.0) -> T:
         """What the step gives, if it does so in time; ``longer``: seconds on top, found out when they are needed."""

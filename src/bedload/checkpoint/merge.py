@@ -21,9 +21,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from bedload.checkpoint.forms import Rows, StateForm, groups_of, select
+from bedload.checkpoint.forms import Rows, StateForm, groups_of
 from bedload.checkpoint.patches import apply_patches, decode_patch
-from bedload.checkpoint.records import OperatorSchema
 from bedload.core.errors import CheckpointDamaged
 from bedload.keys import hash_columns, key_groups
 from bedload.store.columns.index import KeyIndex
@@ -34,26 +33,6 @@ NONE = -1
 """No row."""
 
 _OP = pa.field(OP, pa.int8())
-
-
-def merge(
-    schema: OperatorSchema,
-    state: pa.Table | pa.RecordBatch | None,
-    deltas: Sequence[pa.RecordBatch],
-    groups: Sequence[int] | None = None,
-    *,
-    variables: Sequence[str] | None = None,
-) -> pa.RecordBatch:
-    """The state after these deltas, oldest first, of some key groups or of all, with all variables or with some."""
-    form = StateForm.of(schema, variables)
-    base = form.empty() if state is None else _whole(state)
-    form.check(base, where="a state")
-    for delta in deltas:
-        check_delta(form, delta, "a delta")
-    if groups is not None:
-        base = select(base, groups, form.key_groups)
-        deltas = [select(delta, groups, form.key_groups) for delta in deltas]
-    return merge_checked(form, base.select(form.schema.names), deltas)
 
 
 def check_delta(form: StateForm, delta: pa.RecordBatch, where: str) -> None:
@@ -67,16 +46,9 @@ def check_delta(form: StateForm, delta: pa.RecordBatch, where: str) -> None:
 
 
 def merge_checked(form: StateForm, base: pa.RecordBatch, deltas: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-    """As :func:`merge`, of inputs that are known to be in their forms."""
+    """The state after these deltas, oldest first; all of them are known to be in their forms."""
     deltas = [delta for delta in deltas if delta.num_rows]
     return _Merge(form, base, deltas).result() if deltas else base
-
-
-def _whole(state: pa.Table | pa.RecordBatch) -> pa.RecordBatch:
-    if isinstance(state, pa.RecordBatch):
-        return state
-    batches = state.combine_chunks().to_batches()
-    return batches[0] if batches else pa.RecordBatch.from_pylist([], state.schema)
 
 
 @dataclass(frozen=True)

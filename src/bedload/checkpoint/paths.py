@@ -13,7 +13,7 @@ padded, so that the order of names is the order of turns.
                              turns/<generation>-<counter>.json
                              deltas/<generation>-<counter>-w<worker>.arrow
                              snapshots/<generation>-<counter>/manifest.json
-                                                              <escaped variable>/part-<n>.parquet
+                                                              <escaped variable>/part-<group>-<checksum>.parquet
 
 Names are percent-encoded but for ``[A-Za-z0-9_-]``: an operator may be named ``../x``, ``a/b`` or ``.``.
 """
@@ -23,7 +23,7 @@ from __future__ import annotations
 import re
 from urllib.parse import unquote_to_bytes
 
-from bedload.core.ids import Generation, OperatorName, Turn, WorkerId, counter_of, generation_of, make_turn
+from bedload.core.ids import ChangeId, Generation, OperatorName, Turn, WorkerId, counter_of, generation_of, make_turn
 
 FORMAT = "bedload.json"
 GENERATIONS = "generations"
@@ -66,16 +66,16 @@ def parse_generation(name: str) -> Generation | None:
     return Generation(int(found[1])) if found else None
 
 
-def move(number: Generation, change: int, name: OperatorName) -> str:
+def move(number: Generation, change: ChangeId, name: OperatorName) -> str:
     """What is remembered of one operator's part in a change of the cluster; changes are numbered by attachment."""
     return f"{MOVES}/{number:010d}-{change:010d}-{escape(name)}.json"
 
 
-def parse_move(name: str) -> tuple[Generation, int, OperatorName] | None:
+def parse_move(name: str) -> tuple[Generation, ChangeId, OperatorName] | None:
     """The attachment, the change and the operator that the file is of."""
     found = _MOVE.fullmatch(name)
     of = None if found is None else parse_operator(found[3])
-    return None if found is None or of is None else (Generation(int(found[1])), int(found[2]), of)
+    return None if found is None or of is None else (Generation(int(found[1])), ChangeId(int(found[2])), of)
 
 
 def operator(name: OperatorName) -> str:
@@ -170,9 +170,9 @@ def manifest(name: OperatorName, number: Turn) -> str:
 MANIFEST = "manifest.json"
 
 
-def part(variable: str, number: int) -> str:
-    """One file of a snapshot, relative to the snapshot's folder."""
-    return f"{escape(variable)}/part-{number:05d}.parquet"
+def part(variable: str, first: int, digest: str) -> str:
+    """One file of a snapshot, relative to the snapshot's folder: by its first key group, and by what it holds."""
+    return f"{escape(variable)}/part-{first:05d}-{digest}.parquet"
 
 
 def is_part(path: str) -> bool:

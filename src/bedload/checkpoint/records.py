@@ -15,8 +15,9 @@ unchecked.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from typing import Any, Literal, TypeAlias, TypeVar
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -25,9 +26,10 @@ import xxhash
 from bedload.checkpoint import paths
 from bedload.checkpoint.shapes import Shape
 from bedload.core.epoch import EpochTime
-from bedload.core.errors import CheckpointDamaged, CheckpointVersion
+from bedload.core.errors import CheckpointDamaged, CheckpointError, CheckpointVersion
 from bedload.core.ids import Epoch, Generation, OperatorName, QueryId, Turn, WorkerId
 from bedload.keys import MAX_KEY_GROUPS
+from bedload.state.kinds import Layout, VariableKind
 
 FORMAT_NAME = "bedload-checkpoint"
 VERSION = 1
@@ -73,7 +75,7 @@ class Variable(msgspec.Struct, frozen=True, kw_only=True):
     """The declared type as text."""
     arrow: bytes
     """A serialized Arrow schema of one field: the variable's column in state form."""
-    kind: Literal["value", "list", "map", "set", "counter", "deque", "heap", "struct", "opaque", "column"]
+    kind: VariableKind
     shape: Shape | None = None
     """What the declared type is made of; of a column that is told by its Arrow type."""
     default: bytes | None = None
@@ -91,7 +93,7 @@ class OperatorSchema(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"
     """The shape of an operator's state."""
 
     number: int
-    layout: Literal["rows", "columns"]
+    layout: Layout
     key_names: tuple[str, ...]
     key_types: bytes
     """A serialized Arrow schema of the key columns."""
@@ -242,6 +244,27 @@ class _Head(msgspec.Struct):
 def is_of(record: TurnRecord | Manifest, operator: OperatorName, turn: Turn) -> bool:
     """Whether a record is in its own place, as far as it says whose it is."""
     return record.turn == turn and record.operator in (operator, msgspec.UNSET)
+
+
+def manifest_of(record: TurnRecord, schema: OperatorSchema, parts: Sequence[SnapshotPart]) -> Manifest:
+    """The manifest of a snapshot, from the parts that the workers wrote."""
+    times = Counter(group for part in parts for group in part.groups)
+    wrong = [group for group in range(schema.key_groups) if times[group] != 1]
+    if wrong or len(times) != schema.key_groups:
+        raise CheckpointError(
+            f"the snapshot of turn {record.turn} does not have each of the {schema.key_groups} key groups once: "
+            f"{', '.join(f'{group} {times[group]} times' for group in wrong[:5])}. Compact it again"
+        )
+    return Manifest(
+        turn=record.turn,
+        schema=schema.number,
+        query=record.query,
+        epoch=record.epoch,
+        parts=tuple(sorted(parts, key=lambda part: part.groups[0])),
+        bytes=sum(info.bytes for part in parts for info in part.files.values()),
+        rows=sum(part.rows for part in parts),
+        committed=record.last_epochs,
+    )
 
 
 def pack_owners(owners: Iterable[int]) -> Runs:

@@ -31,7 +31,7 @@ from bedload.checkpoint.records import Manifest, OperatorSchema, SnapshotPart, T
 from bedload.checkpoint.segments import decode_segment
 from bedload.checkpoint.snapshots import PartReader
 from bedload.checkpoint.storage import Storage, without_secrets
-from bedload.core.errors import CheckpointDamaged, DefinitionError, SchemaChanged
+from bedload.core.errors import CheckpointDamaged, DefinitionError
 from bedload.core.ids import OperatorName, WorkerId
 from bedload.store.deltas import OP, PATCHES
 
@@ -285,59 +285,6 @@ class _Piece:
     groups: tuple[int, ...]
     reader: PartReader | None
     bytes: int
-
-
-def changes(
-    storage: Storage,
-    operator: OperatorName,
-    schema: OperatorSchema,
-    records: Sequence[TurnRecord],
-    groups: Iterable[int] | None = None,
-    *,
-    variables: Sequence[str] | None = None,
-) -> pa.Table:
-    """The change feed: what each of these turns changed, in their order, as it was written.
-
-    ``bedload_turn`` and ``bedload_epoch``, then the columns of the delta form. A variable is null where the row does
-    not say what it is: in a PATCH row those that did not change, and those whose patch is in ``bedload_patch``.
-    Patches cannot be converted, so all of these turns must have been written in this schema.
-    """
-    other = next((record for record in records if record.schema != schema.number), None)
-    if other is not None:
-        raise SchemaChanged(
-            f"the changes of operator {operator!r} in epoch {other.epoch} were written with its state in another shape "
-            f"(schema {other.schema}, and not {schema.number}): ask for the epochs of each shape by themselves",
-            operator=operator,
-        )
-    form = StateForm.of(schema, variables)
-    wanted = list(range(form.key_groups)) if groups is None else sorted(set(groups))
-    keys = [form.schema.field(name) for name in form.key_columns]
-    feed = pa.schema(
-        [
-            ("bedload_turn", pa.int64()),
-            ("bedload_epoch", pa.int64()),
-            form.schema.field(0),
-            (OP, pa.int8()),
-            *keys,
-            *form.variables.items(),
-            (PATCHES, pa.binary()),
-        ]
-    )
-    made = []
-    for record in records:
-        for worker in record.writers(wanted):
-            batch, _ = load_delta(storage, operator, form, record, worker)
-            batch = select(batch, wanted, form.key_groups)
-            rows = batch.num_rows
-            told = {
-                "bedload_turn": pa.array(np.full(rows, record.turn)),
-                "bedload_epoch": pa.array(np.full(rows, record.epoch)),
-            }
-            if PATCHES not in batch.schema.names:
-                told[PATCHES] = pa.nulls(rows, pa.binary())
-            columns = [told[name] if name in told else batch.column(name) for name in feed.names]
-            made.append(pa.RecordBatch.from_arrays(columns, schema=feed))
-    return pa.Table.from_batches(made, feed)
 
 
 def load_delta(

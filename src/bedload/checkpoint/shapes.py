@@ -10,7 +10,8 @@ Invariants: a shape is plain data and needs no class of the user's; two variable
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Literal, TypeAlias
+import enum
+from typing import Any
 
 import msgspec
 import pyarrow as pa
@@ -34,29 +35,33 @@ from bedload.state.types import (
     field_renamed_from,
 )
 
-ShapeKind: TypeAlias = Literal[
-    "bool",
-    "int",
-    "float",
-    "str",
-    "bytes",
-    "date",
-    "datetime",
-    "timedelta",
-    "Decimal",
-    "optional",
-    "tuple",
-    "tuple...",
-    "list",
-    "set",
-    "deque",
-    "free deque",
-    "dict",
-    "Counter",
-    "dataclass",
-    "opaque",
-]
-"""A free deque is one that carries its own maxlen; opaque is what only a codec can read."""
+
+class ShapeKind(enum.StrEnum):
+    """What a node is: a scalar by the name of its class, or what it is made of. The values are in checkpoints."""
+
+    BOOL = "bool"
+    INT = "int"
+    FLOAT = "float"
+    STR = "str"
+    BYTES = "bytes"
+    DATE = "date"
+    DATETIME = "datetime"
+    TIMEDELTA = "timedelta"
+    DECIMAL = "Decimal"
+    OPTIONAL = "optional"
+    TUPLE = "tuple"
+    REPEATED = "tuple..."
+    """A tuple of any number of items of one type."""
+    LIST = "list"
+    SET = "set"
+    DEQUE = "deque"
+    FREE_DEQUE = "free deque"
+    """One that carries its own maxlen."""
+    DICT = "dict"
+    COUNTER = "Counter"
+    DATACLASS = "dataclass"
+    OPAQUE = "opaque"
+    """What only a codec can read."""
 
 
 class Shape(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -75,19 +80,19 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def __str__(self) -> str:
         inside = ", ".join(map(str, self.items))
         match self.kind:
-            case "optional":
+            case ShapeKind.OPTIONAL:
                 return f"{inside} | None"
-            case "tuple...":
+            case ShapeKind.REPEATED:
                 return f"tuple[{inside}, ...]"
-            case "tuple":
+            case ShapeKind.TUPLE:
                 return f"tuple[{inside or '()'}]"
-            case "free deque":
+            case ShapeKind.FREE_DEQUE:
                 return f"deque[{inside}]"
-            case "dataclass":
+            case ShapeKind.DATACLASS:
                 return self.name
-            case "opaque":
+            case ShapeKind.OPAQUE:
                 return f"{self.name} by {self.codec}"
-        return f"{self.kind}[{inside}]" if self.items else self.kind
+        return f"{self.kind}[{inside}]" if self.items else str(self.kind)
 
 
 class FieldShape(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -104,31 +109,31 @@ def shape_of(node: TypeNode) -> Shape:
     """The shape of a declared type."""
     match node:
         case ScalarNode(py):
-            return msgspec.convert({"kind": py.__name__}, Shape)
+            return Shape(kind=ShapeKind(py.__name__))
         case OptionalNode(item):
-            return Shape(kind="optional", items=(shape_of(item),))
+            return Shape(kind=ShapeKind.OPTIONAL, items=(shape_of(item),))
         case TupleNode(items, repeated=repeated):
-            return Shape(kind="tuple..." if repeated else "tuple", items=tuple(map(shape_of, items)))
+            return Shape(kind=ShapeKind.REPEATED if repeated else ShapeKind.TUPLE, items=tuple(map(shape_of, items)))
         case HeapNode(item):
-            return Shape(kind="list", items=(shape_of(item),))  # what its maxlen drops, only its order knows
+            return Shape(kind=ShapeKind.LIST, items=(shape_of(item),))  # what its maxlen drops, only its order knows
         case ListNode(item, maxlen):
-            return Shape(kind="list", items=(shape_of(item),), maxlen=maxlen)
+            return Shape(kind=ShapeKind.LIST, items=(shape_of(item),), maxlen=maxlen)
         case DequeNode(item, maxlen, declared=True):
-            return Shape(kind="deque", items=(shape_of(item),), maxlen=maxlen)
+            return Shape(kind=ShapeKind.DEQUE, items=(shape_of(item),), maxlen=maxlen)
         case DequeNode(item):
-            return Shape(kind="free deque", items=(shape_of(item),))
+            return Shape(kind=ShapeKind.FREE_DEQUE, items=(shape_of(item),))
         case SetNode(item):
-            return Shape(kind="set", items=(shape_of(item),))
+            return Shape(kind=ShapeKind.SET, items=(shape_of(item),))
         case MapNode(key, value):
-            return Shape(kind="dict", items=(shape_of(key), shape_of(value)))
+            return Shape(kind=ShapeKind.DICT, items=(shape_of(key), shape_of(value)))
         case CounterNode(key):
-            return Shape(kind="Counter", items=(shape_of(key),))
+            return Shape(kind=ShapeKind.COUNTER, items=(shape_of(key),))
         case StructNode():
             declared = {field.name: field for field in dataclasses.fields(node.cls)}
             fields = tuple(_field(declared[name], of) for name, of in node.fields)
-            return Shape(kind="dataclass", name=str(node), fields=fields)
+            return Shape(kind=ShapeKind.DATACLASS, name=str(node), fields=fields)
         case OpaqueNode():
-            return Shape(kind="opaque", name=str(node), codec=node.codec)
+            return Shape(kind=ShapeKind.OPAQUE, name=str(node), codec=node.codec)
     raise AssertionError(node)
 
 

@@ -52,7 +52,7 @@ def write_part(
         for variable, table in _tables(schema, batch).items():
             data = _parquet(table, [(first, end) for _, first, end in there])
             digest = xxhash.xxh3_64_hexdigest(data)
-            path = f"{paths.escape(variable)}/part-{covered[0]:05d}-{digest}.parquet"
+            path = paths.part(variable, covered[0], digest)
             storage.write(f"{folder}/{path}", data)
             files[variable] = FileInfo(path=path, bytes=int(data.size), xxh3=digest)
     return SnapshotPart(groups=covered, rows=batch.num_rows, files=files)

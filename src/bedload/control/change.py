@@ -15,9 +15,9 @@ from bedload.control.standing import Standing
 from bedload.control.transfer import Transfer
 from bedload.control.wish import Wish
 from bedload.core.errors import BedloadError, MoveCancelled
-from bedload.core.ids import OperatorName, WorkerId
-from bedload.migration.record import MoveRecord
-from bedload.migration.strategies import DEFAULT
+from bedload.core.ids import ChangeId, OperatorName, Ticket, WorkerId
+from bedload.migration.record import CALLED_OFF, DONE, MoveRecord
+from bedload.migration.strategies import name_of
 from bedload.protocol import messages as m
 
 
@@ -25,7 +25,7 @@ from bedload.protocol import messages as m
 class Change:
     """One change."""
 
-    number: int
+    number: ChangeId
     to: Token
     wish: Wish
     phase: ChangePhase = ChangePhase.QUEUED
@@ -43,6 +43,11 @@ class Change:
     held_at: float | None = None
     routings: list[tuple[OperatorName, str]] = field(default_factory=list)
     """Every change of ownership while it went on: of which operator, and why."""
+
+    @property
+    def ticket(self) -> Ticket:
+        """Of the question what there is to move."""
+        return Ticket(self.number)
 
     @property
     def flipped(self) -> bool:
@@ -103,13 +108,13 @@ class Change:
 def record_of(change: Change, at: Standing, error: BedloadError | None, *, now: float, workers: int) -> MoveRecord:
     """What is remembered of one operator's part in a change that is over now, with so many workers."""
     transfer = change.transfers.get(at.name)
-    strategy = transfer.strategy if transfer is not None else change.wish.strategy or DEFAULT
-    outcome = "done" if error is None else "called off" if isinstance(error, MoveCancelled) else error.message
+    strategy = change.wish.strategy if transfer is None else transfer.strategy
+    outcome = DONE if error is None else CALLED_OFF if isinstance(error, MoveCancelled) else error.message
     record = MoveRecord(
         number=change.number,
-        kind=change.wish.kind,
+        kind=change.wish.kind.value,
         operator=at.name,
-        strategy=strategy.name,
+        strategy=name_of(strategy),
         why="" if transfer is None else transfer.why,
         outcome=outcome,
         began=change.requested,

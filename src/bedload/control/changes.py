@@ -21,10 +21,11 @@ from bedload.control.members import Members
 from bedload.control.phases import ChangePhase
 from bedload.control.standing import Standing
 from bedload.control.transfer import Transfer
-from bedload.control.wish import Wish, check_wish, listed, members_after, strategy_for, target_of
+from bedload.control.wish import Kind, Wish, check_wish, listed, members_after, strategy_for, target_of
 from bedload.core.clock import Clock
 from bedload.core.errors import BedloadError, MoveCancelled, MoveFailed, MoveRefused
-from bedload.core.ids import DeploymentId, OperatorName, WorkerId
+from bedload.core.ids import ChangeId, DeploymentId, MoveId, OperatorName, WorkerId
+from bedload.migration.strategies import restarts
 from bedload.protocol import messages as m
 
 MAX_QUEUED = 16
@@ -53,12 +54,12 @@ class Changes:
         self._durable = durable
         self.current: Change | None = None
         self._queue: deque[Change] = deque()
-        self._numbers = itertools.count()
-        self._moves = itertools.count()
+        self._numbers = map(ChangeId, itertools.count())
+        self._moves = map(MoveId, itertools.count())
 
     # --- what the user asks for ---
 
-    def ask(self, to: Token, wish: Wish) -> tuple[int, list[Instruction]]:
+    def ask(self, to: Token, wish: Wish) -> tuple[ChangeId, list[Instruction]]:
         """Take a wish; answered by a :class:`ChangeResult`."""
         change = Change(next(self._numbers), to, wish, requested=self._clock.monotonic())
         if self.current is not None and len(self._queue) >= MAX_QUEUED:
@@ -67,7 +68,7 @@ class Changes:
         self._queue.append(change)
         return change.number, self._next()
 
-    def cancel(self, number: int) -> tuple[bool, list[Instruction]]:
+    def cancel(self, number: ChangeId) -> tuple[bool, list[Instruction]]:
         """Call a change off, if nothing has flipped yet; whether that could be done."""
         for change in self._queue:
             if change.number == number:
@@ -78,7 +79,7 @@ class Changes:
             return False, []
         return True, self._fail(now, MoveCancelled(f"change {number} was called off; nothing had moved"))
 
-    def seen(self, number: int) -> tuple[ChangePhase, float]:
+    def seen(self, number: ChangeId) -> tuple[ChangePhase, float]:
         """Where a change is, and how much of it is done."""
         change = self.current
         if change is not None and change.number == number:
@@ -150,7 +151,7 @@ class Changes:
         if change is None or message.operator is None:
             return []
         if message.move is None:
-            if change.phase is not ChangePhase.WEIGHING or message.ticket != change.number:
+            if change.phase is not ChangePhase.WEIGHING or message.ticket != change.ticket:
                 return []
             return self._fail(change, refusals.told(error, "Nothing has moved: the cluster is as it was"))
         transfer = change.transfers.get(message.operator)
@@ -163,7 +164,7 @@ class Changes:
     def weighed(self, message: m.Weighed) -> list[Instruction]:
         """A worker has said what its key groups weigh."""
         change = self.current
-        if change is None or change.phase is not ChangePhase.WEIGHING or message.ticket != change.number:
+        if change is None or change.phase is not ChangePhase.WEIGHING or message.ticket != change.ticket:
             return []
         change.weights.setdefault(message.operator, {})[message.worker] = message
         change.waiting.discard((message.operator, message.worker))
@@ -269,7 +270,7 @@ class Changes:
             check_wish(change.wish, self._members.owning, tables, durable=self._durable)
         except BedloadError as error:
             return self._over(change, error)
-        if change.wish.strategy is not None and change.wish.strategy.restart:
+        if restarts(change.wish.strategy):
             change.phase, change.held_at = ChangePhase.HOLDING, self._clock.monotonic()
             return self.go_on()
         new = tuple(worker for worker in change.members if worker not in self._members.owning)
@@ -283,7 +284,7 @@ class Changes:
         change.phase = ChangePhase.WEIGHING
         asked = [(name, worker) for name in self._concerned(change) for worker in self._members.addresses]
         change.waiting = set(asked)
-        weigh = [ToWorker(worker, m.Weigh(name, change.number)) for name, worker in asked]
+        weigh = [ToWorker(worker, m.Weigh(name, change.ticket)) for name, worker in asked]
         return [*weigh] if weigh else self._move(change)
 
     def _without_weight(self, change: Change, worker: WorkerId) -> list[Instruction]:
@@ -294,7 +295,7 @@ class Changes:
     def _move(self, change: Change) -> list[Instruction]:
         change.phase, change.waiting = ChangePhase.MOVING, set()
         wish = change.wish
-        if wish.kind in ("move", "pin") and wish.worker not in change.members:
+        if wish.kind in (Kind.MOVE, Kind.PIN) and wish.worker not in change.members:
             return self._over(change, refusals.nowhere_to_go(wish.worker, listed(change.members)))
         self._members.own(change.members)
         try:

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 import msgspec
 
 from bedload.checkpoint.history import CompactionSettings
-from bedload.checkpoint.records import Manifest, SnapshotPart
+from bedload.checkpoint.records import Manifest, SnapshotPart, manifest_of
 from bedload.control.instructions import CheckpointResult, CollectGarbage, Instruction, Token, ToWorker, WriteManifest
 from bedload.control.standing import Standing
 from bedload.core.errors import BedloadError, ProtocolError
-from bedload.core.ids import Turn, WorkerId
+from bedload.core.ids import Ticket, Turn, WorkerId
 from bedload.protocol import messages as m
 
 _PARTS = msgspec.msgpack.Decoder(list[SnapshotPart])
@@ -33,7 +33,7 @@ class Retention:
 
 @dataclass
 class _Running:
-    ticket: int
+    ticket: Ticket
     turn: Turn
     waiting: set[WorkerId]
     asked: list[Token]
@@ -48,7 +48,7 @@ class Compaction:
         self._at = standing
         self._retention = retention
         self._running: _Running | None = None
-        self._tickets = 0
+        self._ticket = Ticket(0)
         self._asked: list[Token] = []
         """Who waits for a snapshot that has not begun."""
         self._collecting = False
@@ -129,12 +129,12 @@ class Compaction:
         owners = set(self._at.routing.owners)
         if not owners <= self._at.addresses.keys():
             return []  # until those that are missing are back, or others own their key groups
-        self._tickets += 1
-        self._running = _Running(self._tickets, lineage.head, owners, self._asked)
+        self._ticket = Ticket(self._ticket + 1)
+        self._running = _Running(self._ticket, lineage.head, owners, self._asked)
         self._asked = []
         groups_of = self._at.routing.groups_of
         return [
-            ToWorker(worker, m.Compact(self._at.name, lineage.head, groups_of(worker), self._tickets))
+            ToWorker(worker, m.Compact(self._at.name, lineage.head, groups_of(worker), self._ticket))
             for worker in sorted(owners)
         ]
 
@@ -152,19 +152,9 @@ class Compaction:
     def _manifest(self, running: _Running) -> Manifest:
         lineage = self._at.lineage
         assert lineage is not None
-        held = lineage.history.record(running.turn) or lineage.history.manifest(running.turn)
-        assert held is not None
-        parts = tuple(sorted(running.parts, key=lambda part: part.groups))
-        return Manifest(
-            turn=running.turn,
-            schema=held.schema,
-            query=held.query,
-            epoch=held.epoch,
-            parts=parts,
-            bytes=sum(file.bytes for part in parts for file in part.files.values()),
-            rows=sum(part.rows for part in parts),
-            committed=lineage.history.last_epochs(running.turn),
-        )
+        record = lineage.history.record(running.turn)
+        assert record is not None, "a turn without a record has a snapshot already"
+        return manifest_of(record, lineage.schemas[record.schema], running.parts)
 
     def _fail(self, error: BedloadError) -> list[Instruction]:
         asked = [*([] if self._running is None else self._running.asked), *self._asked]

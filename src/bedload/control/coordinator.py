@@ -35,7 +35,7 @@ from bedload.core.errors import (
     ProtocolError,
     UnknownOperator,
 )
-from bedload.core.ids import DeploymentId, Epoch, OperatorName, QueryId, RunId, Turn, WorkerId
+from bedload.core.ids import NO_CHANGE, ChangeId, DeploymentId, Epoch, OperatorName, QueryId, RunId, Turn, WorkerId
 from bedload.keys import RoutingTable
 from bedload.protocol import messages as m
 
@@ -105,14 +105,14 @@ class Coordinator:
             return [CheckpointResult(token, self._parts.down)]
         return compaction.ask(token)
 
-    def change(self, token: Token, wish: Wish) -> tuple[int, list[Instruction]]:
+    def change(self, token: Token, wish: Wish) -> tuple[ChangeId, list[Instruction]]:
         """Change the cluster while it runs; answered by a :class:`ChangeResult`."""
         if self._parts.down is not None:
-            return -1, [ChangeResult(token, -1, self._parts.down)]
+            return NO_CHANGE, [ChangeResult(token, NO_CHANGE, self._parts.down)]
         number, out = self.changes.ask(token, wish)
         return number, self._parts.then(out)
 
-    def cancel(self, number: int) -> tuple[bool, list[Instruction]]:
+    def cancel(self, number: ChangeId) -> tuple[bool, list[Instruction]]:
         """Call a change off, if nothing has flipped yet; whether that could be done."""
         could, out = self.changes.cancel(number)
         return could, self._parts.then(out)

@@ -35,7 +35,7 @@ from bedload.control.room import WaitingRoom
 from bedload.control.standing import NOTHING, Phase, Standing
 from bedload.control.turns import Turns
 from bedload.core.errors import BedloadError, CheckpointError, EpochAborted
-from bedload.core.ids import NO_EPOCH, Epoch, QueryId, RunId, Turn
+from bedload.core.ids import NO_EPOCH, NO_MOVE, Epoch, QueryId, RunId, Turn
 from bedload.keys import RoutingTable
 from bedload.protocol import messages as m
 
@@ -182,7 +182,7 @@ class OperatorEpochs:
         if at.run is not None:
             at.past_runs.add(at.run)
         at.query, at.run, self._query_ended = None, None, False
-        move = -1 if at.transfer is None else at.transfer.reset()
+        move = NO_MOVE if at.transfer is None else at.transfer.reset()
         out += [ToWorker(worker, m.Reset(at.name, move)) for worker in at.addresses]
         # Before whoever waits is let in: a turn that begins with other owners than the next one would lose keys.
         at.set_routing(routing, "the state was given up")

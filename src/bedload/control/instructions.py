@@ -9,7 +9,7 @@ from bedload.checkpoint.history import Garbage
 from bedload.checkpoint.records import Manifest, TurnRecord
 from bedload.core.epoch import EpochStats, EpochTime
 from bedload.core.errors import BedloadError
-from bedload.core.ids import DeploymentId, Epoch, OperatorName, QueryId, RunId, Turn, WorkerId
+from bedload.core.ids import ChangeId, DeploymentId, Epoch, OperatorName, QueryId, RunId, Turn, WorkerId
 from bedload.migration.record import MoveRecord
 from bedload.protocol.messages import Message
 
@@ -117,7 +117,7 @@ class ChangeResult:
     """A change of the cluster is over."""
 
     to: Token
-    number: int
+    number: ChangeId
     error: BedloadError | None
     records: tuple[MoveRecord, ...] = ()
     routings: tuple[tuple[OperatorName, str], ...] = ()

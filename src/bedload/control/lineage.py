@@ -82,7 +82,7 @@ class Lineage:
         committed: Mapping[QueryId, Epoch],
     ) -> TurnRecord:
         """The record of a turn that begins now on the head."""
-        guests = sorted({(pin.key % routing.key_groups, pin.worker) for pin in routing.pins})
+        guests = sorted({(routing.group_of(pin.key), pin.worker) for pin in routing.pins})
         return TurnRecord(
             turn=turn,
             parent=self.head,
@@ -198,7 +198,7 @@ class Lineage:
         """What a worker must be told so that it holds the state at a turn; nothing if it does."""
         owed = self._owed.get(worker, set())
         guests = routing.guests_of(worker)
-        hosts = {KeyGroup(key % routing.key_groups) for key in guests} - set(groups)
+        hosts = set(map(routing.group_of, guests)) - set(groups)
         if not groups and not hosts:
             self._owed.pop(worker, None)
             self._holds[worker] = base  # it owns nothing, so it has all of the state that it needs

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable
 
-from bedload.core.ids import KeyGroup, WorkerId
+from bedload.core.ids import WorkerId
 from bedload.keys import RoutingTable
 from bedload.protocol import messages as m
 
@@ -13,7 +13,7 @@ def lots_between(before: RoutingTable, after: RoutingTable) -> tuple[m.Lot, ...]
     """What changes owners when a routing table gives way to another."""
     lots = []
     for move in before.diff(after):
-        of_keys = tuple(KeyGroup(key % before.key_groups) for key in move.keys)
+        of_keys = tuple(map(before.group_of, move.keys))
         lots.append(m.Lot(move.source, move.target, move.key_groups, move.keys, move.stay, of_keys))
     return tuple(lots)
 

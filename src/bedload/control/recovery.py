@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from bedload.control.instructions import Instruction, ToWorker
 from bedload.control.standing import Phase, Standing
 from bedload.core.errors import BedloadError, CheckpointError, EpochAborted
-from bedload.core.ids import DeploymentId, KeyGroup, Turn, WorkerId
+from bedload.core.ids import DeploymentId, Turn, WorkerId
 from bedload.migration.plan import leave_out
 
 MOST_READS = 15
@@ -76,7 +76,7 @@ class Recovery:
         if at.lineage is not None:
             at.lineage.left_out(worker)
             for move in before.diff(at.routing):
-                of_keys = {KeyGroup(key % at.routing.key_groups) for key in move.keys}
+                of_keys = set(map(at.routing.group_of, move.keys))
                 at.lineage.take_over(move.target, {*move.key_groups, *of_keys})
 
     def left(self, worker: WorkerId) -> None:

@@ -23,7 +23,7 @@ from bedload.control.lots import backlog_of, lots_between
 from bedload.control.phases import TransferPhase
 from bedload.control.tally import Tally
 from bedload.core.errors import BedloadError
-from bedload.core.ids import DeploymentId, WorkerId
+from bedload.core.ids import NO_MOVE, DeploymentId, MoveId, WorkerId
 from bedload.keys import RoutingTable
 from bedload.migration.plan import leave_out, steps_of
 from bedload.migration.strategies import Strategy
@@ -42,13 +42,13 @@ class Transfer:
         target: RoutingTable,
         strategy: Strategy,
         deployment: DeploymentId,
-        numbers: Iterator[int],
+        numbers: Iterator[MoveId],
         why: str = "",
     ) -> None:
         self._turns = turns
         self._at = turns.standing
         """Where the operator stands."""
-        self.strategy = strategy
+        self.strategy, self._terms = strategy, strategy.terms
         self.why = why
         """Why that strategy, if it was chosen."""
         self.phase = TransferPhase.WAITING
@@ -62,7 +62,7 @@ class Transfer:
         """Ownership changed at once, since there was no state to move."""
         self._before = self._at.routing
         """The routing before the flip."""
-        self._move = -1
+        self._move = NO_MOVE
         self._lots: tuple[m.Lot, ...] = ()
         self._open: set[WorkerId] = set()
         """Whose word is awaited."""
@@ -114,7 +114,7 @@ class Transfer:
 
     def backlog(self) -> dict[WorkerId, m.Backlogged]:
         """What feeders should tell the old owners about."""
-        if self.phase is not TransferPhase.FLIPPED or self.strategy.order != "backlog":
+        if self.phase is not TransferPhase.FLIPPED or self._terms.order is not m.Order.BACKLOG:
             return {}
         return backlog_of(self._lots, self._open)
 
@@ -188,7 +188,7 @@ class Transfer:
                 leaving,
                 arriving,
                 self._addresses(),
-                self.strategy.terms,
+                self._terms,
                 *at.base_epoch,
             )
             at.tells(worker)
@@ -241,7 +241,7 @@ class Transfer:
         self._open.discard(worker)
         return self._forgotten()
 
-    def failed(self, move: int, error: BedloadError) -> list[Instruction] | None:
+    def failed(self, move: MoveId, error: BedloadError) -> list[Instruction] | None:
         """A worker cannot do its part in a move; None: nobody needs it any more."""
         if move != self._move or self.phase not in (TransferPhase.COPYING, TransferPhase.DUE, TransferPhase.FLIPPED):
             return None
@@ -289,7 +289,7 @@ class Transfer:
         """The cluster is over: nobody sends anything any more."""
         return [] if self.phase in (TransferPhase.WAITING, TransferPhase.DONE) else self._end(called_off=True)
 
-    def reset(self) -> int:
+    def reset(self) -> MoveId:
         """The operator's state was given up, and the workers forget all about it; the last move that began."""
         self._steps.clear()
         self.phase, self._switched, self._failure = TransferPhase.DONE, False, None
@@ -322,7 +322,7 @@ class Transfer:
         over = self.phase is TransferPhase.DONE
         assert over or awaits == bool(self._open), f"{self} and waits for {self._open or 'nobody'}"
         moves = not over and self.phase is not TransferPhase.WAITING
-        assert not moves or (self._lots and self._move >= 0), f"{self} and moves nothing"
+        assert not moves or (self._lots and self._move != NO_MOVE), f"{self} and moves nothing"
         assert not over or not self._steps, f"{self} and has {len(self._steps)} steps left"
         assert self.tally.flips >= 0, f"{self} and has flipped {self.tally.flips} times"
 
@@ -346,7 +346,7 @@ class Transfer:
             return self.go_on()
         self.phase, self.tally.since = TransferPhase.COPYING, self._at.now
         self._open = {lot.source for lot in self._lots}
-        name, terms = self._at.name, self.strategy.terms
+        name, terms = self._at.name, self._terms
         out: list[Instruction] = []
         for source in sorted(self._open):
             lots = tuple(lot for lot in self._lots if lot.source == source)

@@ -5,20 +5,30 @@ Invariant: what cannot be done is refused before anything begins.
 
 from __future__ import annotations
 
+import enum
 import itertools
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 from bedload.core.errors import MoveRefused
-from bedload.core.ids import KeyGroup, OperatorName, WorkerId
+from bedload.core.ids import KeyGroup, KeyHash, OperatorName, WorkerId
 from bedload.keys import RoutingTable
 from bedload.migration import plan
 from bedload.migration.chooser import Facts, choose
-from bedload.migration.strategies import Strategy
+from bedload.migration.strategies import AUTO, DEFAULT, Auto, Strategy, restarts
 from bedload.protocol import messages as m
 
-Kind = Literal["rescale", "move", "drain", "rebalance", "pin", "unpin"]
+
+class Kind(enum.StrEnum):
+    """What is asked for. The values are put on record."""
+
+    RESCALE = "rescale"
+    MOVE = "move"
+    DRAIN = "drain"
+    REBALANCE = "rebalance"
+    PIN = "pin"
+    UNPIN = "unpin"
+
 
 MAX_PINS = 1_000_000
 """Single keys of an operator with a place of their own: every feeder is told of all of them when an epoch opens."""
@@ -29,8 +39,7 @@ class Wish:
     """What a user asks for."""
 
     kind: Kind
-    strategy: Strategy | None = None
-    """None: one that fits is chosen."""
+    strategy: Strategy | Auto = DEFAULT
     workers: int | None = None
     """How many there shall be."""
     worker: WorkerId | None = None
@@ -38,19 +47,19 @@ class Wish:
     operator: OperatorName | None = None
     """None: all of them."""
     groups: tuple[KeyGroup, ...] = ()
-    keys: tuple[int, ...] = ()
+    keys: tuple[KeyHash, ...] = ()
     """By their hash."""
 
 
 def members_after(wish: Wish, members: tuple[WorkerId, ...]) -> tuple[WorkerId, ...]:
     """Who shall own key groups when a wish is fulfilled."""
-    if wish.kind == "drain":
+    if wish.kind is Kind.DRAIN:
         if wish.worker not in members:
             raise MoveRefused(f"there is no worker {wish.worker} to drain; there are {listed(members)}")
         if len(members) == 1:
             raise MoveRefused(f"worker {wish.worker} is the last one: its state has nowhere to go")
         return tuple(worker for worker in members if worker != wish.worker)
-    if wish.kind != "rescale":
+    if wish.kind is not Kind.RESCALE:
         return members
     assert wish.workers is not None
     if wish.workers <= len(members):
@@ -63,7 +72,7 @@ def check_wish(
     wish: Wish, members: tuple[WorkerId, ...], tables: Mapping[OperatorName, RoutingTable], *, durable: bool
 ) -> None:
     """Refuse what cannot be done."""
-    if wish.kind in ("move", "pin") and wish.worker not in members:
+    if wish.kind in (Kind.MOVE, Kind.PIN) and wish.worker not in members:
         raise MoveRefused(f"there is no worker {wish.worker}; there are {listed(members)}")
     if wish.operator is not None and wish.operator not in tables:
         known = ", ".join(sorted(tables)) or "none"
@@ -71,14 +80,14 @@ def check_wish(
     for name, table in tables.items() if wish.operator is None else [(wish.operator, tables[wish.operator])]:
         count = table.key_groups
         pinned = {pin.key for pin in table.pins}
-        if wish.kind == "pin" and len(pinned.union(wish.keys)) > MAX_PINS:
+        if wish.kind is Kind.PIN and len(pinned.union(wish.keys)) > MAX_PINS:
             raise MoveRefused(
                 f"operator {name}: {len(pinned.union(wish.keys)):,} keys would have a place of their own, at most "
                 f"{MAX_PINS:,} can: move key groups, or unpin keys first"
             )
         if bad := [group for group in wish.groups if not 0 <= group < count]:
             raise MoveRefused(f"operator {name} has no key group {bad[0]}: they are 0 to {count - 1}")
-    if wish.strategy is not None and wish.strategy.restart and not durable:
+    if restarts(wish.strategy) and not durable:
         raise MoveRefused(
             "stop_restart starts workers from the checkpoint, and this cluster keeps state in memory only: attach "
             'with bedload.attach(spark, checkpoint="file:///..."), or use another strategy'
@@ -87,7 +96,7 @@ def check_wish(
 
 def strategy_for(wish: Wish, key_groups: int, weights: Collection[m.Weighed]) -> tuple[Strategy, str]:
     """How an operator's state moves, and why, if that was chosen."""
-    if wish.strategy is not None:
+    if wish.strategy is not AUTO:
         return wish.strategy, ""
     rows = [count for it in weights for count in it.rows.values()]
     return choose(
@@ -109,18 +118,18 @@ def target_of(
         # It was applied, or its state given up, while workers came that it does not know.
         routing = routing.next(workers={*routing.workers, *members})
     match wish.kind:
-        case "rescale" | "drain":
+        case Kind.RESCALE | Kind.DRAIN:
             return routing.reassign(members)
-        case "move":
+        case Kind.MOVE:
             assert wish.worker is not None
             return plan.place(routing, wish.groups, wish.worker)
-        case "pin":
+        case Kind.PIN:
             assert wish.worker is not None
             return plan.pin(routing, wish.keys, wish.worker)
-        case "unpin":
+        case Kind.UNPIN:
             return plan.unpin(routing, wish.keys)
-        case "rebalance":
-            loads: dict[WorkerId, dict[int, float]] = {worker: it.rows for worker, it in weights.items()}
+        case Kind.REBALANCE:
+            loads: dict[WorkerId, dict[KeyGroup, float]] = {worker: it.rows for worker, it in weights.items()}
             return plan.balance(routing, loads)
 
 

@@ -9,6 +9,9 @@ from typing import NewType
 KeyGroup = NewType("KeyGroup", int)
 """The unit of partitioning: ``pmod(xxhash64(key), G)``."""
 
+KeyHash = NewType("KeyHash", int)
+"""A key by its hash, Spark's ``xxhash64(key)``. Keys of one hash go everywhere together."""
+
 WorkerId = NewType("WorkerId", int)
 """A worker, numbered from 0. The number of one that left, or was lost, goes to the next that comes."""
 
@@ -34,11 +37,24 @@ epoch, run or query: a message whose turn is not the current one is from another
 Generation = NewType("Generation", int)
 """One attachment of a cluster to a checkpoint, numbered from 1. It is the upper half of its turns."""
 
+ChangeId = NewType("ChangeId", int)
+"""One change of the cluster that somebody asked for. Later ones have larger numbers."""
+
+MoveId = NewType("MoveId", int)
+"""One attempt at having some state of an operator change its owners. Later ones have larger numbers, whichever operator
+they are of."""
+
 Ticket = NewType("Ticket", int)
-"""Names an order to read state back, and comes back with the answers to it."""
+"""Names an order, and comes back with the answers to it: what answers an earlier one is told apart by it."""
 
 NO_TURN = Turn(-1)
 """Before the first turn."""
+
+NO_CHANGE = ChangeId(-1)
+"""Of what was asked for and makes no change: there is nothing to do, or the cluster is over."""
+
+NO_MOVE = MoveId(-1)
+"""Before the first move."""
 
 NO_QUERY = QueryId("")
 """The query of state that no query has committed to yet."""

@@ -3,7 +3,7 @@
 ::
 
     key columns ──hash_columns──▶ hashes ──key_groups──▶ key groups ──RoutingTable.owners─────▶ workers
-    one key ──────hash_key──────▶ hash ────key_group───▶ key group ───RoutingTable.owner_of───▶ worker
+    one key ──────hash_key──────▶ hash ────────────────RoutingTable.owner_of_key──────────────▶ worker
 """
 
 from bedload.keys.canonical import NAN, canonical_key, freeze_keys
@@ -11,6 +11,7 @@ from bedload.keys.groups import (
     DEFAULT_KEY_GROUPS,
     MAX_KEY_GROUPS,
     check_key_groups,
+    group_column,
     groups_in,
     key_group,
     key_groups,
@@ -31,6 +32,7 @@ __all__ = [
     "check_key_groups",
     "check_key_type",
     "freeze_keys",
+    "group_column",
     "groups_in",
     "hash_columns",
     "hash_key",

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from bedload.core.errors import DefinitionError
-from bedload.core.ids import KeyGroup
+from bedload.core.ids import KeyGroup, KeyHash
 
 DEFAULT_KEY_GROUPS = 256
 """Enough to balance some tens of workers within a few per cent; few enough for a table per epoch."""
@@ -32,10 +32,10 @@ def check_key_groups(key_groups: int) -> None:
         )
 
 
-def key_group(key_hash: int, key_groups: int) -> KeyGroup:
+def key_group(key: KeyHash, key_groups: int) -> KeyGroup:
     """The key group of a key with this hash."""
     check_key_groups(key_groups)
-    return KeyGroup(key_hash % key_groups)
+    return KeyGroup(key % key_groups)
 
 
 def key_groups(hashes: npt.NDArray[np.int64], key_groups: int) -> npt.NDArray[np.int32]:
@@ -49,10 +49,20 @@ def key_groups(hashes: npt.NDArray[np.int64], key_groups: int) -> npt.NDArray[np
 
 def groups_in(batch: pa.RecordBatch) -> npt.NDArray[np.int16]:
     """The key group of each row of what a feeder sends: its last column."""
-    groups: npt.NDArray[np.int16] = batch.column(batch.num_columns - 1).to_numpy(zero_copy_only=False)
+    groups: npt.NDArray[np.int16] = batch.column(_place(batch)).to_numpy(zero_copy_only=False)
     return groups
+
+
+def group_column(batch: pa.RecordBatch) -> tuple[pa.Field, pa.Array]:
+    """The same as it is in the batch, to be put beside other columns: always as the last one."""
+    place = _place(batch)
+    return batch.schema.field(place), batch.column(place)
 
 
 def without_groups(batch: pa.RecordBatch) -> pa.RecordBatch:
     """The same rows, without their key groups."""
-    return batch.select(range(batch.num_columns - 1))
+    return batch.select(range(_place(batch)))
+
+
+def _place(batch: pa.RecordBatch) -> int:
+    return int(batch.num_columns) - 1

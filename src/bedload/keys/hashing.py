@@ -26,6 +26,7 @@ import pyarrow as pa
 import xxhash
 
 from bedload.core.errors import KeyTypeError
+from bedload.core.ids import KeyHash
 from bedload.keys import xxh64
 from bedload.keys.columns import bytes_of, floats_of, large_decimals_of, longs_of, numbers_of
 from bedload.keys.kinds import KeyKind, kind_of, value_type
@@ -56,7 +57,7 @@ def hash_columns(columns: Sequence[pa.Array]) -> npt.NDArray[np.int64]:
     return seeds.view(np.int64)
 
 
-def hash_key(key: Key, types: Sequence[pa.DataType]) -> int:
+def hash_key(key: Key, types: Sequence[pa.DataType]) -> KeyHash:
     """The hash of one key, whose columns have the given types.
 
     Raises :class:`KeyTypeError` if a value is not one that its column can hold: a look-up with it could
@@ -90,7 +91,7 @@ def hash_key(key: Key, types: Sequence[pa.DataType]) -> int:
                 type=str(data_type),
             )
         seed = xxhash.xxh64_intdigest(encoded, seed)
-    return seed - 2**64 if seed >= 2**63 else seed
+    return KeyHash(seed - 2**64 if seed >= 2**63 else seed)
 
 
 # --- columns -----------------------------------------------------------------------------------------

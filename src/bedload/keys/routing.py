@@ -24,7 +24,7 @@ from functools import cached_property
 from typing import Any
 
 from bedload.core.errors import DefinitionError, KeyGroupsChanged
-from bedload.core.ids import KeyGroup, WorkerId
+from bedload.core.ids import KeyGroup, KeyHash, WorkerId
 from bedload.keys.groups import check_key_groups
 
 
@@ -35,9 +35,9 @@ class Move:
     source: WorkerId
     target: WorkerId
     key_groups: tuple[KeyGroup, ...]
-    keys: tuple[int, ...] = ()
+    keys: tuple[KeyHash, ...] = ()
     """Single keys, by their hash, that go without their key group."""
-    stay: tuple[int, ...] = ()
+    stay: tuple[KeyHash, ...] = ()
     """Keys of the key groups that do not go along, because they are pinned before or after."""
 
 
@@ -45,7 +45,7 @@ class Move:
 class Pin:
     """A key, by its hash, and the worker that it lives with."""
 
-    key: int
+    key: KeyHash
     worker: WorkerId
 
 
@@ -83,26 +83,24 @@ class RoutingTable:
         """How many key groups there are."""
         return len(self.owners)
 
-    def owner_of(self, key_group: KeyGroup) -> WorkerId:
-        """The owner of one key group."""
-        if not 0 <= key_group < len(self.owners):
-            raise DefinitionError(f"there is no key group {key_group}: they are 0 to {len(self.owners) - 1}")
-        return self.owners[key_group]
-
     def groups_of(self, worker: WorkerId) -> tuple[KeyGroup, ...]:
         """The key groups of one worker, in ascending order; none for a worker that is not in the table."""
         return self._groups.get(worker, ())
 
-    def owner_of_key(self, key: int) -> WorkerId:
+    def owner_of_key(self, key: KeyHash) -> WorkerId:
         """The owner of a key, by its hash."""
         pinned = self._pinned.get(key)
         return self.owners[key % self.key_groups] if pinned is None else pinned
 
-    def guests_of(self, worker: WorkerId) -> tuple[int, ...]:
+    def group_of(self, key: KeyHash) -> KeyGroup:
+        """The key group of a key, by its hash."""
+        return KeyGroup(key % self.key_groups)
+
+    def guests_of(self, worker: WorkerId) -> tuple[KeyHash, ...]:
         """Pinned keys of a worker whose key groups live elsewhere."""
         return tuple(p.key for p in self.pins if p.worker == worker and self.owners[p.key % self.key_groups] != worker)
 
-    def away_from(self, worker: WorkerId) -> tuple[int, ...]:
+    def away_from(self, worker: WorkerId) -> tuple[KeyHash, ...]:
         """Keys of a worker's key groups that are pinned to others."""
         return tuple(p.key for p in self.pins if p.worker != worker and self.owners[p.key % self.key_groups] == worker)
 
@@ -111,7 +109,7 @@ class RoutingTable:
         *,
         owners: Iterable[WorkerId] | None = None,
         workers: Iterable[WorkerId] | None = None,
-        pins: Mapping[int, WorkerId] | None = None,
+        pins: Mapping[KeyHash, WorkerId] | None = None,
     ) -> RoutingTable:
         """The next table, with these parts replaced."""
         members = self.workers if workers is None else _members(workers)
@@ -144,7 +142,7 @@ class RoutingTable:
                 f"number is fixed when the state is created"
             )
         moved: dict[tuple[WorkerId, WorkerId], list[KeyGroup]] = {}
-        singles: dict[tuple[WorkerId, WorkerId], list[int]] = {}
+        singles: dict[tuple[WorkerId, WorkerId], list[KeyHash]] = {}
         for kg, (source, target) in enumerate(zip(self.owners, other.owners, strict=True)):
             if source != target:
                 moved.setdefault((source, target), []).append(KeyGroup(kg))
@@ -155,7 +153,7 @@ class RoutingTable:
         found = []
         for source, target in sorted(moved.keys() | singles.keys()):
             kgs = tuple(moved.get((source, target), ()))
-            stay = tuple(key for key in pinned if KeyGroup(key % self.key_groups) in kgs)
+            stay = tuple(key for key in pinned if self.group_of(key) in kgs)
             found.append(Move(source, target, kgs, tuple(singles.get((source, target), ())), stay))
         return tuple(found)
 
@@ -177,7 +175,7 @@ class RoutingTable:
             )
 
     @cached_property
-    def _pinned(self) -> dict[int, WorkerId]:
+    def _pinned(self) -> dict[KeyHash, WorkerId]:
         return {pin.key: pin.worker for pin in self.pins}
 
     @cached_property

@@ -9,6 +9,6 @@
 flips.
 """
 
-from bedload.migration.strategies import STRATEGIES, Strategy, strategy_named
+from bedload.migration.strategies import AUTO, STRATEGIES, Auto, Strategy, strategy_named
 
-__all__ = ["STRATEGIES", "Strategy", "strategy_named"]
+__all__ = ["AUTO", "STRATEGIES", "Auto", "Strategy", "strategy_named"]

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bedload.core.ids import KeyGroup
+from bedload.core.ids import KeyGroup, KeyHash, MoveId
 from bedload.keys.lookup import Hashes
 from bedload.migration.hash_set import Flags, HashSet
 from bedload.protocol.messages import Lot
@@ -52,7 +52,7 @@ class Holdings:
         self.owned: frozenset[KeyGroup] = frozenset()
         self.guests: frozenset[KeyGroup] = frozenset()
         """Key groups of which single keys live here, whoever has the others."""
-        self._leaving: dict[int, Lots] = {}
+        self._leaving: dict[MoveId, Lots] = {}
         """What was handed over, or will be, and is kept until its move is over."""
         self._reading: Flags = np.zeros(0, np.bool_)
         self.left = 0
@@ -65,7 +65,7 @@ class Holdings:
 
     # --- whose it is ---
 
-    def begin(self, groups: Iterable[KeyGroup], guests: Iterable[int]) -> list[KeyGroup]:
+    def begin(self, groups: Iterable[KeyGroup], guests: Iterable[KeyHash]) -> list[KeyGroup]:
         """A turn begins, in which the worker owns these, and single keys: key groups to be dropped."""
         before, self.owned = self.owned, frozenset(groups)
         self.guests = self._groups_of(guests) - self.owned
@@ -96,11 +96,11 @@ class Holdings:
         self.owned |= groups_of(lots)
         self.guests = (self.guests | {group for lot in lots for group in lot.key_groups}) - self.owned
 
-    def keep(self, move: int, lots: Lots) -> None:
+    def keep(self, move: MoveId, lots: Lots) -> None:
         """These are to leave with a move: whoever owns them, they stay here until it is over."""
         self._leaving[move] = lots
 
-    def let_go(self, move: int) -> Lots:
+    def let_go(self, move: MoveId) -> Lots:
         """The move is over: what was kept for it."""
         return self._leaving.pop(move, ())
 
@@ -206,7 +206,7 @@ class Holdings:
         both = np.flatnonzero(self._reading & (self._presence != Presence.HERE))
         assert not len(both), f"{both.tolist()} are read back and handed over"
 
-    def _groups_of(self, keys: Iterable[int]) -> frozenset[KeyGroup]:
+    def _groups_of(self, keys: Iterable[KeyHash]) -> frozenset[KeyGroup]:
         return frozenset(KeyGroup(key % self.key_groups) for key in keys)
 
     def _waits(self, presence: npt.NDArray[np.int8], hashes: Hashes) -> Flags:

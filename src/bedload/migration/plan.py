@@ -9,7 +9,7 @@ from bisect import bisect_left, insort
 from collections.abc import Collection, Iterable, Mapping
 from math import isfinite
 
-from bedload.core.ids import KeyGroup, WorkerId
+from bedload.core.ids import KeyGroup, KeyHash, WorkerId
 from bedload.keys import RoutingTable
 
 TOLERANCE = 0.1
@@ -57,19 +57,19 @@ def place(routing: RoutingTable, groups: Iterable[KeyGroup], to: WorkerId) -> Ro
     return routing.next(owners=owners)
 
 
-def pin(routing: RoutingTable, keys: Iterable[int], to: WorkerId) -> RoutingTable:
+def pin(routing: RoutingTable, keys: Iterable[KeyHash], to: WorkerId) -> RoutingTable:
     """These keys, by their hash, go to a worker, whatever becomes of their key groups."""
     pins = {item.key: item.worker for item in routing.pins}
     return routing.next(pins={**pins, **dict.fromkeys(keys, to)})
 
 
-def unpin(routing: RoutingTable, keys: Collection[int]) -> RoutingTable:
+def unpin(routing: RoutingTable, keys: Collection[KeyHash]) -> RoutingTable:
     """These keys live with their key groups again."""
     return routing.next(pins={item.key: item.worker for item in routing.pins if item.key not in keys})
 
 
 def balance(
-    routing: RoutingTable, load: Mapping[WorkerId, Mapping[int, float]], tolerance: float = TOLERANCE
+    routing: RoutingTable, load: Mapping[WorkerId, Mapping[KeyGroup, float]], tolerance: float = TOLERANCE
 ) -> RoutingTable:
     """Even loads, by moving few key groups: ``load`` has that of each key group at each worker.
 
@@ -105,7 +105,7 @@ def balance(
     return routing.next(owners=owners)
 
 
-def _in_whole_numbers(load: Mapping[WorkerId, Mapping[int, float]]) -> dict[WorkerId, dict[int, int]]:
+def _in_whole_numbers(load: Mapping[WorkerId, Mapping[KeyGroup, float]]) -> dict[WorkerId, dict[KeyGroup, int]]:
     """Loads as shares of the largest one: sums of numbers as they are measured depend on their order, and may tie."""
     most = max((w for groups in load.values() for w in groups.values() if isfinite(w)), default=0.0)
     if most <= 0:

@@ -26,12 +26,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from bedload.core.ids import KeyGroup, Turn, WorkerId
+from bedload.core.ids import KeyGroup, MoveId, Turn, WorkerId
 from bedload.keys.lookup import Hashes
 from bedload.migration.hash_set import NONE, Flags, HashSet
 from bedload.migration.holdings import Presence
 from bedload.migration.parking import Freed, Parking
-from bedload.protocol.messages import Lot, Terms
+from bedload.protocol.messages import Lot, Order, Terms, WaitsFor
 
 
 @dataclass
@@ -65,7 +65,7 @@ class Receiving(enum.Enum):
 class Receiver:
     """One move at one new owner."""
 
-    def __init__(self, move: int, parking: Parking) -> None:
+    def __init__(self, move: MoveId, parking: Parking) -> None:
         self.move = move
         self.phase = Receiving.EARLY
         self.base: Turn | None = None
@@ -79,7 +79,7 @@ class Receiver:
     @property
     def on_demand(self) -> bool:
         """Whether the old owners want to be asked for what rows wait for."""
-        return self._terms is not None and self._terms.order == "demand"
+        return self._terms is not None and self._terms.order is Order.DEMAND
 
     def is_repeat(self, source: WorkerId, number: int) -> bool:
         """Whether this was taken in already."""
@@ -100,7 +100,7 @@ class Receiver:
             incoming.lot = lot
             stay = np.array([key for key in lot.stay if key not in arriving], np.int64)
             holdings.arrive_keys(stay)
-            if terms.waits_for != "key" or terms.copy_ahead:
+            if terms.waits_for is not WaitsFor.KEY or terms.copy_ahead:
                 holdings.hand_over(lot.groups, Presence.AWAITED)
             else:
                 holdings.hand_over(lot.groups, Presence.ARRIVING)
@@ -163,9 +163,9 @@ class Receiver:
             return []
         assert self._terms is not None
         freed: list[Freed] = []
-        if self._terms.waits_for == "key":
+        if self._terms.waits_for is WaitsFor.KEY:
             freed += self._keys_here(hashes, now)
-        elif self._terms.waits_for == "key group":
+        elif self._terms.waits_for is WaitsFor.KEY_GROUP:
             freed += self._groups_here(groups, now)
         if incoming.last and not incoming.whole:
             freed += self._complete(incoming, now)
@@ -258,7 +258,7 @@ class Receiver:
         keys = np.array(lot.keys, np.int64)
         freed = self._keys_here(keys[~np.isin(keys, incoming.stale)], now)
         freed += self._keys_here(incoming.early.all(), now)
-        if self._terms.waits_for == "key":
+        if self._terms.waits_for is WaitsFor.KEY:
             freed += self._groups_here(lot.groups, now)
         return freed
 
@@ -266,7 +266,7 @@ class Receiver:
         incoming.whole = True
         assert incoming.lot is not None
         assert self._terms is not None
-        if self._terms.waits_for == "everything":
+        if self._terms.waits_for is WaitsFor.EVERYTHING:
             return []
         freed = self._groups_here(incoming.lot.groups, now)
         return [*freed, *self._keys_here(np.array(incoming.lot.keys, np.int64), now)]
@@ -291,7 +291,7 @@ class Receiver:
 
 def whole_only(terms: Terms | None) -> bool:
     """Whether it makes no difference which keys have arrived, as long as not all have."""
-    return terms is not None and terms.waits_for == "everything" and not terms.copy_ahead
+    return terms is not None and terms.waits_for is WaitsFor.EVERYTHING and not terms.copy_ahead
 
 
 def waits(found: list[tuple[Hashes, float]]) -> npt.NDArray[np.float64]:

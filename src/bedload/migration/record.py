@@ -9,12 +9,19 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from bedload.core.ids import ChangeId
+
 STEADY_EPOCHS = 50
 """So many epochs before a move say what is normal."""
 CALM_EPOCHS = 10
 """After so many epochs in a row under the limit the latency is taken for stable."""
 LIMIT = 1.1
 """Of the longest epoch before the move: under it the latency is stable again."""
+
+
+DONE = "done"
+CALLED_OFF = "called off"
+"""The outcomes of a move; any other is what went wrong, in words."""
 
 
 class EpochSpan(NamedTuple):
@@ -27,14 +34,14 @@ class EpochSpan(NamedTuple):
 class MoveRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
     """One operator's part in a change of the cluster."""
 
-    number: int
+    number: ChangeId
     kind: str
     """``rescale``, ``move``, ``drain``, ``rebalance``, ``pin`` or ``unpin``."""
     operator: str
     strategy: str
     why: str = ""
     """Why that strategy, if it was chosen for the user."""
-    outcome: str = "done"
+    outcome: str = DONE
     """``done``, ``called off``, or what went wrong."""
     requested: float = 0.0
     """Seconds since 1970."""

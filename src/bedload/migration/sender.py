@@ -27,12 +27,12 @@ import numpy as np
 import pyarrow as pa
 
 from bedload.core.clock import Clock
-from bedload.core.ids import KeyGroup, Turn, WorkerId
+from bedload.core.ids import KeyGroup, KeyHash, MoveId, Turn, WorkerId
 from bedload.keys import key_groups
 from bedload.keys.lookup import Hashes
 from bedload.migration.hash_set import NONE
 from bedload.migration.lane import WINDOW, Lane, Parcel
-from bedload.protocol.messages import Lot, Terms
+from bedload.protocol.messages import Lot, Order, Terms, WaitsFor
 from bedload.store.shelf import Shelf
 
 _FIRST_CHUNK = 256
@@ -59,7 +59,7 @@ class Sender:
     """One move at one old owner."""
 
     def __init__(
-        self, move: int, terms: Terms, lots: tuple[Lot, ...], shelve: Callable[[Lot], Shelf], clock: Clock
+        self, move: MoveId, terms: Terms, lots: tuple[Lot, ...], shelve: Callable[[Lot], Shelf], clock: Clock
     ) -> None:
         self.move = move
         self.terms = terms
@@ -87,7 +87,7 @@ class Sender:
         lots = [lane.lot for lane in self._lanes.values()]
         if group not in self.groups and not any(lot.keys for lot in lots):
             return False
-        key = int(hash_of()[0])
+        key = KeyHash(int(hash_of()[0]))
         return any(key in lot.keys or (group in lot.groups and key not in lot.stay) for lot in lots)
 
     # --- what happens at the old owner ---
@@ -314,13 +314,13 @@ class Sender:
                 state, _ = self._timed(lane, lambda: lane.shelf.collect(hashes))
             else:
                 state, _ = self._timed(lane, lambda: lane.shelf.collect_range(first, len(hashes)))
-            if self.terms.order != "any":  # else nobody asks for what was sent
+            if self.terms.order is not Order.ANY:  # else nobody asks for what was sent
                 lane.sent.add(hashes)
         return lane.parcel(hashes, state, groups, ahead=False)
 
     def _whole(self, lane: Lane, cursor: int) -> tuple[KeyGroup, ...]:
         """Key groups that the sweep has passed when it is there, if somebody waits for whole ones."""
-        if self.terms.waits_for != "key group":
+        if self.terms.waits_for is not WaitsFor.KEY_GROUP:
             return ()
         return tuple(sorted(group for group, end in lane.unsaid.items() if end <= cursor))
 

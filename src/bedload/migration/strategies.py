@@ -2,12 +2,18 @@
 
 A strategy says what is copied ahead while the old owner still works on it, how much flips at one epoch boundary, who
 decides what is sent next, and what a row waits for. Nothing else differs between them.
+
+Whoever asks for a change gives a strategy, its name, ``"auto"``, or None. None means the same wherever it can be given:
+the default, :data:`DEFAULT`. :func:`strategy_named` is the one place that says what was meant; behind it there is no
+None, and what is to be chosen later is :data:`AUTO`.
 """
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass, replace
 from types import EllipsisType
+from typing import Literal
 
 from bedload.core.errors import DefinitionError
 from bedload.protocol.messages import Order, Terms, WaitsFor
@@ -22,8 +28,10 @@ class Strategy:
     """Copy state in the background before ownership flips; afterwards only what changed since is sent."""
     groups_per_flip: int | None = None
     """So many key groups flip at one epoch boundary; None: all that move."""
-    order: Order = "any"
-    waits_for: WaitsFor = "key"
+    order: Literal["any", "demand", "backlog"] = "any"
+    """What is sent next: whatever comes, what the new owner asks for, or what the feeders say is needed."""
+    waits_for: Literal["everything", "key group", "key"] = "key"
+    """What a row of a moved key waits for."""
     restart: bool = False
     """Stop all workers and start others from the checkpoint."""
     share: float = 0.25
@@ -34,6 +42,10 @@ class Strategy:
     """Systems that move state like this."""
 
     def __post_init__(self) -> None:
+        for what, given, known in (("order", self.order, Order), ("waits_for", self.waits_for, WaitsFor)):
+            texts = [it.value for it in known]
+            if given not in texts:
+                raise DefinitionError(f"strategy {self.name}: {what}={given!r} is none of {', '.join(texts)}")
         if not 0 < self.share <= 1:
             raise DefinitionError(f"strategy {self.name}: share={self.share} is not a share; give 0 < share <= 1")
         if self.bandwidth is not None and self.bandwidth <= 0:
@@ -49,7 +61,7 @@ class Strategy:
     @property
     def terms(self) -> Terms:
         """What the workers need to know."""
-        return Terms(self.copy_ahead, self.order, self.waits_for, self.share, self.bandwidth)
+        return Terms(self.copy_ahead, Order(self.order), WaitsFor(self.waits_for), self.share, self.bandwidth)
 
 
 _UNSEEN = 0.05
@@ -69,15 +81,39 @@ STRATEGIES: dict[str, Strategy] = {strategy.name: strategy for strategy in _ALL}
 """All of them, by name."""
 
 DEFAULT = STRATEGIES["seamless"]
+"""For whoever names none."""
 
 
-def strategy_named(strategy: str | Strategy | None) -> Strategy:
-    """A strategy by its name; the default for None."""
+class Auto(enum.Enum):
+    """Stands for a strategy that is not chosen yet."""
+
+    AUTO = "auto"
+
+
+AUTO = Auto.AUTO
+"""The one that fits, chosen for each operator when it is known what there is to move."""
+
+
+def strategy_named(strategy: str | Strategy | None) -> Strategy | Auto:
+    """What is meant by a strategy, by its name or by ``"auto"``; by None, the default."""
     if strategy is None:
         return DEFAULT
     if isinstance(strategy, Strategy):
         return strategy
+    if strategy == AUTO.value:
+        return AUTO
     found = STRATEGIES.get(strategy)
     if found is None:
-        raise DefinitionError(f"there is no strategy {strategy!r}; there are: {', '.join(STRATEGIES)}, and auto")
+        known = ", ".join(STRATEGIES)
+        raise DefinitionError(f"there is no strategy {strategy!r}; there are: {known}, and {AUTO.value}")
     return found
+
+
+def restarts(strategy: Strategy | Auto) -> bool:
+    """Whether all workers start anew with it. One that is chosen never does that."""
+    return strategy is not AUTO and strategy.restart
+
+
+def name_of(strategy: Strategy | Auto) -> str:
+    """As it is put on record."""
+    return strategy.value if strategy is AUTO else strategy.name

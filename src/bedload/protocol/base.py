@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeAlias
+import enum
+from typing import Any, TypeAlias
 
 import msgspec
 
 from bedload.core.errors import BedloadError, from_wire, to_wire
-from bedload.core.ids import KeyGroup, WorkerId
+from bedload.core.ids import KeyGroup, KeyHash, WorkerId
 
 Body: TypeAlias = Any
 """What travels beside a message: anything with the buffer protocol (Arrow has no types to say so), or None."""
@@ -17,11 +18,23 @@ Packed: TypeAlias = bytes
 """Many numbers as bytes."""
 
 
-Order: TypeAlias = Literal["any", "demand", "backlog"]
-"""What is sent next: whatever comes, what the new owner asks for, or what the feeders say is needed."""
+class Order(enum.Enum):
+    """What an old owner sends next. The values travel."""
 
-WaitsFor: TypeAlias = Literal["everything", "key group", "key"]
-"""What a row of a moved key waits for."""
+    ANY = "any"
+    """Whatever comes."""
+    DEMAND = "demand"
+    """What the new owner asks for."""
+    BACKLOG = "backlog"
+    """What the feeders say is needed."""
+
+
+class WaitsFor(enum.Enum):
+    """What a row of a moved key waits for. The values travel."""
+
+    EVERYTHING = "everything"
+    KEY_GROUP = "key group"
+    KEY = "key"
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -32,7 +45,7 @@ class Backlogged(msgspec.Struct, frozen=True, array_like=True):
     """What an old owner has not handed over yet: whole key groups, and single keys by their hash."""
 
     groups: tuple[KeyGroup, ...]
-    keys: tuple[int, ...] = ()
+    keys: tuple[KeyHash, ...] = ()
 
 
 class Lot(msgspec.Struct, frozen=True, array_like=True):
@@ -41,8 +54,8 @@ class Lot(msgspec.Struct, frozen=True, array_like=True):
     source: WorkerId
     target: WorkerId
     groups: tuple[KeyGroup, ...]
-    keys: tuple[int, ...] = ()
-    stay: tuple[int, ...] = ()
+    keys: tuple[KeyHash, ...] = ()
+    stay: tuple[KeyHash, ...] = ()
     """Keys of these key groups that do not go along: they are pinned, before or after."""
     key_groups: tuple[KeyGroup, ...] = ()
     """The key groups of ``keys``, in the same order."""
@@ -54,7 +67,6 @@ class Terms(msgspec.Struct, frozen=True, array_like=True):
     copy_ahead: bool
     order: Order
     waits_for: WaitsFor
-    """What a row waits for."""
     share: float
     """Of its time an old owner gives to state that nobody waits for, at most so much."""
     bandwidth: float | None

@@ -91,7 +91,7 @@ class FeederSession:
         for worker, (leaving, keys) in self._backlog.items():
             rows = leaving[groups]
             if len(keys):
-                rows = rows | np.isin(groups, keys % len(leaving))
+                rows = rows | np.isin(groups, key_groups(keys, len(leaving)))
             if not rows.any():
                 continue
             mask = pa.array(rows)

@@ -16,7 +16,20 @@ import msgspec
 
 from bedload.core.epoch import EpochStats, EpochTime
 from bedload.core.errors import ProtocolError
-from bedload.core.ids import DeploymentId, Epoch, KeyGroup, OperatorName, QueryId, RunId, Turn, WorkerId
+from bedload.core.ids import (
+    NO_MOVE,
+    DeploymentId,
+    Epoch,
+    KeyGroup,
+    KeyHash,
+    MoveId,
+    OperatorName,
+    QueryId,
+    RunId,
+    Ticket,
+    Turn,
+    WorkerId,
+)
 from bedload.protocol.base import Backlogged, Body, FeederId, Lot, Message, Order, Packed, Terms, WaitsFor, WireError
 from bedload.protocol.moving import (
     Arrived,
@@ -61,7 +74,7 @@ class Opened(Message, frozen=True):
     owners: tuple[WorkerId, ...]
     """The routing table: the owner of each key group."""
     addresses: dict[WorkerId, str]
-    pins: dict[int, WorkerId] = msgspec.field(default_factory=dict)
+    pins: dict[KeyHash, WorkerId] = msgspec.field(default_factory=dict)
     """Single keys, by their hash, that do not live with their key group."""
     backlog: dict[WorkerId, Backlogged] = msgspec.field(default_factory=dict)
     """Old owners that want to know which keys their rows hold (:class:`Backlog`), if state is on its way."""
@@ -186,7 +199,7 @@ class Begin(Message, frozen=True):
     query: QueryId
     deployment: DeploymentId
     groups: tuple[KeyGroup, ...]
-    guests: tuple[int, ...] = ()
+    guests: tuple[KeyHash, ...] = ()
     """Single keys of other key groups that it owns, by their hash."""
 
 
@@ -236,8 +249,8 @@ class WorkerFailed(Message, frozen=True):
     worker: WorkerId
     error: WireError
     operator: OperatorName | None = None
-    move: int | None = None
-    ticket: int | None = None
+    move: MoveId | None = None
+    ticket: Ticket | None = None
     """Of the :class:`Weigh` that it cannot answer."""
 
 
@@ -260,7 +273,7 @@ class Reset(Message, frozen=True):
     """Drop all state of an operator: the user gave it up."""
 
     operator: OperatorName
-    move: int = -1
+    move: MoveId = NO_MOVE
     """The operator's last move: what is still on its way by this or an earlier one belongs to the state given up."""
 
 
@@ -277,11 +290,11 @@ class Restore(Message, frozen=True):
     groups: tuple[KeyGroup, ...]
     epoch: Epoch
     query: QueryId
-    guests: tuple[int, ...] = ()
+    guests: tuple[KeyHash, ...] = ()
     """Single keys that the worker owns beside its key groups, by their hash."""
     hosts: tuple[KeyGroup, ...] = ()
     """Those of the key groups of which it owns the guests only."""
-    away: tuple[int, ...] = ()
+    away: tuple[KeyHash, ...] = ()
     """Single keys of its key groups that live elsewhere, by their hash."""
 
 
@@ -323,7 +336,7 @@ class Compact(Message, frozen=True):
     operator: OperatorName
     turn: Turn
     groups: tuple[KeyGroup, ...]
-    ticket: int
+    ticket: Ticket
     """Comes back with the answer: the same turn may be asked for again, with other key groups."""
 
 
@@ -332,7 +345,7 @@ class Compacted(Message, frozen=True):
 
     worker: WorkerId
     operator: OperatorName
-    ticket: int
+    ticket: Ticket
     error: WireError | None
 
 

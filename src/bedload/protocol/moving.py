@@ -5,7 +5,7 @@ Whatever grows with the number of keys travels in the body: a header has no room
 
 from __future__ import annotations
 
-from bedload.core.ids import DeploymentId, Epoch, KeyGroup, OperatorName, QueryId, Turn, WorkerId
+from bedload.core.ids import DeploymentId, Epoch, KeyGroup, MoveId, OperatorName, QueryId, Ticket, Turn, WorkerId
 from bedload.protocol.base import Lot, Message, Packed, Terms
 
 
@@ -13,7 +13,7 @@ class Weigh(Message, frozen=True):
     """Asks a worker what its key groups weigh."""
 
     operator: OperatorName
-    ticket: int
+    ticket: Ticket
 
 
 class Weighed(Message, frozen=True):
@@ -21,8 +21,8 @@ class Weighed(Message, frozen=True):
 
     worker: WorkerId
     operator: OperatorName
-    ticket: int
-    rows: dict[int, float]
+    ticket: Ticket
+    rows: dict[KeyGroup, float]
     """Rows per key group of late, older ones counting less."""
     keys: int
     bytes: int
@@ -36,7 +36,7 @@ class Copy(Message, frozen=True):
     """Begin to copy state ahead: it stays yours for now."""
 
     operator: OperatorName
-    move: int
+    move: MoveId
     deployment: DeploymentId
     lots: tuple[Lot, ...]
     addresses: dict[WorkerId, str]
@@ -48,14 +48,14 @@ class Copied(Message, frozen=True):
 
     worker: WorkerId
     operator: OperatorName
-    move: int
+    move: MoveId
 
 
 class Flip(Message, frozen=True):
     """Ownership changes now, between two epochs; state follows."""
 
     operator: OperatorName
-    move: int
+    move: MoveId
     base: Turn
     """The turn whose state is handed over."""
     deployment: DeploymentId
@@ -72,7 +72,7 @@ class Ship(Message, frozen=True):
     """State on its way to its new owner, many keys at once; the body holds it in delta form."""
 
     operator: OperatorName
-    move: int
+    move: MoveId
     source: WorkerId
     number: int
     """Ascending; what comes with a lower one than was seen is a repeat."""
@@ -91,7 +91,7 @@ class HandOver(Message, frozen=True):
     """What was copied ahead is the state at a turn, but for the keys that the body names by their hashes."""
 
     operator: OperatorName
-    move: int
+    move: MoveId
     source: WorkerId
     number: int
     base: Turn
@@ -101,7 +101,7 @@ class Shipped(Message, frozen=True):
     """Answers :class:`Ship` and :class:`HandOver`."""
 
     operator: OperatorName
-    move: int
+    move: MoveId
     target: WorkerId
     number: int
 
@@ -110,7 +110,7 @@ class Fetch(Message, frozen=True):
     """A new owner has rows for these keys: send them next. The body holds their hashes."""
 
     operator: OperatorName
-    move: int
+    move: MoveId
     target: WorkerId
 
 
@@ -134,7 +134,7 @@ class Arrived(Message, frozen=True):
 
     worker: WorkerId
     operator: OperatorName
-    move: int
+    move: MoveId
     keys: int
     bytes: int
     asked: int
@@ -147,7 +147,7 @@ class Release(Message, frozen=True):
     """The move is over: drop what was handed over; if it was called off, drop what was copied."""
 
     operator: OperatorName
-    move: int
+    move: MoveId
     called_off: bool = False
     arriving: tuple[Lot, ...] = ()
     """What was on its way to the receiving worker."""
@@ -158,4 +158,4 @@ class Released(Message, frozen=True):
 
     worker: WorkerId
     operator: OperatorName
-    move: int
+    move: MoveId

@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
-from bedload.core.ids import WorkerId
-from bedload.keys import groups_in, hash_columns
+from bedload.core.ids import KeyHash, WorkerId
+from bedload.keys import groups_in, hash_columns, key_groups
 from bedload.keys.lookup import places_in
 
 GROUP_COLUMN = "__bedload_group"
@@ -25,11 +25,12 @@ _FRAMING = 64
 class Pins:
     """Keys that do not live with their key group."""
 
-    def __init__(self, pins: Mapping[int, WorkerId], key_groups: int) -> None:
+    def __init__(self, pins: Mapping[KeyHash, WorkerId], count: int) -> None:
+        """Of so many key groups."""
         self._keys = np.array(sorted(pins), np.int64)
-        self._workers = np.array([pins[key] for key in self._keys.tolist()], np.uint16)
-        self._groups = np.zeros(key_groups, np.bool_)
-        self._groups[self._keys % key_groups] = True
+        self._workers = np.array([pins[KeyHash(key)] for key in self._keys.tolist()], np.uint16)
+        self._groups = np.zeros(count, np.bool_)
+        self._groups[key_groups(self._keys, count)] = True
 
     def owners(self, batch: pa.RecordBatch, owners: np.ndarray, key: Sequence[pa.Array]) -> np.ndarray:
         """The owner of each row; ``key`` has the key's columns."""

@@ -22,6 +22,7 @@ from bedload.spark.plan import mark
 from bedload.spark.schemas import key_columns, key_types
 from bedload.spark.state_view import ColumnDecoder, Decoder
 from bedload.state import StateSpec
+from bedload.state.kinds import Layout
 from bedload.transport import Credentials
 from bedload.worker.column_runtime import ColumnDeployment
 from bedload.worker.runtime import Startable
@@ -75,7 +76,7 @@ class Keyed:
 class Shape:
     """What state is kept under and what it is made of: what has to stay for code to go on with state in memory."""
 
-    layout: str
+    layout: Layout
     keys: pa.Schema
     groups: int
     variables: dict[str, Any]

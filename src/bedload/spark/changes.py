@@ -20,12 +20,12 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from bedload.control.phases import ChangePhase
 from bedload.control.wish import Kind, Wish
 from bedload.core.errors import BedloadError, ClusterStopped, DefinitionError, Timeout, UnknownOperator
-from bedload.core.ids import KeyGroup, OperatorName, WorkerId
-from bedload.migration import Strategy, strategy_named
+from bedload.core.ids import NO_CHANGE, ChangeId, KeyGroup, KeyHash, OperatorName, WorkerId
+from bedload.migration import AUTO, Auto, Strategy, strategy_named
 from bedload.migration.record import MoveRecord
+from bedload.migration.strategies import restarts
 
 _SHOWN_EVERY_SECONDS = 0.1
-AUTO = "auto"
 WAIT_SECONDS = 3600.0
 """How long to wait for what a cluster does in the background, unless told."""
 
@@ -33,15 +33,15 @@ WAIT_SECONDS = 3600.0
 class Carrier(Protocol):
     """Who carries changes out: the driver."""
 
-    def change(self, wish: Wish) -> tuple[int, Future[tuple[MoveRecord, ...]]]:
+    def change(self, wish: Wish) -> tuple[ChangeId, Future[tuple[MoveRecord, ...]]]:
         """Take a wish: its number, and what became of it."""
         ...
 
-    def cancel(self, number: int) -> bool:
+    def cancel(self, number: ChangeId) -> bool:
         """Call a change off; whether that could still be done."""
         ...
 
-    def seen(self, number: int) -> tuple[ChangePhase, float]:
+    def seen(self, number: ChangeId) -> tuple[ChangePhase, float]:
         """Where a change is, and how much of it is done."""
         ...
 
@@ -49,7 +49,7 @@ class Carrier(Protocol):
 class Keyed(Protocol):
     """An operator's state, as far as keys go."""
 
-    def hash_of(self, key: Any) -> int:
+    def hash_of(self, key: Any) -> KeyHash:
         """The hash of a key."""
         ...
 
@@ -122,7 +122,7 @@ class MoveResult:
 class Change:
     """A change of a running cluster, under way or over. The query goes on meanwhile."""
 
-    def __init__(self, carrier: Carrier, number: int, what: str, future: Future[tuple[MoveRecord, ...]]) -> None:
+    def __init__(self, carrier: Carrier, number: ChangeId, what: str, future: Future[tuple[MoveRecord, ...]]) -> None:
         self.number = number
         self.what = what
         self._carrier = carrier
@@ -236,16 +236,16 @@ class Wishes:
         """So many workers."""
         if not _is_count(workers) or workers < 1:
             raise DefinitionError(f"rescale({workers!r}): give the number of workers that there shall be, at least 1")
-        how = _strategy(strategy)
+        how = strategy_named(strategy)
         what = f"rescale to {workers} worker{'s' if workers > 1 else ''}"
         now, busy = self._members()
-        if now == workers and not busy and not (how is not None and how.restart):
+        if now == workers and not busy and not restarts(how):
             nothing: Future[tuple[MoveRecord, ...]] = Future()
             nothing.set_result(())
-            return Change(self._carrier, -1, what, nothing)
+            return Change(self._carrier, NO_CHANGE, what, nothing)
         if workers > now:
             self._room(workers)
-        return self._ask(what, "rescale", how, workers=workers)
+        return self._ask(what, Kind.RESCALE, how, workers=workers)
 
     def move(
         self,
@@ -267,17 +267,17 @@ class Wishes:
         name = self._operator(operator)
         what = f"move of {len(groups)} key group{'s' if len(groups) > 1 else ''} of {name} to worker {to}"
         wanted = tuple(KeyGroup(group) for group in dict.fromkeys(groups))
-        how = _in_place(_strategy(strategy), "move()")
-        return self._ask(what, "move", how, worker=_worker(to, "to"), operator=name, groups=wanted)
+        how = _in_place(strategy_named(strategy), "move()")
+        return self._ask(what, Kind.MOVE, how, worker=_worker(to, "to"), operator=name, groups=wanted)
 
     def drain(self, worker: int, strategy: str | Strategy | None) -> Change:
         """A worker leaves."""
-        how = _strategy(strategy)
-        return self._ask(f"drain of worker {worker}", "drain", how, worker=_worker(worker, "worker"))
+        how = strategy_named(strategy)
+        return self._ask(f"drain of worker {worker}", Kind.DRAIN, how, worker=_worker(worker, "worker"))
 
     def rebalance(self, strategy: str | Strategy | None) -> Change:
         """Even loads."""
-        return self._ask("rebalance", "rebalance", _in_place(_strategy(strategy), "rebalance()"))
+        return self._ask("rebalance", Kind.REBALANCE, _in_place(strategy_named(strategy), "rebalance()"))
 
     def pin(
         self, keys: list[Any], worker: int | str, operator: str | type | None, strategy: str | Strategy | None
@@ -285,18 +285,18 @@ class Wishes:
         """Keys live with a worker."""
         name = self._operator(operator)
         hashes = self._hashes(name, keys)
-        how = _in_place(_strategy(strategy), "move(keys=...) and pin()")
+        how = _in_place(strategy_named(strategy), "move(keys=...) and pin()")
         what = f"pin of {_keys(keys)} of {name} to worker {worker}"
-        return self._ask(what, "pin", how, worker=_worker(worker, "worker"), operator=name, keys=hashes)
+        return self._ask(what, Kind.PIN, how, worker=_worker(worker, "worker"), operator=name, keys=hashes)
 
     def unpin(self, keys: list[Any], operator: str | type | None, strategy: str | Strategy | None) -> Change:
         """Keys live with their key groups again."""
         name = self._operator(operator)
         hashes = self._hashes(name, keys)
-        how = _in_place(_strategy(strategy), "unpin()")
-        return self._ask(f"unpin of {_keys(keys)} of {name}", "unpin", how, operator=name, keys=hashes)
+        how = _in_place(strategy_named(strategy), "unpin()")
+        return self._ask(f"unpin of {_keys(keys)} of {name}", Kind.UNPIN, how, operator=name, keys=hashes)
 
-    def _ask(self, what: str, kind: Kind, strategy: Strategy | None, **more: Any) -> Change:
+    def _ask(self, what: str, kind: Kind, strategy: Strategy | Auto, **more: Any) -> Change:
         number, future = self._carrier.change(Wish(kind, strategy, **more))
         if future.done():
             error = future.exception()
@@ -315,18 +315,13 @@ class Wishes:
             raise DefinitionError(f"say whose keys are meant (operator=...): the operators of this cluster are {known}")
         return next(iter(self._states))
 
-    def _hashes(self, name: OperatorName, keys: list[Any]) -> tuple[int, ...]:
+    def _hashes(self, name: OperatorName, keys: list[Any]) -> tuple[KeyHash, ...]:
         state = self._states[name]
         return tuple(dict.fromkeys(state.hash_of(key) for key in keys))
 
 
-def _strategy(strategy: str | Strategy | None) -> Strategy | None:
-    """The strategy meant; None: one is chosen."""
-    return None if strategy == AUTO else strategy_named(strategy)
-
-
-def _in_place(strategy: Strategy | None, what: str) -> Strategy | None:
-    if strategy is not None and strategy.restart:
+def _in_place(strategy: Strategy | Auto, what: str) -> Strategy | Auto:
+    if strategy is not AUTO and strategy.restart:
         raise DefinitionError(
             f"{what} by {strategy.name}: starting all workers anew is for rescale() and drain(); use another strategy"
         )

@@ -208,7 +208,8 @@ class Cluster:
         after its last key has left. Requests wait for those before them.
 
         ``strategy``: how state moves, one of ``bedload.strategies``: its name or a variant of it; ``"auto"``: the one
-        that fits size, churn and skew best, and the result says why. ``"seamless"`` unless given.
+        that fits size, churn and skew best, and the result says why; None: the default, ``"seamless"``. It means the
+        same in all calls that move state.
         """
         self._check_running()
         return self._wishes.rescale(workers, strategy)

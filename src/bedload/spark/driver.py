@@ -56,7 +56,7 @@ from bedload.core.errors import (
     Timeout,
     WorkerStartFailed,
 )
-from bedload.core.ids import DeploymentId, Epoch, OperatorName, QueryId, RunId, WorkerId
+from bedload.core.ids import ChangeId, DeploymentId, Epoch, OperatorName, QueryId, RunId, WorkerId
 from bedload.migration.record import MoveRecord
 from bedload.protocol import messages as m
 from bedload.spark.changes import WAIT_SECONDS
@@ -209,11 +209,11 @@ class Driver(Handler):
             left = max(0.0, deadline - self._clock.monotonic())
             _result(future, f"the snapshot of operator {name}", left)
 
-    def change(self, wish: Wish) -> tuple[int, Future[tuple[MoveRecord, ...]]]:
+    def change(self, wish: Wish) -> tuple[ChangeId, Future[tuple[MoveRecord, ...]]]:
         """Change the cluster while it runs: the number of the change, and what became of it."""
         future: Future[tuple[MoveRecord, ...]] = Future()
 
-        def ask(coordinator: Coordinator) -> int:
+        def ask(coordinator: Coordinator) -> ChangeId:
             number, steps = coordinator.change(future, wish)
             self._carry_out(steps)
             return number
@@ -224,7 +224,7 @@ class Driver(Handler):
         """How many workers there are, those that are being replaced included, and whether a change is under way."""
         return self.call(lambda c: (len(c.members.owning), c.changes.current is not None))
 
-    def cancel(self, number: int) -> bool:
+    def cancel(self, number: ChangeId) -> bool:
         """Call a change off; whether that could still be done."""
 
         def ask(coordinator: Coordinator) -> bool:
@@ -234,7 +234,7 @@ class Driver(Handler):
 
         return self.call(ask)
 
-    def seen(self, number: int) -> tuple[ChangePhase, float]:
+    def seen(self, number: ChangeId) -> tuple[ChangePhase, float]:
         """Where a change is, and how much of it is done."""
         return self.call(lambda c: c.changes.seen(number))
 

@@ -18,7 +18,7 @@ import msgspec
 
 from bedload.control.instructions import EpochEnded
 from bedload.core.clock import Clock
-from bedload.migration.record import CALM_EPOCHS, STEADY_EPOCHS, EpochSpan, MoveRecord, with_latency
+from bedload.migration.record import CALM_EPOCHS, DONE, STEADY_EPOCHS, EpochSpan, MoveRecord, with_latency
 from bedload.spark.keeper import Keeper
 
 _log = logging.getLogger("bedload")
@@ -61,7 +61,7 @@ class Moves:
             before = [it for it in every if it.began + it.seconds <= record.began]
             times = [*before[-STEADY_EPOCHS:], *every[len(before) :]]
             dated = msgspec.structs.replace(record, requested=lag + record.began)
-            noted = _Noted(with_latency(dated, times), times, followed=record.outcome == "done")
+            noted = _Noted(with_latency(dated, times), times, followed=record.outcome == DONE)
             self._noted.append(noted)
             kept.append(noted.record)
             self._submit(self._write, noted)
@@ -128,7 +128,14 @@ def _of(record: MoveRecord, epoch: EpochEnded) -> bool:
 
 # --- as a table ---
 
-_TYPES = {"int": "bigint", "float": "double", "float | None": "double", "bool": "boolean", "str": "string"}
+_TYPES = {
+    "ChangeId": "bigint",
+    "int": "bigint",
+    "float": "double",
+    "float | None": "double",
+    "bool": "boolean",
+    "str": "string",
+}
 _ATTACHMENT = "attachment"
 _LEFT_OUT = frozenset({"began"})
 """It is on a clock that nobody else has."""

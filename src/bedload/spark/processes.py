@@ -25,6 +25,7 @@ from typing import Protocol
 
 import msgspec
 
+from bedload.core.ids import Ticket
 from bedload.worker.nursery import COMMAND, SIZE, Born, Ended, Order
 
 _REPORT_SECONDS = 5.0
@@ -72,8 +73,8 @@ class Nursery:
     def __init__(self, log: Path, environment: Mapping[str, str]) -> None:
         self.log = log
         self._environment = dict(environment)
-        self._children: dict[int, Forked] = {}
-        self._tickets = 0
+        self._children: dict[Ticket, Forked] = {}
+        self._ticket = Ticket(0)
         self._heard = b""
         self._lock = threading.Lock()
         self._socket, theirs = socket.socketpair()
@@ -106,9 +107,9 @@ class Nursery:
         changed = {n: environment.get(n) for n in names if environment.get(n) != self._environment.get(n)}
         ours, theirs = socket.socketpair()
         with theirs, log.open("ab") as output, self._lock:
-            self._tickets += 1
-            child = self._children[self._tickets] = Forked(self, ours, log)
-            payload = msgspec.json.encode(Order(self._tickets, changed))
+            self._ticket = Ticket(self._ticket + 1)
+            child = self._children[self._ticket] = Forked(self, ours, log)
+            payload = msgspec.json.encode(Order(self._ticket, changed))
             frame = SIZE.pack(len(payload)) + payload
             with contextlib.suppress(ConnectionError):
                 sent = socket.send_fds(self._socket, [frame], [theirs.fileno(), output.fileno()])

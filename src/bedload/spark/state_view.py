@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from bedload.control.coordinator import Coordinator
 from bedload.core.errors import BedloadError, Unanswered, UnknownOperator, WorkerUnreachable
-from bedload.core.ids import Epoch, OperatorName, QueryId, WorkerId
+from bedload.core.ids import Epoch, KeyHash, OperatorName, QueryId, WorkerId
 from bedload.keys import RoutingTable, canonical_key, hash_key, key_group
 from bedload.protocol import messages as m
 from bedload.protocol.split import pack_whole, unpack
@@ -161,7 +161,7 @@ class OperatorState:
             return None
         return StateAnswer(key, answer.epoch, answer.query, self.decoder.decode(body))
 
-    def hash_of(self, key: Any) -> int:
+    def hash_of(self, key: Any) -> KeyHash:
         """The hash of a key; raises :class:`KeyTypeError` if it is none that the key's columns can hold."""
         return hash_key(canonical_key(key), self._key_types)
 
@@ -191,7 +191,9 @@ class OperatorState:
         """Close the connections."""
         self._pool.close()
 
-    def _ask_owner(self, hashed: int, body: pa.Buffer, deadline: Deadline) -> tuple[m.ReadAnswer, memoryview | None]:
+    def _ask_owner(
+        self, hashed: KeyHash, body: pa.Buffer, deadline: Deadline
+    ) -> tuple[m.ReadAnswer, memoryview | None]:
         """Ask the owner of a key; if it was lost, whoever comes in its place; if the key moved, its new owner."""
         routing, addresses, told = self._where()
         while True:
@@ -223,7 +225,7 @@ class OperatorState:
                 time.sleep(_LOSS_PAUSE_SECONDS)
             routing, addresses, told = self._where()  # raises if the cluster cannot go on
 
-    def _has_left(self, hashed: int, owner: WorkerId, address: str | None) -> bool:
+    def _has_left(self, hashed: KeyHash, owner: WorkerId, address: str | None) -> bool:
         """Whether a key lives elsewhere by now: with another worker, or with one that came in its place."""
         routing, addresses, _ = self._where()
         return routing.owner_of_key(hashed) != owner or addresses.get(owner) != address

@@ -16,7 +16,6 @@ from bedload.state.changes import (
     SequenceChanges,
     SetChanges,
     StructChanges,
-    apply_changes,
 )
 from bedload.state.heap import Heap
 from bedload.state.journal import Journal, Tracked
@@ -51,7 +50,6 @@ __all__ = [
     "TrackedMap",
     "TrackedSet",
     "TypeNode",
-    "apply_changes",
     "build_specs",
     "codec",
     "counter",

@@ -4,7 +4,7 @@ Invariants: applying the changes of an epoch to a copy of the value committed be
 value that it committed, the order of a dict included. Changes hold no tracked object.
 
 A value that is not one of the classes here stands for itself: the whole new value. So a variable's
-changes are either a patch or a replacement, and :func:`apply_changes` takes both.
+changes are either a patch or a replacement.
 
 Why entries are told apart by identity: it is the cheapest test, and the only one that never says
 "unchanged" of a value that prints, rounds or encodes differently (``0.0 == -0.0``). An equal entry that
@@ -13,7 +13,6 @@ was written again is backed up again, which does no harm.
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from operator import is_
@@ -145,60 +144,6 @@ def diff_sequence(
     if 2 * len(items) > kept or kept == 0:
         return None
     return SequenceChanges(start, kept, (), tuple(map(plain, new[kept:])), items)
-
-
-def apply_changes(target: Any, changes: Any) -> Any:
-    """Apply what changed to a plain or tracked value, in place where it can be, and give the result."""
-    if isinstance(changes, MapChanges):
-        for key in changes.removed:
-            dict.pop(target, key, None) if type(target) is dict else target.pop(key, None)
-        if isinstance(target, collections.Counter):
-            for key, value in changes.put.items():
-                target[key] = value
-        else:
-            target.update(changes.put)
-        return target
-    if isinstance(changes, SetChanges):
-        target.difference_update(changes.removed)
-        target.update(changes.added)
-        return target
-    if isinstance(changes, SequenceChanges):
-        return _apply_sequence(target, changes)
-    if isinstance(changes, StructChanges):
-        for name, value in changes.fields.items():
-            if value is MISSING:
-                object.__delattr__(target, name)
-            elif dataclasses.is_dataclass(target) and _frozen(target):
-                object.__setattr__(target, name, value)
-            else:
-                setattr(target, name, value)
-        return target
-    return changes
-
-
-def _frozen(target: Any) -> bool:
-    return bool(type(target).__dataclass_params__.frozen)
-
-
-def _apply_sequence(target: Any, changes: SequenceChanges) -> Any:
-    end = changes.start + changes.kept
-    if isinstance(target, list):
-        del target[end:]
-        del target[: changes.start]
-        for index, value in changes.items.items():
-            target[index] = value
-        target[:0] = changes.head
-        target.extend(changes.tail)
-        return target
-    for _ in range(len(target) - end):
-        target.pop()
-    for _ in range(changes.start):
-        target.popleft()
-    for index, value in changes.items.items():
-        target[index] = value
-    target.extendleft(reversed(changes.head))
-    target.extend(changes.tail)
-    return target
 
 
 def changed_at(current: Iterable[Any], dirty: Callable[[Any], bool]) -> list[int]:

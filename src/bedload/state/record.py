@@ -184,16 +184,6 @@ class RecordLayout:
         """The current values, sharing nothing that can change."""
         return {variable.name: variable.plain(getattr(obj, variable.name)) for variable in self._variables}
 
-    def load(self, obj: Any, values: dict[str, Any], journal: Journal) -> None:
-        """Install plain values on a new object; a variable without one gets its default."""
-        unknown = values.keys() - set(self.names)
-        if unknown:
-            raise StateTypeError(
-                f"there is a stored value but no declaration for {', '.join(sorted(unknown))}; declare it, "
-                "or leave it out of what is loaded"
-            )
-        self.load_columns([obj], {name: [value] for name, value in values.items()}, journal)
-
     def load_columns(self, objs: Sequence[Any], values: Mapping[str, Sequence[Any]], journal: Journal) -> None:
         """Install plain values on new objects, a column at a time; a variable without one gets its default."""
         for number, variable in zip(self._numbers, self._variables, strict=True):

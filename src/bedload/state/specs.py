@@ -12,10 +12,11 @@ from __future__ import annotations
 import collections
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, get_args
 
 from bedload.core.errors import StateTypeError
 from bedload.state.arrow import encoder
+from bedload.state.kinds import VariableKind
 from bedload.state.opaque import check_codec, decode_opaque, encode_opaque
 from bedload.state.types import (
     SCALARS,
@@ -34,8 +35,6 @@ from bedload.state.types import (
     rename_problem,
 )
 
-Kind = Literal["value", "list", "map", "set", "counter", "deque", "heap"]
-
 
 class _NoDefault:
     __slots__ = ()
@@ -51,7 +50,7 @@ NO_DEFAULT: Final = _NoDefault()
 class Declaration:
     """What the user wrote, before it has a name."""
 
-    kind: Kind
+    kind: VariableKind
     default: Any = NO_DEFAULT
     maxlen: int | None = None
     codec: Codec | None = None
@@ -63,7 +62,7 @@ class StateSpec:
     """One state variable of an operator."""
 
     name: str
-    kind: Kind
+    kind: VariableKind
     type: TypeNode
     default: Any = dataclasses.field(hash=False)
     maxlen: int | None
@@ -73,29 +72,30 @@ class StateSpec:
 
     def fresh_default(self) -> Any:
         """A plain value for a new key: its own where it could change in place."""
-        if self.kind != "value":
-            return _EMPTY[self.kind]()
+        make = _EMPTY.get(self.kind)
+        if make is not None:
+            return make()
         if isinstance(self.type, OpaqueNode):
             return decode_opaque(self.type, encode_opaque(self.type, self.default))
         return self.default
 
 
-_EMPTY: dict[str, Any] = {
-    "list": list,
-    "map": dict,
-    "set": set,
-    "counter": collections.Counter,
-    "deque": collections.deque,
-    "heap": list,
+_EMPTY: dict[VariableKind, Any] = {
+    VariableKind.LIST: list,
+    VariableKind.MAP: dict,
+    VariableKind.SET: set,
+    VariableKind.COUNTER: collections.Counter,
+    VariableKind.DEQUE: collections.deque,
+    VariableKind.HEAP: list,
 }
 
-_NODES: dict[str, tuple[type[TypeNode], str]] = {
-    "list": (ListNode, "list[float]"),
-    "map": (MapNode, "dict[str, int]"),
-    "set": (SetNode, "set[str]"),
-    "counter": (CounterNode, "Counter[str]"),
-    "deque": (DequeNode, "deque[float]"),
-    "heap": (HeapNode, "bl.Heap[float]"),
+_NODES: dict[VariableKind, tuple[type[TypeNode], str]] = {
+    VariableKind.LIST: (ListNode, "list[float]"),
+    VariableKind.MAP: (MapNode, "dict[str, int]"),
+    VariableKind.SET: (SetNode, "set[str]"),
+    VariableKind.COUNTER: (CounterNode, "Counter[str]"),
+    VariableKind.DEQUE: (DequeNode, "deque[float]"),
+    VariableKind.HEAP: (HeapNode, "bl.Heap[float]"),
 }
 
 _FACTORY_OF: tuple[tuple[type, str], ...] = (
@@ -113,37 +113,37 @@ def value(default: Any = NO_DEFAULT, *, codec: Codec | None = None, renamed_from
     A dataclass given as the default is copied for each key. ``renamed_from``, here and in the other declarations, is
     the name that the variable had: state that was stored under it is taken over.
     """
-    return Declaration("value", default=default, codec=codec, renamed_from=renamed_from)
+    return Declaration(VariableKind.VALUE, default=default, codec=codec, renamed_from=renamed_from)
 
 
 def list_(maxlen: int | None = None, *, renamed_from: str | None = None) -> Any:
     """A list; with ``maxlen`` it keeps the last so many, dropping from the left."""
-    return Declaration("list", maxlen=maxlen, renamed_from=renamed_from)
+    return Declaration(VariableKind.LIST, maxlen=maxlen, renamed_from=renamed_from)
 
 
 def map_(*, renamed_from: str | None = None) -> Any:
     """A dict."""
-    return Declaration("map", renamed_from=renamed_from)
+    return Declaration(VariableKind.MAP, renamed_from=renamed_from)
 
 
 def set_(*, renamed_from: str | None = None) -> Any:
     """A set."""
-    return Declaration("set", renamed_from=renamed_from)
+    return Declaration(VariableKind.SET, renamed_from=renamed_from)
 
 
 def counter(*, renamed_from: str | None = None) -> Any:
     """A ``collections.Counter``."""
-    return Declaration("counter", renamed_from=renamed_from)
+    return Declaration(VariableKind.COUNTER, renamed_from=renamed_from)
 
 
 def deque(maxlen: int | None = None, *, renamed_from: str | None = None) -> Any:
     """A ``collections.deque``."""
-    return Declaration("deque", maxlen=maxlen, renamed_from=renamed_from)
+    return Declaration(VariableKind.DEQUE, maxlen=maxlen, renamed_from=renamed_from)
 
 
 def heap(maxlen: int | None = None, *, renamed_from: str | None = None) -> Any:
     """A priority queue, the smallest first (:class:`bedload.Heap`); with ``maxlen``, the largest so many stay."""
-    return Declaration("heap", maxlen=maxlen, renamed_from=renamed_from)
+    return Declaration(VariableKind.HEAP, maxlen=maxlen, renamed_from=renamed_from)
 
 
 def build_specs(
@@ -163,10 +163,10 @@ def build_specs(
 def _build(where: str, name: str, annotation: Any, declared: Declaration) -> StateSpec:
     if name.startswith(("__", "_bl_")):
         raise StateTypeError(f"{where}: names that start with '__' or '_bl_' are reserved; rename it")
-    if declared.kind == "value":
+    if declared.kind is VariableKind.VALUE:
         node = _value_node(where, annotation, declared)
         default = _value_default(where, node, declared)
-        return StateSpec(name, "value", node, default, None, declared.codec, declared.renamed_from)
+        return StateSpec(name, VariableKind.VALUE, node, default, None, declared.codec, declared.renamed_from)
     node = _container_node(where, annotation, declared)
     return StateSpec(name, declared.kind, node, None, declared.maxlen, None, declared.renamed_from)
 
@@ -182,7 +182,7 @@ def _container_node(where: str, annotation: Any, declared: Declaration) -> TypeN
     if maxlen is not None and (type(maxlen) is not int or maxlen < 1):
         raise StateTypeError(f"{where}: maxlen is {maxlen!r}; give a positive int, or leave it out")
     node = parse_type(annotation, where)
-    if not isinstance(node, expected) or (isinstance(node, HeapNode) and declared.kind != "heap"):
+    if not isinstance(node, expected) or (isinstance(node, HeapNode) and declared.kind is not VariableKind.HEAP):
         raise StateTypeError(
             f"{where}: bl.{declared.kind}() does not fit the annotation {node}; annotate it as in {example}"
         )

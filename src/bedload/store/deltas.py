@@ -18,7 +18,7 @@ import functools
 from collections.abc import Callable, Collection, Sequence
 from itertools import compress, pairwise
 from operator import attrgetter
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +29,7 @@ from bedload.core.ids import KeyGroup
 from bedload.keys.kinds import value_type
 from bedload.state import Changes, RecordLayout, StateSpec, codec
 from bedload.state.arrow import arrow_type, decode_all, encode_all
+from bedload.state.kinds import VariableKind
 from bedload.state.patches import Patch, has_patches, pack_patches, patch_encoder
 from bedload.state.types import OpaqueNode, OptionalNode, StructNode
 
@@ -47,15 +48,11 @@ def key_column(position: int) -> str:
     return f"bedload_key_{position}"
 
 
-Kind: TypeAlias = Literal["value", "list", "map", "set", "counter", "deque", "heap", "struct", "opaque", "column"]
-"""How a variable was declared, and for values what they are; a column is one of the other layout."""
-
-
 class StateVariable(NamedTuple):
     """A state variable as it is written down for those who do not have the operator's code."""
 
     name: str
-    kind: Kind
+    kind: VariableKind
     type: str
     """Its declared type, as text."""
     field: pa.Field
@@ -70,11 +67,11 @@ def describe(specs: Sequence[StateSpec]) -> tuple[StateVariable, ...]:
     )
 
 
-def _kind(spec: StateSpec) -> Kind:
+def _kind(spec: StateSpec) -> VariableKind:
     node = spec.type.item if isinstance(spec.type, OptionalNode) else spec.type
     if isinstance(node, StructNode):
-        return "struct"
-    return "opaque" if isinstance(node, OpaqueNode) else spec.kind
+        return VariableKind.STRUCT
+    return VariableKind.OPAQUE if isinstance(node, OpaqueNode) else spec.kind
 
 
 # --- both layouts ---

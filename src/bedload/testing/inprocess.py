@@ -36,13 +36,13 @@ from bedload.control.instructions import (
     WorkersLeft,
 )
 from bedload.control.members import workers_at
-from bedload.control.wish import Wish
+from bedload.control.wish import Kind, Wish
 from bedload.core.clock import Clock, SystemClock
 from bedload.core.epoch import EpochTime
 from bedload.core.errors import BedloadError, DataError, WorkerLost, WorkerStartFailed
 from bedload.core.ids import DeploymentId, Epoch, KeyGroup, OperatorName, QueryId, RunId, WorkerId
 from bedload.keys import DEFAULT_KEY_GROUPS, canonical_key, check_key_groups
-from bedload.migration import Strategy, strategy_named
+from bedload.migration import AUTO, Auto, Strategy, strategy_named
 from bedload.migration.record import MoveRecord
 from bedload.protocol import messages as m
 from bedload.protocol.feeder import FeederSession, Send
@@ -172,30 +172,35 @@ class InProcessCluster:
     # --- changing the cluster ---
 
     def rescale(self, workers: int, strategy: str | Strategy | None = None) -> None:
-        """Have so many workers, while the query runs."""
-        self._change(Wish("rescale", self._quick(strategy), workers=workers))
+        """Have so many workers, while the query runs.
+
+        ``strategy`` means what it does for :meth:`bedload.Cluster.rescale`, here and in the calls below. What is named
+        takes all of the time that it can have, since nobody else needs it.
+        """
+        self._change(Wish(Kind.RESCALE, self._quick(strategy), workers=workers))
 
     def move(self, key_groups: Sequence[int], to: int, strategy: str | Strategy | None = None) -> None:
         """Have key groups at a worker."""
         groups = tuple(KeyGroup(group) for group in key_groups)
-        self._change(Wish("move", self._quick(strategy), worker=WorkerId(to), groups=groups))
+        self._change(Wish(Kind.MOVE, self._quick(strategy), worker=WorkerId(to), groups=groups))
 
     def drain(self, worker: int, strategy: str | Strategy | None = None) -> None:
         """Have a worker leave."""
-        self._change(Wish("drain", self._quick(strategy), worker=WorkerId(worker)))
+        self._change(Wish(Kind.DRAIN, self._quick(strategy), worker=WorkerId(worker)))
 
     def pin(self, keys: Sequence[Any], to: int, strategy: str | Strategy | None = None) -> None:
         """Have single keys at a worker, whatever becomes of their key groups."""
         hashes = tuple(self._format.hash(key) for key in keys)
-        self._change(Wish("pin", self._quick(strategy), worker=WorkerId(to), keys=hashes))
+        self._change(Wish(Kind.PIN, self._quick(strategy), worker=WorkerId(to), keys=hashes))
 
     def unpin(self, keys: Sequence[Any], strategy: str | Strategy | None = None) -> None:
         """Have single keys live with their key groups again."""
-        self._change(Wish("unpin", self._quick(strategy), keys=tuple(self._format.hash(key) for key in keys)))
+        self._change(Wish(Kind.UNPIN, self._quick(strategy), keys=tuple(self._format.hash(key) for key in keys)))
 
-    def _quick(self, strategy: str | Strategy | None) -> Strategy:
+    def _quick(self, strategy: str | Strategy | None) -> Strategy | Auto:
         # Nothing else waits for the time that the background leaves to others.
-        return strategy_named(strategy).with_(share=1.0)
+        meant = strategy_named(strategy)
+        return meant if meant is AUTO else meant.with_(share=1.0)
 
     def _change(self, wish: Wish) -> None:
         _, steps = self.coordinator.change("change", wish)

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 
 from bedload.core.errors import KeyColumnError, NullKey, SchemaError
-from bedload.core.ids import KeyGroup
+from bedload.core.ids import KeyGroup, KeyHash
 from bedload.keys import canonical_key, check_key_type, hash_columns, hash_key, key_group, key_groups
 from bedload.protocol.split import GROUP_COLUMN
 
@@ -81,7 +81,7 @@ class InputFormat:
         """The key group of a key, in the form in which the user has it."""
         return key_group(self.hash(key), self.key_groups)
 
-    def hash(self, key: Any) -> int:
+    def hash(self, key: Any) -> KeyHash:
         """The hash of a key, by which it is moved."""
         return hash_key(canonical_key(key), self.key_types)
 

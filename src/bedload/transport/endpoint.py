@@ -207,11 +207,6 @@ class Endpoint:
         peer.start(timeout)
         return peer
 
-    @property
-    def peers(self) -> list[Peer]:
-        """The peers that are open."""
-        return [peer for peer in self._peers if peer.phase is Phase.OPEN]
-
     def run(self) -> None:
         """Serve until :meth:`stop`; then everything is closed. An endpoint runs once."""
         if self._thread is not None or self._over:

@@ -18,12 +18,12 @@ from bedload.core.epoch import EpochTime
 from bedload.core.errors import BedloadError, OperatorFailed
 from bedload.core.ids import NO_EPOCH, Epoch, KeyGroup, OperatorName, WorkerId
 from bedload.keys import groups_in, hash_columns, without_groups
+from bedload.state.kinds import Layout, VariableKind
 from bedload.store.columns import ColumnTable, warm_up
 from bedload.store.columns.index import Slots
 from bedload.store.deltas import StateVariable
 from bedload.worker.failures import operator_failed, report
 from bedload.worker.operator import BatchContext
-from bedload.worker.runtime import Layout
 from bedload.worker.slots import COMBINED, PartialLogic, SlotLogic
 from bedload.worker.table_runtime import TableRuntime
 
@@ -46,13 +46,13 @@ class ColumnDeployment:
     @property
     def layout(self) -> Layout:
         """How its state lies in memory."""
-        return "columns"
+        return Layout.COLUMNS
 
     @property
     def variables(self) -> tuple[StateVariable, ...]:
         """The state columns."""
         return tuple(
-            StateVariable(spec.name, "column", str(spec.type), pa.field(spec.name, spec.type))
+            StateVariable(spec.name, VariableKind.COLUMN, str(spec.type), pa.field(spec.name, spec.type))
             for spec in self.logic.columns
         )
 

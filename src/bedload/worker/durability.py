@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import pyarrow as pa
 
@@ -58,8 +58,6 @@ class Load:
     base: Turn
     groups: tuple[KeyGroup, ...]
     plan: bytes
-    variables: Any
-    """What the state looks like to the code that runs now."""
 
 
 @dataclass(frozen=True)

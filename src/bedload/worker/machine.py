@@ -32,7 +32,7 @@ import numpy as np
 
 from bedload.core.clock import Clock
 from bedload.core.errors import BedloadError, ProtocolError, WorkerStartFailed
-from bedload.core.ids import NO_EPOCH, NO_QUERY, DeploymentId, OperatorName, WorkerId
+from bedload.core.ids import NO_EPOCH, NO_QUERY, DeploymentId, KeyGroup, OperatorName, WorkerId
 from bedload.migration.holdings import Holdings
 from bedload.migration.parking import Freed, Parking
 from bedload.protocol import messages as m
@@ -274,7 +274,7 @@ class WorkerMachine:
         except Exception as error:
             return self._not_restored(hosted, as_ours(error))
         hosted.committed = message.epoch, message.query
-        order = hosted.restoring.order(message, plan, hosted.code.shipped[message.deployment].variables)
+        order = hosted.restoring.order(message, plan)
         instead = hosted.moving.superseded(message.base, message.groups, runtime)
         if order is not None:
             return [*instead, (LOADER, order, None)]
@@ -372,7 +372,7 @@ class WorkerMachine:
 
     def _weigh(self, hosted: Hosted, message: m.Weigh) -> m.Weighed:
         weight, runtime = hosted.weight, hosted.runtime
-        rows = {int(group): float(weight.rows[group]) for group in np.flatnonzero(weight.rows)}
+        rows = {KeyGroup(int(group)): float(weight.rows[group]) for group in np.flatnonzero(weight.rows)}
         keys, size = (0, 0) if runtime is None else (runtime.keys, runtime.state_bytes())
         return m.Weighed(self.worker, hosted.name, message.ticket, rows, keys, size, weight.touched, weight.took)
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from bedload.core.clock import Clock
 from bedload.core.errors import BedloadError, MoveFailed
-from bedload.core.ids import DeploymentId, KeyGroup, OperatorName, Turn, WorkerId
+from bedload.core.ids import NO_MOVE, DeploymentId, KeyGroup, MoveId, OperatorName, Turn, WorkerId
 from bedload.keys import key_groups
 from bedload.keys.lookup import Hashes, distinct
 from bedload.migration.both_shelves import BothShelves
@@ -31,8 +31,6 @@ from bedload.store.shelf import Shelf
 from bedload.worker.failures import bug
 from bedload.worker.peers import COORDINATOR, Out
 from bedload.worker.runtime import Runtime
-
-NO_MOVE = -1
 
 
 class Neighbour(NamedTuple):
@@ -84,7 +82,7 @@ class Moving:
         for lot in message.arriving:
             self._holdings.hand_over((*lot.groups, *lot.key_groups), Presence.AWAITED)
 
-    def fail(self, move: int, what: str, error: Exception) -> list[Out]:
+    def fail(self, move: MoveId, what: str, error: Exception) -> list[Out]:
         """This worker cannot do its part: the coordinator decides what becomes of the move."""
         self.failed = move
         wire = m.WireError.of(self.failure(what, error))
@@ -149,7 +147,7 @@ class Moving:
                 holdings.expect(sorted(receiver.awaited))
             self.receiver = None
 
-    def reset(self, move: int) -> None:
+    def reset(self, move: MoveId) -> None:
         """The state was given up: up to that move all are over."""
         self._over = max(self._over, move)
 
@@ -171,10 +169,10 @@ class Moving:
 
     # --- the old owner's end ---
 
-    def _sends(self, move: int) -> Sender | None:
+    def _sends(self, move: MoveId) -> Sender | None:
         return self.sender if self.sender is not None and self.sender.move == move else None
 
-    def _make_sender(self, move: int, terms: m.Terms, lots: tuple[m.Lot, ...], runtime: Runtime) -> Sender:
+    def _make_sender(self, move: MoveId, terms: m.Terms, lots: tuple[m.Lot, ...], runtime: Runtime) -> Sender:
         sender = Sender(move, terms, lots, lambda lot: _shelve(runtime, lot), self._clock)
         self._holdings.keep(move, lots)
         return sender
@@ -262,7 +260,7 @@ class Moving:
 
     # --- the new owner's end ---
 
-    def _receive(self, move: int) -> Receiver:
+    def _receive(self, move: MoveId) -> Receiver:
         if self.receiver is None or self.receiver.move < move:
             self.receiver = Receiver(move, self._parking)
             self._parking.count_anew()

@@ -41,6 +41,8 @@ from typing import NoReturn
 
 import msgspec
 
+from bedload.core.ids import Ticket
+
 _IDLE_SECONDS = 2.0
 """How long after the last order the compiled code is loaded: the first workers, and their first epochs, come before."""
 _LEAVE_SECONDS = 5.0
@@ -54,7 +56,7 @@ COMMAND = ("-X", "faulthandler", "-m", "bedload.worker")
 class Order(msgspec.Struct):
     """Start a worker. With it come its end of the lifeline and its log."""
 
-    ticket: int
+    ticket: Ticket
     environment: dict[str, str | None]
     """What is different in the driver's environment since the nursery was started."""
 
@@ -62,14 +64,14 @@ class Order(msgspec.Struct):
 class Born(msgspec.Struct, tag=True):
     """The worker runs."""
 
-    ticket: int
+    ticket: Ticket
     pid: int
 
 
 class Ended(msgspec.Struct, tag=True):
     """The worker does not run any more, or could not be started."""
 
-    ticket: int
+    ticket: Ticket
     code: int
 
 
@@ -85,7 +87,7 @@ class _Ward:
     def __init__(self, orders: socket.socket) -> None:
         self._orders = orders
         self._wake, self._alarm = os.pipe()
-        self._tickets: dict[int, int] = {}
+        self._tickets: dict[int, Ticket] = {}
         """By process: workers that run."""
         self._loading: threading.Thread | None = None
 

@@ -6,8 +6,6 @@ turn and the reads that need it.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pyarrow as pa
 
@@ -39,7 +37,7 @@ class Restoring:
         self._ticket = Ticket(0)
         self._restored = 0
 
-    def order(self, message: m.Restore, plan: Body, variables: Any) -> Load | None:
+    def order(self, message: m.Restore, plan: Body) -> Load | None:
         """These key groups are to be read; None: they are empty, and so here."""
         self._base = message.base
         for _, wanted in self.orders.values():
@@ -53,7 +51,7 @@ class Restoring:
             return None
         self._ticket = Ticket(self._ticket + 1)
         self.orders[self._ticket] = message, set(message.groups)
-        return Load(self._name, self._ticket, message.base, message.groups, bytes(plan), variables)
+        return Load(self._name, self._ticket, message.base, message.groups, bytes(plan))
 
     def install(self, news: Loaded, runtime: Runtime) -> None:
         """Some of an order is here."""
@@ -97,7 +95,7 @@ def of_groups(state: pa.RecordBatch | None, groups: list[KeyGroup], there: int) 
     """The part of a state that is still wanted."""
     if state is None or len(groups) == there:
         return state
-    return state.filter(pa.array(np.isin(state.column(0).to_numpy(zero_copy_only=False), groups)))
+    return state.filter(pa.array(np.isin(state.column(GROUP).to_numpy(zero_copy_only=False), groups)))
 
 
 def own_keys(state: pa.RecordBatch | None, told: m.Restore) -> pa.RecordBatch | None:

@@ -21,6 +21,7 @@ from bedload.core.errors import BedloadError, DataError, DefinitionError, Operat
 from bedload.core.ids import NO_EPOCH, Epoch, KeyGroup, OperatorName, WorkerId
 from bedload.keys import groups_in, hash_columns
 from bedload.state import RecordLayout
+from bedload.state.kinds import Layout
 from bedload.store import KeyGroupStore, MakeStore, RowStore
 from bedload.store.deltas import StateVariable, describe
 from bedload.store.row_table import RowTable
@@ -30,7 +31,6 @@ from bedload.worker.grouping import Grouped, group_rows
 from bedload.worker.operator import Context, Operator, make_shared, share, state_of
 from bedload.worker.outputs import OutputRows
 from bedload.worker.rows import Rows, SortedBatch, row_type, rows_of
-from bedload.worker.runtime import Layout
 from bedload.worker.table_runtime import TableRuntime
 
 _T = TypeVar("_T")
@@ -58,7 +58,7 @@ class Deployment:
     @property
     def layout(self) -> Layout:
         """How its state lies in memory."""
-        return "rows"
+        return Layout.ROWS
 
     @property
     def variables(self) -> tuple[StateVariable, ...]:

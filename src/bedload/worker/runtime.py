@@ -7,7 +7,7 @@ applied. There is one for each layout: :mod:`bedload.worker.row_runtime`, :mod:`
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -16,11 +16,10 @@ import pyarrow as pa
 from bedload.core.epoch import EpochTime
 from bedload.core.errors import OperatorFailed
 from bedload.core.ids import Epoch, KeyGroup, OperatorName, WorkerId
+from bedload.state.kinds import Layout
 from bedload.store import Changes
 from bedload.store.deltas import StateVariable
 from bedload.store.shelf import Shelf
-
-Layout: TypeAlias = Literal["rows", "columns"]
 
 
 class Runtime(Protocol):

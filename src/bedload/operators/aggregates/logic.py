@@ -18,6 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import pyarrow as pa
 
 from bedload.core.errors import DataError, DefinitionError, SchemaError
+from bedload.keys import group_column
 from bedload.operators.aggregates.batch import Batch, Overflowed
 from bedload.operators.aggregates.functions import Function
 from bedload.operators.aggregates.partials import PREFIX, Scratch, group_keys
@@ -43,7 +44,6 @@ class Aggregates:
                 f"aggregates are named as key columns: {', '.join(double)}. The output has the key columns "
                 f"and the aggregates, so give these another name"
             )
-        self._input = schema
         self._key = tuple(key)
         self._aggregates: dict[str, Aggregate] = {name: plan(name, f, schema) for name, f in functions.items()}
         keys = [schema.field(at).with_name(name) for at, name in zip(key, names, strict=True)]
@@ -97,7 +97,7 @@ class Aggregates:
     # --- ahead of the worker ---
 
     def partial(self, batch: pa.RecordBatch, *, at_most: float = 0.5) -> pa.RecordBatch | None:
-        """One row for each key of a batch that has the key group as its last column.
+        """One row for each key of a batch, with its key group.
 
         None if there would be more than ``at_most`` times as many rows: then it is cheaper to send the rows.
         """
@@ -113,11 +113,11 @@ class Aggregates:
                 part.update(scratch, view)
         except Overflowed as overflow:
             raise self._overflow(overflow.part, [key[overflow.row].as_py() for key in keys]) from None
-        group = batch.num_columns - 1
+        field, groups = group_column(batch)
         take = pa.array(rows)
         return pa.RecordBatch.from_arrays(
-            [*(key.take(take) for key in keys), *scratch.arrays(), batch.column(group).take(take)],
-            schema=self.partial_schema.append(batch.schema.field(group)),
+            [*(key.take(take) for key in keys), *scratch.arrays(), groups.take(take)],
+            schema=self.partial_schema.append(field),
         )
 
     def update_partial(

@@ -1,0 +1,30 @@
+"""What a state variable is, and how state lies in memory. The values are in checkpoints, so they stay as they are."""
+
+from __future__ import annotations
+
+import enum
+
+
+class VariableKind(enum.StrEnum):
+    """How a variable was declared, and for values what they are."""
+
+    VALUE = "value"
+    LIST = "list"
+    MAP = "map"
+    SET = "set"
+    COUNTER = "counter"
+    DEQUE = "deque"
+    HEAP = "heap"
+    STRUCT = "struct"
+    """A value that is a dataclass."""
+    OPAQUE = "opaque"
+    """A value that only a codec can read."""
+    COLUMN = "column"
+    """One of the other layout."""
+
+
+class Layout(enum.StrEnum):
+    """How the state of an operator lies in memory."""
+
+    ROWS = "rows"
+    COLUMNS = "columns"
