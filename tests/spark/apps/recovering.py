@@ -134,27 +134,30 @@ def main(folder: Path, settings: Settings) -> None:
         restless.stop()
     for run in runs.values():
         run.stop()
-    found = {kind: settled(cluster, kind, kind, max(file_sink(kept / f"sink-{kind}"))) for kind in KINDS}
+    found = {kind: settled(cluster, kind, kind, file_sink(kept / f"sink-{kind}")) for kind in KINDS}
     if beside is not None:
         beside.stop()
-        found |= {name: settled(cluster, kind, name, max(sink_of(kept))) for name, kind in NAMES.items()}
+        found |= {name: settled(cluster, kind, name, sink_of(kept)) for name, kind in NAMES.items()}
     moved = [] if restless is None else restless.done
     say("done", states=found, restarts=[run.restarts for run in runs.values()], moved=moved)
     cluster.stop()
     spark.stop()
 
 
-def settled(cluster: bl.Cluster, kind: str, name: str, last: int) -> Any:
-    """The states, when the news of the last commit have come; ``last`` is the last epoch in the sink."""
+def settled(cluster: bl.Cluster, kind: str, name: str, sink: dict[int, list[tuple[Any, ...]]]) -> Any:
+    """The states, when the news of the last commit have come; ``sink``: what is in it, by epoch."""
+    last = max(sink)
+    # The last epoch in the sink may be one that Spark did not commit before the stop; and one without rows may have had
+    # no task, so that the state is as of the one before it.
+    first = max((epoch for epoch, rows in sink.items() if rows and epoch < last), default=last)
     found: Any = None
 
     def same() -> bool:
         nonlocal found
         found = states(cluster, kind, name)
-        # The last epoch in the sink may be one that Spark did not commit before the stop.
-        return all(last - 1 <= epoch <= last for epoch, _ in found.values())
+        return all(first <= epoch <= last for epoch, _ in found.values())
 
-    eventually(same, f"the state of {name} is as of epoch {last}, or the one before")
+    eventually(same, f"the state of {name} is as of an epoch from {first} to {last}")
     return found
 
 
