@@ -25,11 +25,10 @@ from bedload.control.wish import Wish, check_wish, listed, members_after, strate
 from bedload.core.clock import Clock
 from bedload.core.errors import BedloadError, MoveCancelled, MoveFailed, MoveRefused
 from bedload.core.ids import DeploymentId, OperatorName, WorkerId
+from bedload.core.limits import Limits
 from bedload.protocol import messages as m
 
 MAX_QUEUED = 16
-HOLD_SECONDS = 120.0
-"""So long the epochs under way may take to end before a restart of all workers is given up."""
 MAX_STARTS = 3
 """So often a worker is started before the others do without it."""
 
@@ -43,6 +42,7 @@ class Changes:
         members: Members,
         deployment_of: Callable[[OperatorName], DeploymentId],
         clock: Clock,
+        limits: Limits,
         *,
         durable: bool,
     ) -> None:
@@ -50,6 +50,7 @@ class Changes:
         self._members = members
         self._deployment_of = deployment_of
         self._clock = clock
+        self._hold_seconds = limits.hold_seconds
         self._durable = durable
         self.current: Change | None = None
         self._queue: deque[Change] = deque()
@@ -319,10 +320,10 @@ class Changes:
         under_way = [epochs for epochs in self._operators.values() if epochs.standing.under_way]
         if not under_way:
             return self._restart(change)
-        if change.held_at is None or self._clock.monotonic() - change.held_at < HOLD_SECONDS:
+        if change.held_at is None or self._clock.monotonic() - change.held_at < self._hold_seconds:
             return [step for epochs in under_way for step in epochs.inquiries.inquire()]
         it = under_way[0].standing
-        return self._fail(change, refusals.held_too_long(it.name, it.epoch, it.query, HOLD_SECONDS))
+        return self._fail(change, refusals.held_too_long(it.name, it.epoch, it.query, self._hold_seconds))
 
     def _restart(self, change: Change) -> list[Instruction]:
         """All epochs are at rest: every worker ends, and others begin with what the checkpoint has."""

@@ -35,6 +35,7 @@ from bedload.core.errors import (
     UnknownOperator,
 )
 from bedload.core.ids import DeploymentId, Epoch, OperatorName, QueryId, RunId, Turn, WorkerId
+from bedload.core.limits import LIMITS, Limits
 from bedload.keys import RoutingTable
 from bedload.protocol import messages as m
 
@@ -50,9 +51,15 @@ class Coordinator:
         retention: Retention | None = None,
         takes_slots: bool = False,
         clock: Clock,
+        limits: Limits = LIMITS,
     ) -> None:
         parts = self._parts = Parts(
-            workers, durable=durable, retention=retention or Retention(), takes_slots=takes_slots, clock=clock
+            workers,
+            durable=durable,
+            retention=retention or Retention(),
+            takes_slots=takes_slots,
+            clock=clock,
+            limits=limits,
         )
         self._staff = Staff(parts)
         self._operators, self.members, self.changes = parts.operators, parts.members, parts.changes
