@@ -34,7 +34,7 @@ from bedload.core.errors import (
     ProtocolError,
     UnknownOperator,
 )
-from bedload.core.ids import DeploymentId, Epoch, OperatorName, QueryId, RunId, Turn, WorkerId
+from bedload.core.ids import LOCAL, DeploymentId, Epoch, OperatorName, QueryId, RunId, Site, Turn, WorkerId
 from bedload.core.limits import LIMITS, Limits
 from bedload.keys import RoutingTable
 from bedload.protocol import messages as m
@@ -138,9 +138,9 @@ class Coordinator:
         """A worker is gone."""
         return self._staff.worker_lost(worker, how)
 
-    def worker_joined(self, worker: WorkerId, address: str, pid: int = 0) -> list[Instruction]:
+    def worker_joined(self, worker: WorkerId, address: str, pid: int = 0, site: Site = LOCAL) -> list[Instruction]:
         """A worker that was asked for, or one in place of a lost one, is there."""
-        return self._staff.worker_joined(worker, address, pid)
+        return self._staff.worker_joined(worker, address, pid, site)
 
     def worker_not_started(self, worker: WorkerId, why: str) -> list[Instruction]:
         """A worker that was asked for does not come."""

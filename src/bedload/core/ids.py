@@ -12,6 +12,9 @@ KeyGroup = NewType("KeyGroup", int)
 WorkerId = NewType("WorkerId", int)
 """A worker, numbered from 0. The number of one that left, or was lost, goes to the next that comes."""
 
+Site = NewType("Site", str)
+"""Where a worker runs: machines that are near each other."""
+
 OperatorName = NewType("OperatorName", str)
 """The identity of an operator's state."""
 
@@ -36,6 +39,9 @@ Generation = NewType("Generation", int)
 
 Ticket = NewType("Ticket", int)
 """Names an order to read state back, and comes back with the answers to it."""
+
+LOCAL = Site("local")
+"""The one site that there is."""
 
 NO_TURN = Turn(-1)
 """Before the first turn."""

@@ -15,7 +15,18 @@ from typing import Any, Union
 import msgspec
 
 from bedload.core.errors import ProtocolError
-from bedload.core.ids import DeploymentId, Epoch, KeyGroup, OperatorName, QueryId, RunId, Turn, WorkerId
+from bedload.core.ids import (
+    LOCAL,
+    DeploymentId,
+    Epoch,
+    KeyGroup,
+    OperatorName,
+    QueryId,
+    RunId,
+    Site,
+    Turn,
+    WorkerId,
+)
 from bedload.protocol.base import Backlogged, Body, FeederId, Lot, Message, Order, Packed, Terms, WaitsFor, WireError
 from bedload.protocol.moving import (
     Arrived,
@@ -138,6 +149,8 @@ class Register(Message, frozen=True):
     pid: int
     task: int = -1
     """The attempt of the Spark task that it runs in, if it does."""
+    site: Site = LOCAL
+    """Where it runs."""
 
 
 class Watch(Message, frozen=True):

@@ -361,8 +361,7 @@ class Cluster:
         """The workers that are there, and their process ids."""
         if self._stopped:
             return {}
-        alive = self._driver.call(lambda c: c.workers)
-        return {int(worker): self._driver.pids[worker] for worker in alive}
+        return {int(worker): pid for worker, pid in self._driver.call(lambda c: c.members.pids).items()}
 
     def epochs(self) -> Table:
         """The latest epochs, oldest first: operator, query, epoch, committed, rows, keys, busy seconds, bytes, seconds.
