@@ -7,10 +7,10 @@ is over, unless the worker had been handed nothing for good.
 from __future__ import annotations
 
 from bedload.control import refusals
-from bedload.control.changes import MAX_STARTS
 from bedload.control.instructions import Instruction, ReplaceWorker, ToWorker, WorkersLeft
 from bedload.control.members import Life, Worker
 from bedload.control.parts import Parts
+from bedload.control.restart import MAX_STARTS
 from bedload.core.errors import WorkerLost, WorkerStartFailed
 from bedload.core.ids import Site, WorkerId
 from bedload.protocol import messages as m
