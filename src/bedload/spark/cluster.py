@@ -1,4 +1,7 @@
-"""``bedload.attach``: workers for a Spark session, and operators on its streaming DataFrames."""
+"""``bedload.attach``: workers for a Spark session, and operators on its streaming DataFrames.
+
+Why one file: it is what users call, and most of it is what they read about that; the work is done by its parts.
+"""
 
 from __future__ import annotations
 

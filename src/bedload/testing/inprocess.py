@@ -82,8 +82,6 @@ class InProcessCluster:
         self._format = InputFormat(as_schema(input, "input"), key, key_groups)
         self._output = as_schema(schema, "schema")
         self.name = OperatorName(operator.__name__)
-        self.key = self._format.key
-        """The positions of the key's columns."""
         form = self._format
         deployment = Deployment(self.name, operator, form.key, form.columns, self._output, form.key_types)
         ids = [WorkerId(number) for number in range(workers)]
@@ -110,6 +108,11 @@ class InProcessCluster:
         self._later: list[InspectQuery] = []
         """What the coordinator wants to look at after a while."""
         self._deployment = self._deploy(key_groups)
+
+    @property
+    def key(self) -> tuple[int, ...]:
+        """The positions of the key's columns."""
+        return self._format.key
 
     # --- what Spark does ---
 
