@@ -1,4 +1,7 @@
-"""How large things may get: a file of over 400 lines says why it is one; no class has over 20 fields that change."""
+"""How large things may get, and where the clock is chosen.
+
+A file of over 400 lines says why it is one; no class has over 20 fields that change; decisions are handed their time.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,8 @@ import pytest
 import bedload
 
 ROOT = Path(bedload.__file__).parent
+EDGES = ("core/clock.py", "spark/", "testing/", "transport/", "worker/server.py")
+"""Whoever is between the code that decides and the world."""
 MOST_LINES = 400
 MOST_FIELDS = 20
 SAYS_WHY = re.compile(r"^Why one file: \S", re.MULTILINE)
@@ -69,6 +74,11 @@ def test_files_and_classes_are_small_or_say_why_not(path: Path) -> None:
     assert not large, (
         f"{path}: {large} fields of mutable state, over {MOST_FIELDS}: some of them are a noun of their own"
     )
+
+
+def test_the_systems_clock_is_chosen_at_the_edges_alone() -> None:
+    named = [str(path.relative_to(ROOT)) for path in ROOT.rglob("*.py") if "SystemClock" in path.read_text()]
+    assert [path for path in named if not path.startswith(EDGES)] == []
 
 
 def test_a_long_file_has_to_say_why() -> None:
