@@ -25,11 +25,13 @@ import pyarrow.parquet as pq
 import bedload as bl
 from bedload.checkpoint import paths
 from bedload.checkpoint.checkpoint import Checkpoint
+from bedload.checkpoint.claimant import this_process
 from bedload.checkpoint.compaction import compact
 from bedload.checkpoint.records import TurnRecord, manifest_of, pack_owners
 from bedload.checkpoint.restore import Restore
 from bedload.checkpoint.segments import SegmentMeta, write_segment
 from bedload.checkpoint.storage import open_storage
+from bedload.core.clock import SystemClock
 from bedload.core.ids import Epoch, Generation, KeyGroup, OperatorName, QueryId, Turn, WorkerId, make_turn
 from bedload.keys import DEFAULT_KEY_GROUPS, hash_columns, key_groups
 from bedload.operators.aggregates import Aggregates
@@ -79,7 +81,7 @@ class Written:
 
     def __init__(self, root: Path, layout: str) -> None:
         self.deployment = deployment_of(layout)
-        self._checkpoint = Checkpoint.open(open_storage(root.as_uri()))
+        self._checkpoint = Checkpoint.open(open_storage(root.as_uri()), this_process(SystemClock()))
         self._generation: Generation = self._checkpoint.claim()
         wanted = state_schema(self.deployment, ["key"], [pa.int64()], DEFAULT_KEY_GROUPS)
         self.schema = self._checkpoint.add_schema(NAME, wanted)

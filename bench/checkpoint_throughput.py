@@ -91,6 +91,6 @@ def _check(place: Path, plan: ThroughputRun) -> float:
 
 def open_history(place: Path) -> tuple[Checkpoint, OperatorName, History]:
     """The checkpoint of a run, its one operator, and the turns of that."""
-    checkpoint = Checkpoint.open(open_storage(place.as_uri()), create=False)
+    checkpoint = Checkpoint.open(open_storage(place.as_uri()))
     (operator,) = checkpoint.operators()
     return checkpoint, operator, checkpoint.load_history(operator)

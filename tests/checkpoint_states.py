@@ -8,6 +8,7 @@ import pyarrow as pa
 
 from bedload.checkpoint import paths
 from bedload.checkpoint.checkpoint import Checkpoint
+from bedload.checkpoint.claimant import this_process
 from bedload.checkpoint.evolution import Evolution
 from bedload.checkpoint.forms import StateForm, select
 from bedload.checkpoint.history import Garbage, History, Plan
@@ -23,12 +24,14 @@ from bedload.checkpoint.records import (
 from bedload.checkpoint.segments import SegmentMeta, decode_segment, write_segment
 from bedload.checkpoint.snapshots import PartReader
 from bedload.checkpoint.storage import Storage
+from bedload.core.clock import SystemClock
 from bedload.core.ids import Epoch, Generation, OperatorName, QueryId, Turn, WorkerId, make_turn
 from bedload.keys import hash_columns, key_groups
 from bedload.store.deltas import GROUP, OP, PATCHES, PUT, REMOVE, key_column
 
 OPERATOR = OperatorName("Trip")
 QUERY = QueryId("query")
+ME = this_process(SystemClock())
 
 
 def schema_of(

@@ -152,17 +152,18 @@ class RealCluster:
         return self.driver.change(Wish(Kind(kind), strategy_named(strategy), **more))[1]
 
     def pids(self) -> dict[WorkerId, int]:
-        """The processes of the workers."""
-        return dict(self.driver.pids)
+        """The processes of the workers that are here."""
+        return self.driver.call(lambda c: c.members.pids)
 
     def let_patience_end(self, worker: WorkerId, pid: int) -> None:
         """Have a process that is stopped be given up, as if it had said nothing for as long as that takes."""
         stopped = psutil.Process(pid)
-        silent = self.driver._patience.silent
+        silent = self.driver._contacts.patience.silent
 
         def pass_time(_: object) -> bool:
-            pulse = self.driver._liveness._pulses.get(worker)
-            if pulse is None or self.driver.pids[worker] != pid:
+            contacts = self.driver._contacts
+            contact, pulse = contacts.get(worker), contacts._liveness._pulses.get(worker)
+            if contact is None or pulse is None or contact.said.pid != pid:
                 return True
             pulse.heard -= silent
             return False

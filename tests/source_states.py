@@ -17,7 +17,7 @@ from bedload.keys import hash_columns, key_groups
 from bedload.worker.operator import state_of
 from bedload.worker.row_runtime import Deployment
 from bedload.worker.state_schema import state_schema
-from tests.checkpoint_states import OPERATOR, Writer, collect_garbage
+from tests.checkpoint_states import ME, OPERATOR, Writer, collect_garbage
 
 GROUPS = 8
 
@@ -27,7 +27,7 @@ class Recorded(Writer):
 
     def __init__(self, folder: Path, schema: OperatorSchema) -> None:
         storage = open_storage(str(folder))
-        self.checkpoint = Checkpoint.open(storage)
+        self.checkpoint = Checkpoint.open(storage, ME)
         super().__init__(storage, self.checkpoint.add_schema(OPERATOR, schema))
 
     def turn(self, changed: pa.RecordBatch) -> TurnRecord:

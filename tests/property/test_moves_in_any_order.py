@@ -21,8 +21,9 @@ import bedload as bl
 from bedload.core.epoch import EpochTime
 from bedload.core.errors import EpochAborted
 from bedload.core.ids import DeploymentId, Epoch, KeyGroup, OperatorName, QueryId, Turn, WorkerId
+from bedload.core.limits import Limits
 from bedload.keys import hash_columns, key_groups
-from bedload.migration import STRATEGIES, Strategy, sender
+from bedload.migration import STRATEGIES, Strategy
 from bedload.protocol import messages as m
 from bedload.protocol.split import pack
 from bedload.worker.machine import COORDINATOR, WorkerMachine
@@ -71,7 +72,8 @@ class Pair:
 
     def __init__(self, draw: Callable[[int], int]) -> None:
         self.draw = draw
-        self.machines = {it: WorkerMachine(it, lambda _: DEPLOYMENT, Ticking()) for it in WORKERS}
+        limits = Limits(ship_keys=2)
+        self.machines = {it: WorkerMachine(it, lambda _: DEPLOYMENT, Ticking(), limits=limits) for it in WORKERS}
         self.links: dict[tuple[int, int], deque[tuple[Any, m.Message, Any]]] = {}
         self.said: list[m.Message] = []
         self.owner = WORKERS[0]
@@ -244,12 +246,9 @@ class Pair:
 @examples(25)
 @given(random=st.randoms(use_true_random=False))
 def test_every_row_counts_once_whatever_the_order_of_messages(strategy: str, random: Any) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sender, "_FIRST_CHUNK", 2)
-        patch.setattr(sender, "_MOST_KEYS", 2)
-        pair = Pair(random.randrange)
-        pair.run_epoch()
-        for number in range(3):
-            pair.move(number, STRATEGIES[strategy].with_(share=1.0))
-        pair.run_epoch()
-        pair.check()
+    pair = Pair(random.randrange)
+    pair.run_epoch()
+    for number in range(3):
+        pair.move(number, STRATEGIES[strategy].with_(share=1.0))
+    pair.run_epoch()
+    pair.check()

@@ -15,6 +15,7 @@ from tests.simulator import Scenario
 from tests.simulator.application import Application
 from tests.simulator.desk import Desk
 from tests.simulator.faults import ALWAYS
+from tests.simulator.inline import Inline
 from tests.simulator.storage import SlowStorage
 from tests.simulator.workload import NAME
 
@@ -109,7 +110,7 @@ def claim_comes_after_the_look(patch: Patch) -> None:
     def look_first(self: Any) -> None:
         storage = self._world.storage
         try:
-            history = Checkpoint.open(storage).load_history(NAME)
+            history = Checkpoint.open(storage, pools=Inline).load_history(NAME)
             looked[self._network] = history, storage.list(paths.deltas(NAME))
         except StoreError as error:
             self._over(error)

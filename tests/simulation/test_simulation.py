@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 from tests.simulator import Scenario
 from tests.simulator.__main__ import main
@@ -63,6 +67,20 @@ def test_a_seed_is_one_story(durable: bool) -> None:
     stories = [simulate(7, scenario, tracing=True).story for _ in range(2)]
     assert stories[0] == stories[1]
     assert stories[0] != simulate(8, scenario, tracing=True).story
+
+
+def test_a_seed_is_one_story_in_every_process() -> None:
+    command = [sys.executable, "-m", "tests.simulator", "--seed", "4142", "--moves", "--trace"]
+    told = {
+        subprocess.run(
+            command,
+            env={**os.environ, "PYTHONHASHSEED": number, "PYTHONPATH": os.pathsep.join(sys.path)},
+            capture_output=True,
+            check=True,
+        ).stdout
+        for number in ("0", "5")
+    }
+    assert len(told) == 1
 
 
 def test_the_command_line_runs_and_tells(capsys: pytest.CaptureFixture[str]) -> None:

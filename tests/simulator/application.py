@@ -18,6 +18,7 @@ from bedload.control.lineage import Lineage
 from bedload.control.phases import TransferPhase
 from bedload.core.errors import BedloadError, CheckpointDamaged, ProtocolError, SchemaChanged
 from bedload.core.ids import DeploymentId, Epoch, Generation, OperatorName, QueryId, WorkerId
+from bedload.core.limits import Limits
 from bedload.worker.runtime import Startable
 from tests.simulator.cluster import SimulatedDriver
 from tests.simulator.desk import Desk, location_of
@@ -57,6 +58,7 @@ class World:
     """A worker that copies state ahead has sealed an epoch."""
     damage: Callable[[], None]
     """Something may happen to a file."""
+    limits: Limits
     claimed: set[Generation] = field(default_factory=set)
     """Nobody else gets these."""
 
@@ -154,6 +156,7 @@ class Application:
             lambda worker: self._make_worker(worker, desk),
             desk=desk,
             retention=world.retention,
+            limits=world.limits,
         )
         self._spark = SparkContext(
             self._network, driver, world.faults, world.slots, self._explain, lambda *what: self._redeploy(*what)
@@ -242,7 +245,15 @@ class Application:
         first = self._number == 1 and self._processes <= world.workers
         name = f"worker {worker}" if first else f"worker {worker} ({self._number}.{self._processes})"
         return SimulatedWorker(
-            self._network, worker, name, self.deployments, world.watchers, world.faults, world.on_copied, place
+            self._network,
+            worker,
+            name,
+            self.deployments,
+            world.watchers,
+            world.faults,
+            world.on_copied,
+            world.limits,
+            place,
         )
 
     def export(self) -> None:

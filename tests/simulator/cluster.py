@@ -39,6 +39,7 @@ from bedload.control.phases import TransferPhase
 from bedload.control.standing import Phase as ControlPhase
 from bedload.core.errors import BedloadError
 from bedload.core.ids import NO_TURN, OperatorName, Turn, WorkerId
+from bedload.core.limits import Limits
 from bedload.protocol import messages as m
 from bedload.worker.machine import Phase
 from bedload.worker.runtime import Startable
@@ -80,6 +81,7 @@ class SimulatedDriver:
         *,
         desk: Desk | None = None,
         retention: Retention | None = None,
+        limits: Limits,
     ) -> None:
         self.workers: dict[WorkerId, SimulatedWorker] = {}
         """The latest process of each worker."""
@@ -109,7 +111,7 @@ class SimulatedDriver:
         """Workers of which a second one waits for the first to be lost."""
         addresses = {worker: self._connect(worker) for worker in workers}
         self.coordinator = Coordinator(
-            workers_at(addresses), durable=desk is not None, retention=retention, clock=network.time
+            workers_at(addresses), durable=desk is not None, retention=retention, clock=network.time, limits=limits
         )
         if desk is not None:
             desk.report = self.tell

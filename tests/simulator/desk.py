@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from bedload.checkpoint import paths
 from bedload.checkpoint.checkpoint import Checkpoint
+from bedload.checkpoint.claimant import Claimant
 from bedload.checkpoint.compaction import restore_at
 from bedload.checkpoint.filing import Filing
 from bedload.checkpoint.heritage import inherit
@@ -28,6 +29,7 @@ from bedload.worker.operator import state_of
 from bedload.worker.row_runtime import Deployment
 from bedload.worker.runtime import Startable
 from bedload.worker.state_schema import state_schema
+from tests.simulator.inline import Inline
 from tests.simulator.network import Network
 from tests.simulator.storage import MemoryStorage
 from tests.simulator.watcher import Plain, Watcher
@@ -49,11 +51,10 @@ class Desk:
         self._network = network
         self._storage = storage
         self._watchers = watchers
-        self._checkpoint = Checkpoint.open(
-            claiming or storage,
-            clock=network.time,
-            new_id=lambda: f"attachment {number} at {network.time.now}",
+        self._claimant = Claimant(
+            "simulated", number, network.time, lambda: f"attachment {number} at {network.time.now}"
         )
+        self._checkpoint = Checkpoint.open(claiming or storage, self._claimant, pools=Inline)
         self.generation = self._checkpoint.claim()
         self._checkpoint.storage = storage
         self._files = _Watched(self._checkpoint, network, watchers)
@@ -78,10 +79,10 @@ class Desk:
 
     def export(self, slow: Storage, versions: Mapping[OperatorName, Sequence[Startable]]) -> None:
         """Copy all state while others go on; the copy is that of one turn, whole."""
-        source = Checkpoint.open(slow, create=False)
+        source = Checkpoint.open(slow, self._claimant, pools=Inline)
         target = MemoryStorage("memory://export")
         copied = source.export(target)
-        copy = Checkpoint.open(target, create=False)
+        copy = Checkpoint.open(target, self._claimant, pools=Inline)
         for name, turn in copied.items():
             assert copy.load_history(name).head == turn, f"the copy of {name} is of another turn than {turn}"
             self._watchers[name].check_restored(turn, read_back(copy, versions[name], turn))

@@ -19,6 +19,7 @@ from tests.simulator.application import World
 from tests.simulator.cluster import SimulatedDriver
 from tests.simulator.desk import read_back
 from tests.simulator.holdings import on_its_way
+from tests.simulator.inline import Inline
 from tests.simulator.oracle import History, Oracle
 from tests.simulator.query import SimulatedQuery
 from tests.simulator.storage import MemoryStorage
@@ -69,7 +70,7 @@ class Ending:
         """State that is in a checkpoint; ``whole``: of the states that it retains, not the latest alone."""
         if driver is not None:
             self._settle(driver)
-        checkpoint = Checkpoint.open(storage, create=False)
+        checkpoint = Checkpoint.open(storage, pools=Inline)
         for name in self._world.watchers:
             try:
                 self._check_stored(checkpoint, name, whole=whole)

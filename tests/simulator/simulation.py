@@ -33,18 +33,16 @@ from __future__ import annotations
 import gc
 import io
 from collections import Counter
-from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, Future
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, redirect_stderr
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import cast
 
 from bedload.checkpoint.history import CompactionSettings
 from bedload.checkpoint.storage import Storage
-from bedload.control import changes
 from bedload.control.compaction import Retention
 from bedload.core.ids import Epoch, OperatorName, QueryId
-from bedload.migration import sender
+from bedload.core.limits import LIMITS, Limits
 from bedload.worker.runtime import Startable
 from tests.simulator.application import Application, World
 from tests.simulator.chance import Chance
@@ -206,8 +204,12 @@ class Simulation:
             on_phase=lambda *what: self._mishaps.on_phase(*what),
             on_copied=lambda: self._mishaps.on_copied(),
             damage=self._damage,
+            limits=Limits(
+                # Few, so that a little state takes many messages.
+                ship_keys=chance.pick([1, 2, 5]) if scenario.moves else LIMITS.ship_keys,
+                hold_seconds=_HOLD_SECONDS,
+            ),
         )
-        self._most_keys = chance.pick([1, 2, 5]) if scenario.moves else sender._MOST_KEYS
         self._applications: list[Application] = []
         self._changed = False
         self._mishaps = Mishaps(
@@ -233,7 +235,7 @@ class Simulation:
             self.network.after(self.chance.delay(60), queries[1].start)
         self._mishaps.plan()
         # What a worker writes into its log is for its user.
-        with _in_small_steps(self._most_keys), redirect_stderr(io.StringIO()):
+        with _without_collecting(), redirect_stderr(io.StringIO()):
             self._drain()
             for poison in self._poisons.values():
                 poison.end()
@@ -366,41 +368,13 @@ class Simulation:
         )
 
 
-class _Inline(Executor):
-    """Reads state back in the one thread of a simulation: others would cost time, and have an order of their own."""
-
-    def __init__(self, *_: object) -> None:
-        pass
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Do it now."""
-        future: Future[Any] = Future()
-        try:
-            future.set_result(fn(*args, **kwargs))
-        except BaseException as error:
-            future.set_exception(error)
-        return future
-
-
 @contextmanager
-def _in_small_steps(keys: int) -> Iterator[None]:
-    """Let state move few keys at a time, so that a little of it takes many messages; and have one thread."""
-    from bedload.checkpoint import checkpoint, export, restore  # compiled code: only who needs it waits
-
-    most, readers = sender._MOST_KEYS, [vars(module) for module in (checkpoint, export, restore)]
-    threads = [names["ThreadPoolExecutor"] for names in readers]
-    sender._MOST_KEYS = keys
-    hold, changes.HOLD_SECONDS = changes.HOLD_SECONDS, _HOLD_SECONDS
-    for names in readers:
-        names["ThreadPoolExecutor"] = _Inline
+def _without_collecting() -> Iterator[None]:
+    """A run is short, and a tenth of its time would go there."""
     collecting = gc.isenabled()
-    gc.disable()  # a run is short, and a tenth of its time would go there
+    gc.disable()
     try:
         yield
     finally:
         if collecting:
             gc.enable()
-        sender._MOST_KEYS = most
-        changes.HOLD_SECONDS = hold
-        for names, pool in zip(readers, threads, strict=True):
-            names["ThreadPoolExecutor"] = pool

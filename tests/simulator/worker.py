@@ -21,6 +21,7 @@ from bedload.checkpoint.snapshots import TARGET_BYTES
 from bedload.checkpoint.storage import Storage
 from bedload.core.errors import BedloadError, OperatorFailed, WorkerStartFailed
 from bedload.core.ids import DeploymentId, Generation, OperatorName, Turn, WorkerId
+from bedload.core.limits import Limits
 from bedload.migration.lane import Parcel
 from bedload.migration.parking import Freed
 from bedload.migration.receiver import Receiver
@@ -34,6 +35,7 @@ from bedload.worker.moving import Moving, Neighbour
 from bedload.worker.runtime import Runtime, Startable
 from tests.simulator.faults import Faults
 from tests.simulator.holdings import Holdings
+from tests.simulator.inline import READ_AHEAD, Inline
 from tests.simulator.network import Body, Connection, End, Network, VirtualTime
 from tests.simulator.storage import SlowStorage
 from tests.simulator.watcher import Watcher
@@ -107,7 +109,7 @@ class _Machine(WorkerMachine):
 
     def _host(self, operator: OperatorName) -> Hosted:
         hosted = super()._host(operator)
-        moving = hosted.moving = _Moving(self.worker, operator, hosted.parking, self._clock)
+        moving = hosted.moving = _Moving(self.worker, operator, hosted.parking, self._clock, self._limits)
         moving.faults = self.faults
         return hosted
 
@@ -124,6 +126,7 @@ class SimulatedWorker:
         watchers: Mapping[OperatorName, Watcher],
         faults: Faults,
         on_copied: Callable[[], None],
+        limits: Limits,
         place: tuple[Storage, Generation] | None = None,
     ) -> None:
         self.name = name
@@ -131,7 +134,7 @@ class SimulatedWorker:
         self.alive = True
         self.places: Mapping[str, SimulatedWorker] = {}
         """All processes of the cluster, by address."""
-        self.machine = _Machine(worker, self._load_code, _BusyClock(network.time), self)
+        self.machine = _Machine(worker, self._load_code, _BusyClock(network.time), self, limits=limits)
         self.machine.faults = faults
         self.machine._durable = place is not None  # what is persisted in memory only is looked at, and not kept
         self.holdings = {
@@ -426,7 +429,7 @@ class SimulatedWorker:
             return
         assert self._place is not None
         try:
-            news: list[Loaded | LoadFailed] = list(load(*self._place, order))
+            news: list[Loaded | LoadFailed] = list(load(*self._place, order, threads=READ_AHEAD, pools=Inline))
         except BedloadError as error:
             self._network.note(f"{self.name} cannot read {order.groups}: {error}"[:300])
             news = [LoadFailed(order.operator, order.ticket, error)]
@@ -444,7 +447,8 @@ class SimulatedWorker:
         error, parts = None, b""
         size = TARGET_BYTES if message.ticket % 2 else 1  # two attempts at a snapshot are of other files
         try:
-            made = compact(self._place[0], message.operator, message.turn, message.groups, target_bytes=size)
+            what = message.operator, message.turn, message.groups
+            made = compact(self._place[0], *what, target_bytes=size, pools=Inline)
             parts = msgspec.msgpack.encode(made)
         except BedloadError as problem:
             self._network.note(f"{self.name} cannot compact {message}: {problem}"[:300])

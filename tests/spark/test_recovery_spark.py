@@ -305,7 +305,7 @@ def test_of_two_attachments_the_newer_one_wins_and_the_older_one_ends(
         assert failed["down"].startswith("Fenced: the checkpoint")
         assert "taken over by generation 2" in failed["down"]
     assert check_sinks(tmp_path, 5) == found, "what the older one did late changed nothing"
-    checkpoint = Checkpoint.open(open_storage(str(tmp_path / "bedload")), create=False)
+    checkpoint = Checkpoint.open(open_storage(str(tmp_path / "bedload")))
     for kind in KINDS:
         head = checkpoint.load_history(OperatorName(kind)).head
         assert head is not None

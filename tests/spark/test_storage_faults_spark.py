@@ -203,7 +203,7 @@ class Stored:
 
     def turns(self, kind: str) -> list[Any]:
         """The turns of the epochs, by number."""
-        checkpoint = Checkpoint.open(open_storage(str(self.root)), create=False)
+        checkpoint = Checkpoint.open(open_storage(str(self.root)))
         return checkpoint.load_history(OperatorName(kind)).chain()[::-1]
 
     def delta(self, kind: str, epoch: int, worker: int = 0) -> str:

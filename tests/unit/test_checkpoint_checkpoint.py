@@ -12,10 +12,11 @@ from pathlib import Path
 import msgspec
 import pyarrow as pa
 import pytest
-from tests.checkpoint_states import collect_garbage
+from tests.checkpoint_states import ME, collect_garbage
 
 from bedload.checkpoint import paths
 from bedload.checkpoint.checkpoint import Checkpoint
+from bedload.checkpoint.claimant import Claimant, this_process
 from bedload.checkpoint.fence import check_fence, newer_generation
 from bedload.checkpoint.history import Base, History
 from bedload.checkpoint.records import (
@@ -70,7 +71,7 @@ class Driver:
     """Writes turns and snapshots as the real ones do, with made-up content."""
 
     def __init__(self, storage: Storage, operator: OperatorName = TRIP) -> None:
-        self.checkpoint = Checkpoint.open(storage)
+        self.checkpoint = Checkpoint.open(storage, ME)
         self.storage = storage
         self.operator = operator
         self.generation = self.checkpoint.claim()
@@ -149,13 +150,13 @@ def _all_files(storage: Storage, folder: str = "") -> set[str]:
 
 
 def test_an_empty_folder_becomes_a_checkpoint_and_stays_the_same_one(storage: Storage) -> None:
-    made = Checkpoint.open(storage)
+    made = Checkpoint.open(storage, ME)
     assert Checkpoint.open(storage).format == made.format
     assert decode(Format, storage.read("bedload.json"), "x").format == "bedload-checkpoint"
 
 
 def test_two_checkpoints_have_different_ids(root: Callable[[str], Storage]) -> None:
-    assert Checkpoint.open(root("one")).format.id != Checkpoint.open(root("two")).format.id
+    assert Checkpoint.open(root("one"), ME).format.id != Checkpoint.open(root("two"), ME).format.id
 
 
 def test_many_who_make_it_at_once_get_the_same_one(storage: Storage) -> None:
@@ -163,7 +164,7 @@ def test_many_who_make_it_at_once_get_the_same_one(storage: Storage) -> None:
 
     def make(_: int) -> str:
         barrier.wait()
-        return Checkpoint.open(open_storage(storage.url)).format.id
+        return Checkpoint.open(open_storage(storage.url), ME).format.id
 
     with ThreadPoolExecutor(4) as pool:
         assert len(set(pool.map(make, range(4)))) == 1
@@ -172,7 +173,7 @@ def test_many_who_make_it_at_once_get_the_same_one(storage: Storage) -> None:
 def test_a_folder_with_other_files_is_refused_and_left_alone(storage: Storage) -> None:
     storage.write("holiday.jpg", b"x")
     with pytest.raises(CheckpointForeign, match=r"holiday\.jpg.*folder of its own"):
-        Checkpoint.open(storage)
+        Checkpoint.open(storage, ME)
     assert storage.list("") == ["holiday.jpg"]
 
 
@@ -180,12 +181,12 @@ def test_a_checkpoint_that_lost_its_format_file_says_to_put_it_back(storage: Sto
     Driver(storage)
     storage.delete(["bedload.json"])
     with pytest.raises(CheckpointForeign, match=r"put bedload\.json back"):
-        Checkpoint.open(storage)
+        Checkpoint.open(storage, ME)
 
 
 def test_nothing_is_made_unless_asked_for(storage: Storage) -> None:
     with pytest.raises(CheckpointForeign, match="no checkpoint at"):
-        Checkpoint.open(storage, create=False)
+        Checkpoint.open(storage)
     assert storage.list("") == []
 
 
@@ -193,26 +194,26 @@ def test_nothing_is_made_unless_asked_for(storage: Storage) -> None:
 def test_a_damaged_format_file_is_said_to_be(storage: Storage, content: bytes) -> None:
     storage.write("bedload.json", content)
     with pytest.raises(CheckpointDamaged, match=r"bedload\.json"):
-        Checkpoint.open(storage)
+        Checkpoint.open(storage, ME)
 
 
 def test_a_format_file_of_something_else_is_foreign(storage: Storage) -> None:
     storage.write("bedload.json", b'{"format": "bedload-settings", "version": 1, "id": "x"}')
     with pytest.raises(CheckpointForeign, match="bedload-settings"):
-        Checkpoint.open(storage)
+        Checkpoint.open(storage, ME)
 
 
 def test_a_newer_format_says_what_to_install(storage: Storage) -> None:
     storage.write("bedload.json", b'{"format": "bedload-checkpoint", "version": 7, "bedload": "3.2", "id": "x"}')
     with pytest.raises(CheckpointVersion, match=r'version 7.*pip install -U "bedload>=3\.2"'):
-        Checkpoint.open(storage)
+        Checkpoint.open(storage, ME)
 
 
 # --- generations ---
 
 
 def test_generations_are_claimed_in_ascending_order(storage: Storage) -> None:
-    assert [Checkpoint.open(storage).claim() for _ in range(3)] == [1, 2, 3]
+    assert [Checkpoint.open(storage, ME).claim() for _ in range(3)] == [1, 2, 3]
 
 
 class StoppedClock:
@@ -227,7 +228,8 @@ class StoppedClock:
 
 def test_of_many_attachments_at_once_each_gets_a_generation_of_its_own(storage: Storage) -> None:
     barrier = threading.Barrier(6)
-    checkpoints = [Checkpoint.open(open_storage(storage.url), clock=StoppedClock()) for _ in range(6)]
+    stopped = this_process(StoppedClock())
+    checkpoints = [Checkpoint.open(open_storage(storage.url), stopped) for _ in range(6)]
 
     def claim(checkpoint: Checkpoint) -> Generation:
         barrier.wait()
@@ -238,21 +240,36 @@ def test_of_many_attachments_at_once_each_gets_a_generation_of_its_own(storage: 
 
 
 def test_a_claim_says_who_and_when(storage: Storage) -> None:
-    Checkpoint.open(storage).claim()
+    Checkpoint.open(storage, Claimant("there", 7, StoppedClock(), lambda: "nobody else's")).claim()
     claim = decode(Claim, storage.read(paths.generation(Generation(1))), "x")
-    assert claim.pid == os.getpid()
-    assert claim.when > 0
+    assert (claim.host, claim.pid, claim.when, claim.token) == ("there", 7, 1.0, "nobody else's")
     assert claim.generation == 1
 
 
+def test_whoever_does_not_say_who_it_is_can_only_read(storage: Storage, root: Callable[[str], Storage]) -> None:
+    Checkpoint.open(storage, ME).claim()
+    reader = Checkpoint.open(storage)
+    assert reader.newest_generation() == 1
+    for write in (reader.claim, lambda: reader.export(root("copy"))):
+        with pytest.raises(CheckpointError, match="may only be read"):
+            write()
+    assert reader.newest_generation() == 1
+
+
+def test_this_process_says_so() -> None:
+    assert ME.pid == os.getpid()
+    assert ME.host
+    assert ME.new_id() != ME.new_id()
+
+
 def test_an_attachment_is_fenced_by_the_next_one(storage: Storage) -> None:
-    old = Checkpoint.open(storage)
+    old = Checkpoint.open(storage, ME)
     with pytest.raises(CheckpointError, match="claimed no generation"):
         old.check_fence()
     generation = old.claim()
     old.check_fence()
     assert newer_generation(storage, generation) is None
-    new = Checkpoint.open(storage)
+    new = Checkpoint.open(storage, ME)
     new.claim()
     with pytest.raises(Fenced, match="generation 2") as caught:
         old.check_fence()
@@ -269,10 +286,10 @@ def test_an_attachment_is_fenced_by_the_next_one(storage: Storage) -> None:
 
 
 def test_a_schema_is_stored_once_and_numbered_from_one(storage: Storage) -> None:
-    checkpoint = Checkpoint.open(storage)
+    checkpoint = Checkpoint.open(storage, ME)
     first = checkpoint.add_schema(TRIP, SCHEMA)
     assert first.number == 1
-    assert Checkpoint.open(storage).add_schema(TRIP, SCHEMA) == first
+    assert Checkpoint.open(storage, ME).add_schema(TRIP, SCHEMA) == first
     wider = msgspec.structs.replace(SCHEMA, key_groups=16)
     assert checkpoint.add_schema(TRIP, wider).number == 2
     assert checkpoint.add_schema(TRIP, SCHEMA) == first, "the former shape is there already"
@@ -282,11 +299,11 @@ def test_a_schema_is_stored_once_and_numbered_from_one(storage: Storage) -> None
 
 def test_a_schema_that_is_missing_is_said_to_be(storage: Storage) -> None:
     with pytest.raises(CheckpointDamaged, match=r"0003\.json is missing"):
-        Checkpoint.open(storage).schema(TRIP, 3)
+        Checkpoint.open(storage, ME).schema(TRIP, 3)
 
 
 def test_operators_are_listed_by_their_names(storage: Storage) -> None:
-    checkpoint = Checkpoint.open(storage)
+    checkpoint = Checkpoint.open(storage, ME)
     for name in ("Trip", "per road/lane", "..", "ü"):
         checkpoint.add_schema(OperatorName(name), SCHEMA)
     storage.write("operators/not.ours/x", b"")
@@ -312,7 +329,7 @@ def test_a_history_is_loaded_as_it_was(storage: Storage) -> None:
 
 
 def test_an_operator_without_turns_has_an_empty_history(storage: Storage) -> None:
-    assert Checkpoint.open(storage).load_history(TRIP).head is None
+    assert Checkpoint.open(storage, ME).load_history(TRIP).head is None
 
 
 def test_the_next_attachment_goes_on_with_larger_turns(storage: Storage) -> None:
@@ -444,7 +461,7 @@ def test_nobody_who_was_fenced_deletes_anything(storage: Storage) -> None:
     for epoch in range(6):
         turn = driver.run(epoch)
         driver.snapshot(turn)
-    Checkpoint.open(storage).claim()
+    Checkpoint.open(storage, ME).claim()
     before = _all_files(storage)
     with pytest.raises(Fenced):
         collect_garbage(driver.checkpoint, TRIP, driver.history, 1)
@@ -479,7 +496,7 @@ def test_a_crash_amid_deletion_leaves_no_promise_that_cannot_be_kept(storage: St
         turn = driver.run(epoch)
         if epoch in (1, 4):
             driver.snapshot(turn)
-    crashing = Checkpoint.open(RecordingStorage(storage, survive))  # type: ignore[arg-type]
+    crashing = Checkpoint.open(RecordingStorage(storage, survive), ME)  # type: ignore[arg-type]
     crashing.generation = driver.generation
     with pytest.raises(KeyboardInterrupt):
         collect_garbage(crashing, TRIP, driver.history, 1)
@@ -511,7 +528,7 @@ def test_a_snapshot_that_was_never_finished_is_swept_once_it_is_old(storage: Sto
 
 def test_an_export_starts_another_cluster_that_goes_on_where_this_one_was(root: Callable[[str], Storage]) -> None:
     source = root("main")
-    Checkpoint.open(source).claim()
+    Checkpoint.open(source, ME).claim()
     driver, other = Driver(source), Driver(source, OperatorName("per/lane"))
     for epoch in range(6):
         turn = driver.run(epoch)
@@ -520,7 +537,7 @@ def test_an_export_starts_another_cluster_that_goes_on_where_this_one_was(root: 
         other.run(epoch)
     driver.open(6)
     to = root("copy")
-    copied = Checkpoint.open(source, create=False).export(to)
+    copied = Checkpoint.open(source, ME).export(to)
     assert copied == {TRIP: driver.history.head, other.operator: other.history.head}
     new = Driver(to)
     assert new.generation > other.generation
@@ -621,7 +638,7 @@ def test_a_part_that_was_cut_short_is_not_exported(root: Callable[[str], Storage
     with pytest.raises(CheckpointDamaged, match="has 4 bytes, and was written with 8"):
         driver.checkpoint.export(root("copy"))
     with pytest.raises(CheckpointForeign):
-        Checkpoint.open(root("copy"), create=False)
+        Checkpoint.open(root("copy"))
 
 
 class CollectedOnce:
@@ -653,7 +670,7 @@ def test_an_export_starts_over_when_garbage_collection_was_faster(root: Callable
         collect_garbage(driver.checkpoint, TRIP, driver.history, 1)
 
     collecting = CollectedOnce(source, go_on)
-    copied = Checkpoint.open(collecting).export(to)  # type: ignore[arg-type]
+    copied = Checkpoint.open(collecting, ME).export(to)  # type: ignore[arg-type]
     assert copied == {TRIP: driver.history.head}
     new = Checkpoint.open(to).load_history(TRIP)
     assert _content(to, new, new.head) == _content(source, driver.history, driver.history.head)
@@ -665,7 +682,7 @@ def test_a_missing_file_is_damage_and_not_a_copy(root: Callable[[str], Storage])
     path = paths.delta(TRIP, turn, WorkerId(0))
     gone = VanishingStorage(driver.storage, {path})
     with pytest.raises(CheckpointDamaged, match=r"is missing in"):
-        Checkpoint.open(gone).export(root("copy"))  # type: ignore[arg-type]
+        Checkpoint.open(gone, ME).export(root("copy"))  # type: ignore[arg-type]
 
 
 def test_a_manifest_is_encoded_as_it_is_read(storage: Storage) -> None:

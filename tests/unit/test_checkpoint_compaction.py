@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.checkpoint_states import COUNTS, OPERATOR, Writer, delta, rows_of
+from tests.checkpoint_states import COUNTS, ME, OPERATOR, Writer, delta, rows_of
 from tests.patience import PATIENCE
 
 from bedload.checkpoint import __main__ as command
@@ -39,7 +39,7 @@ def storage(tmp_path: Path) -> Storage:
 @pytest.fixture
 def writer(storage: Storage) -> Writer:
     """A checkpoint of four turns."""
-    checkpoint = Checkpoint.open(storage)
+    checkpoint = Checkpoint.open(storage, ME)
     checkpoint.add_schema(OPERATOR, COUNTS)
     made = Writer(storage, COUNTS)
     for turn in range(4):
@@ -49,7 +49,7 @@ def writer(storage: Storage) -> Writer:
 
 
 def state_at(storage: Storage, turn: Turn) -> dict[Any, Any]:
-    restore, _ = restore_at(Checkpoint.open(storage), OPERATOR, turn)
+    restore, _ = restore_at(Checkpoint.open(storage, ME), OPERATOR, turn)
     found: dict[Any, Any] = {}
     for _, batch in restore.chunks():
         found |= rows_of(batch)
@@ -61,7 +61,7 @@ def test_a_snapshot_stands_for_the_deltas_before_it(storage: Storage, writer: Wr
     third = writer.records[2]
     parts = [*compact(storage, OPERATOR, third.turn, range(3)), *compact(storage, OPERATOR, third.turn, range(3, 8))]
     manifest = manifest_of(third, COUNTS, parts)
-    Checkpoint.open(storage).write_manifest(OPERATOR, manifest)
+    Checkpoint.open(storage, ME).write_manifest(OPERATOR, manifest)
     assert manifest.rows == len(expected[third.turn])
     old = [paths.delta(OPERATOR, record.turn, worker) for record in writer.records[:3] for worker in record.workers]
     storage.delete(old)
@@ -69,7 +69,7 @@ def test_a_snapshot_stands_for_the_deltas_before_it(storage: Storage, writer: Wr
 
 
 def test_a_snapshot_can_be_made_from_a_snapshot(storage: Storage, writer: Writer) -> None:
-    checkpoint, last = Checkpoint.open(storage), writer.records[-1]
+    checkpoint, last = Checkpoint.open(storage, ME), writer.records[-1]
     expected = state_at(storage, last.turn)
     for record in (writer.records[1], last):
         checkpoint.write_manifest(OPERATOR, manifest_of(record, COUNTS, compact(storage, OPERATOR, record.turn)))
@@ -88,7 +88,7 @@ def cut(storage: Storage, writer: Writer, pieces: int) -> Manifest:
 
 
 def attached(storage: Storage) -> Filing:
-    checkpoint = Checkpoint.open(storage)
+    checkpoint = Checkpoint.open(storage, ME)
     checkpoint.claim()
     return Filing(checkpoint)
 
@@ -142,7 +142,7 @@ def test_where_one_turn_may_have_two_states_an_earlier_manifest_of_ones_own_is_r
 def test_a_manifest_of_other_files_by_another_attachment_is_blamed_on_it(
     storage: Storage, writer: Writer, older: bool
 ) -> None:
-    filing = attached(storage) if older else Filing(Checkpoint.open(storage))
+    filing = attached(storage) if older else Filing(Checkpoint.open(storage, ME))
     theirs, mine = cut(storage, writer, 1), cut(storage, writer, 4)
     filing.checkpoint.write_manifest(OPERATOR, theirs)
     with pytest.raises(CheckpointError, match="another attachment"):

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.checkpoint_states import COUNTS, OPERATOR, Writer, delta
+from tests.checkpoint_states import COUNTS, ME, OPERATOR, Writer, delta
 from tests.simulator.chance import Chance
 from tests.source_states import Baskets
 from tests.thorough import TIMES
@@ -196,7 +196,7 @@ class Looked:
         )
 
     def _checkpoint(self) -> Checkpoint:
-        return Checkpoint.open(open_storage(str(self.root), self.options), create=False)
+        return Checkpoint.open(open_storage(str(self.root), self.options), ME)
 
 
 def _plain(state: dict[str, Any]) -> dict[str, Any]:
@@ -250,7 +250,7 @@ def test_turns_of_attachments_whose_claims_are_gone_are_not_written_again(
 def test_a_missing_schema_is_damage_also_one_that_state_only_went_through(missing: int, tmp_path: Path) -> None:
     """Schema 2 renamed a variable and schema 3 kept the new name: without 2, its state would look new."""
     storage = open_storage(str(tmp_path))
-    checkpoint = Checkpoint.open(storage)
+    checkpoint = Checkpoint.open(storage, ME)
     for number, groups in ((1, 8), (2, 9), (3, 10)):
         base = number - 1 or None
         made = checkpoint.add_schema(OPERATOR, msgspec.structs.replace(COUNTS, base=base, key_groups=groups))
@@ -264,13 +264,13 @@ def test_a_missing_schema_is_damage_also_one_that_state_only_went_through(missin
 
 def test_files_that_a_newer_attachment_has_deleted_are_no_damage(tmp_path: Path) -> None:
     storage = open_storage(str(tmp_path))
-    ours = Checkpoint.open(storage).claim()
+    ours = Checkpoint.open(storage, ME).claim()
     record = Writer(storage, COUNTS).turn(delta(COUNTS, {1: {"n": 1}}))
     (tmp_path / paths.delta(OPERATOR, record.turn, record.workers[0])).unlink()
     plan = encode_order(RestoreOrder({1: COUNTS}, 1, None, [record]))
     order = Load(OPERATOR, 1, record.turn, tuple(map(KeyGroup, range(8))), plan)
     with pytest.raises(CheckpointDamaged, match="is not there"):
         list(load(storage, ours, order))
-    Checkpoint.open(storage).claim()
+    Checkpoint.open(storage, ME).claim()
     with pytest.raises(Fenced, match="taken over by generation 2"):
         list(load(storage, ours, order))

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from fsspec import register_implementation
 from fsspec.implementations.memory import MemoryFileSystem
-from tests.checkpoint_states import COUNTS, OPERATOR, QUERY, Writer, delta
+from tests.checkpoint_states import COUNTS, ME, OPERATOR, QUERY, Writer, delta
 
 from bedload.checkpoint import compaction
 from bedload.checkpoint.checkpoint import Checkpoint
@@ -154,7 +154,7 @@ def test_a_filesystem_of_fsspec_that_hangs_is_an_error_too() -> None:
     register_implementation("hanging", HangingFileSystem, clobber=True)
     try:
         with pytest.raises(StoreError, match=r"no answer within 0\.05 seconds"):
-            Checkpoint.open(open_storage("hanging://store/checkpoint", {"deadline": SHORT}))
+            Checkpoint.open(open_storage("hanging://store/checkpoint", {"deadline": SHORT}), ME)
     finally:
         HangingFileSystem.let_go.set()
 
@@ -163,7 +163,7 @@ def test_a_file_that_nobody_writes_to_is_not_waited_for(tmp_path: Path) -> None:
     """What the system itself hangs on: the content of a pipe without a writer."""
     os.mkfifo(tmp_path / "bedload.json")
     with pytest.raises(StoreError, match="no answer within"):
-        Checkpoint.open(open_storage(str(tmp_path), {"deadline": SHORT}))
+        Checkpoint.open(open_storage(str(tmp_path), {"deadline": SHORT}), ME)
     os.close(os.open(tmp_path / "bedload.json", os.O_RDWR | os.O_NONBLOCK))
 
 
@@ -235,7 +235,7 @@ def test_every_step_of_the_keeper_ends_in_an_event(hanging: Any, tmp_path: Path)
 def test_an_attachment_an_export_and_a_history_fail(hanging: Any) -> None:
     storage, _ = hanging("read", "list")
     for act in (
-        lambda: Checkpoint.open(storage),
+        lambda: Checkpoint.open(storage, ME),
         lambda: Checkpoint(storage, None, None, None).load_history(OPERATOR),  # type: ignore[arg-type]
         lambda: Checkpoint(storage, None, None, None).claim(),  # type: ignore[arg-type]
         lambda: Checkpoint(storage, None, None, None).export(storage),  # type: ignore[arg-type]

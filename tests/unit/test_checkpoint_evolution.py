@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
-from tests.checkpoint_states import OPERATOR, QUERY, evolve, schema_of, state
+from tests.checkpoint_states import ME, OPERATOR, QUERY, evolve, schema_of, state
 from tests.evolving import GROUPS, Evolving, column_of, operator, schema_for
 
 import bedload as bl
@@ -649,7 +649,7 @@ def test_schemas_without_a_common_past_are_compared_directly() -> None:
 
 
 def test_a_snapshot_of_a_turn_is_in_the_schema_of_the_turn(storage: Storage) -> None:
-    checkpoint = Checkpoint.open(storage)
+    checkpoint = Checkpoint.open(storage, ME)
     evolving = through_a_change(storage)
     for schema in evolving.schemas.values():
         assert checkpoint.add_schema(OPERATOR, schema).number == schema.number

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.checkpoint_states import COUNTS, OPERATOR, Writer, collect_garbage, delta, rows_of
+from tests.checkpoint_states import COUNTS, ME, OPERATOR, Writer, collect_garbage, delta, rows_of
 
 from bedload.checkpoint import paths
 from bedload.checkpoint.checkpoint import Checkpoint
@@ -47,7 +47,7 @@ class Stored:
         self.victim.write_text("precious")
         self.root = tmp / "checkpoint"
         self.storage = LocalStorage(self.root)
-        self.checkpoint = Checkpoint.open(self.storage)
+        self.checkpoint = Checkpoint.open(self.storage, ME)
         if self.checkpoint.newest_generation() is None:
             self.checkpoint.claim()
         self.checkpoint.add_schema(operator, COUNTS)
@@ -96,7 +96,7 @@ def test_a_manifest_that_names_a_file_elsewhere_is_damaged_and_nothing_is_delete
     name = next(iter(decode(Manifest, data, "").parts[0].files.values())).path
     bad = msgspec.json.encode(path).decode()[1:-1]
     stored.manifest().write_bytes(tampered(data, name, bad))
-    reader = Checkpoint.open(stored.storage)
+    reader = Checkpoint.open(stored.storage, ME)
     with pytest.raises(CheckpointDamaged, match="snapshot's folder"):
         reader.load_history(OPERATOR)
     with pytest.raises(CheckpointDamaged):
@@ -193,7 +193,7 @@ def test_of_an_unfinished_snapshot_only_what_a_snapshot_has_is_swept(tmp_path: P
 
 
 def state(stored: Stored, operator: OperatorName) -> dict[Any, Any]:
-    restore, _ = restore_at(Checkpoint.open(stored.storage), operator, stored.turn(5))
+    restore, _ = restore_at(Checkpoint.open(stored.storage, ME), operator, stored.turn(5))
     return {car: row["n"] for car, row in rows_of(restore.table()).items()}
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.checkpoint_states import COUNTS, OPERATOR, QUERY, Writer, collect_garbage, delta, rows_of
+from tests.checkpoint_states import COUNTS, ME, OPERATOR, QUERY, Writer, collect_garbage, delta, rows_of
 
 from bedload.checkpoint import paths
 from bedload.checkpoint.checkpoint import Checkpoint
@@ -50,7 +50,7 @@ class Stored:
     def __init__(self, root: Path, snapshots: tuple[int, ...] = ()) -> None:
         self.root = root
         self.storage = LocalStorage(root)
-        self.checkpoint = Checkpoint.open(self.storage)
+        self.checkpoint = Checkpoint.open(self.storage, ME)
         self.checkpoint.add_schema(OPERATOR, COUNTS)
         self.writer = Writer(self.storage, COUNTS)
         for epoch in range(6):
@@ -88,7 +88,7 @@ class Stored:
         return newest_intact(self.storage, OPERATOR, None if wanted is None else self.turn(wanted))
 
     def restored(self, turn: Turn | None) -> dict[Any, Any]:
-        restore, _ = restore_at(Checkpoint.open(self.storage, create=False), OPERATOR, turn)  # type: ignore[arg-type]
+        restore, _ = restore_at(Checkpoint.open(self.storage), OPERATOR, turn)  # type: ignore[arg-type]
         return {car: row["n"] for car, row in rows_of(restore.table()).items()}
 
 
@@ -181,8 +181,8 @@ def test_a_damaged_manifest_costs_nothing_while_the_deltas_are_there(tmp_path: P
 
 def test_a_damaged_snapshot_whose_deltas_are_gone_leaves_nothing(tmp_path: Path) -> None:
     stored = Stored(tmp_path, snapshots=(3,))
-    Checkpoint.open(stored.storage).claim()
-    checkpoint = Checkpoint.open(stored.storage)
+    Checkpoint.open(stored.storage, ME).claim()
+    checkpoint = Checkpoint.open(stored.storage, ME)
     checkpoint.claim()
     collect_garbage(checkpoint, OPERATOR, checkpoint.load_history(OPERATOR), 2)
     stored.damage(stored.part(3), flip)
@@ -199,7 +199,7 @@ def test_a_damaged_record_offers_the_state_before_its_turn(tmp_path: Path, how: 
     assert (found.epoch, found.cut, found.in_the_way) == (epoch - 1, True, (f"file://{path}",))
     for later in range(epoch, 6):
         (tmp_path / paths.turn(OPERATOR, stored.turn(later))).unlink()
-    checkpoint = Checkpoint.open(stored.storage)
+    checkpoint = Checkpoint.open(stored.storage, ME)
     assert checkpoint.load_history(OPERATOR).head == stored.turn(epoch - 1)
     assert stored.restored(found.turn) == dict.fromkeys(range(10), epoch - 1)
 

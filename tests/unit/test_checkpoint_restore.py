@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ import pyarrow as pa
 import pytest
 from tests.checkpoint_states import COUNTS, OPERATOR, Writer, delta, groups_of_keys, rows_of, schema_of
 
-from bedload.checkpoint import paths, restore
+from bedload.checkpoint import paths
+from bedload.checkpoint.pools import THREADS
 from bedload.checkpoint.records import Manifest, manifest_of
 from bedload.checkpoint.restore import Restore
 from bedload.checkpoint.snapshots import write_parts
@@ -193,17 +195,15 @@ def test_state_that_does_not_fit_together_names_operator_and_groups(storage: Wat
         restored(writer)
 
 
-def test_a_restore_that_is_given_up_ends_its_threads(storage: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_restore_that_is_given_up_ends_its_threads(storage: Watched) -> None:
     pools = []
-    real = restore.ThreadPoolExecutor
 
-    def watched(*args: Any) -> Any:
-        pools.append(real(*args))
+    def watched(threads: int, name: str, /) -> Executor:
+        pools.append(THREADS(threads, name))
         return pools[-1]
 
-    monkeypatch.setattr(restore, "ThreadPoolExecutor", watched)
     writer, _ = history(storage)
-    chunks = Restore(storage, OPERATOR, COUNTS, writer.plan()).chunks(chunk_groups=1)  # type: ignore[arg-type]
+    chunks = Restore(storage, OPERATOR, COUNTS, writer.plan(), pools=watched).chunks(chunk_groups=1)  # type: ignore[arg-type]
     next(chunks)
     chunks.close()  # type: ignore[attr-defined]
     with pytest.raises(RuntimeError, match="after shutdown"):

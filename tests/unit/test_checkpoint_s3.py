@@ -19,7 +19,7 @@ from typing import Any
 
 import boto3
 import pytest
-from tests.checkpoint_states import collect_garbage
+from tests.checkpoint_states import ME, collect_garbage
 from tests.patience import PATIENCE
 
 from bedload.checkpoint import paths
@@ -149,7 +149,7 @@ def test_the_server_itself_refuses_a_second_create(
 
 def test_of_many_attachments_at_once_each_gets_a_generation_of_its_own(url: str, options: dict[str, Any]) -> None:
     barrier = threading.Barrier(4)
-    checkpoints = [Checkpoint.open(open_storage(url, options)) for _ in range(4)]
+    checkpoints = [Checkpoint.open(open_storage(url, options), ME) for _ in range(4)]
 
     def claim(checkpoint: Checkpoint) -> int:
         barrier.wait()
@@ -166,7 +166,7 @@ def test_of_many_attachments_at_once_each_gets_a_generation_of_its_own(url: str,
 
 def test_a_history_is_loaded_exported_and_collected(url: str, options: dict[str, Any]) -> None:
     storage = open_storage(url, options)
-    checkpoint = Checkpoint.open(storage)
+    checkpoint = Checkpoint.open(storage, ME)
     generation = checkpoint.claim()
     parent = None
     for epoch in range(12):
@@ -192,8 +192,8 @@ def test_a_history_is_loaded_exported_and_collected(url: str, options: dict[str,
     assert history.delta_bytes(parent or make_turn(generation, 0)) == 5
     copy = open_storage(f"{url}-copy", options)
     assert checkpoint.export(copy) == {TRIP: parent}
-    assert Checkpoint.open(copy, create=False).load_history(TRIP).chain() == history.chain()
-    assert Checkpoint.open(copy).claim() == 2
+    assert Checkpoint.open(copy).load_history(TRIP).chain() == history.chain()
+    assert Checkpoint.open(copy, ME).claim() == 2
     snapshot = Manifest(
         turn=history.chain()[3],
         schema=1,
@@ -214,7 +214,7 @@ def test_a_history_is_loaded_exported_and_collected(url: str, options: dict[str,
 def test_a_bucket_with_other_files_is_not_taken(url: str, options: dict[str, Any]) -> None:
     open_storage(url, options).write("photo.jpg", b"x")
     with pytest.raises(CheckpointForeign, match=r"photo\.jpg"):
-        Checkpoint.open(open_storage(url, options))
+        Checkpoint.open(open_storage(url, options), ME)
 
 
 def test_a_bucket_that_is_not_there_is_a_clear_error(options: dict[str, Any]) -> None:
@@ -222,7 +222,7 @@ def test_a_bucket_that_is_not_there_is_a_clear_error(options: dict[str, Any]) ->
     with pytest.raises(StoreError, match=r"s3://no-such-bucket-here/x/a.*bucket.*spelled right"):
         storage.write("a", b"x")
     with pytest.raises(StoreError, match=r"s3://no-such-bucket-here/x"):
-        Checkpoint.open(storage)
+        Checkpoint.open(storage, ME)
 
 
 def test_a_server_that_is_not_there_is_a_store_error_after_some_tries(options: dict[str, Any]) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from bedload.control.members import Life, Members, Worker, workers_at
 from bedload.core.errors import BedloadError
-from bedload.core.ids import DeploymentId, WorkerId
+from bedload.core.ids import LOCAL, DeploymentId, Site, WorkerId
 
 W0, W1, W2 = WorkerId(0), WorkerId(1), WorkerId(2)
 WHY = BedloadError("it was lost")
@@ -137,3 +137,19 @@ def test_a_worker_whose_record_contradicts_itself_is_told() -> None:
     it = Members([Worker(W0, "w0", life=Life.MISSING)])
     with pytest.raises(AssertionError, match="worker 0 is MISSING"):
         it.check()
+
+
+def test_a_worker_is_at_the_site_that_it_said_when_it_came() -> None:
+    it = Members([Worker(W0, "w0", 1, Site("here")), Worker(W1, "w1", 2)])
+    assert [it.get(W0).site, it.get(W1).site] == ["here", LOCAL]  # type: ignore[union-attr]
+    it.gone(W0)
+    it.missed(W0, WHY)
+    assert it.came(W0, "again", 3, Site("there")).site == "there"
+
+
+def test_addresses_and_processes_are_those_of_who_is_here() -> None:
+    it = Members([Worker(W0, "w0", 1), Worker(W1, "w1", 2)])
+    it.ask([W2])
+    it.came(W2, "w2", 3)
+    assert it.addresses_of({W1, W2}) == {W1: "w1"}
+    assert it.pids == {W0: 1, W1: 2}

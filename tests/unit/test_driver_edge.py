@@ -30,6 +30,12 @@ class Count(bl.Operator):
         return key, self.n
 
 
+def lose(driver: Driver, worker: WorkerId) -> None:
+    contact = driver._contacts.get(worker)
+    assert contact is not None
+    contact.peer.abort()
+
+
 def broken(*_: object, **__: object) -> Any:
     raise ZeroDivisionError("a bug")
 
@@ -94,7 +100,7 @@ def test_a_plan_that_cannot_be_read_any_more_after_an_epoch_without_rows_ends_no
         monkeypatch.setattr(cluster.driver._plans, "fed_nothing", gone, raising=False)
         cluster.driver.nothing_read(QueryId("query"), Epoch(0))
         assert asked.wait(120)
-        cluster.driver._pool.submit(lambda: None).result(120)
+        cluster.driver._thread._plans.submit(lambda: None).result(120)
         assert cluster.driver.call(lambda c: c.error) is None
         cluster.epoch(ROWS)
 
@@ -103,7 +109,7 @@ def test_a_coordinator_that_gives_no_answer_is_an_error_with_its_place(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
 
-    monkeypatch.setattr("bedload.spark.driver._ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr("bedload.spark.coordinator_thread._ANSWER_SECONDS", 0.2)
     free = threading.Event()
     with RealCluster(Count) as cluster:
 
@@ -128,15 +134,15 @@ def test_a_second_worker_of_a_number_takes_over_when_the_first_is_lost(tmp_path:
             return channel
 
         with register() as spare:
-            while driver.call(lambda c: not driver._spares):
+            while driver.call(lambda c: not driver._contacts._spares):
                 pass
             assert driver.call(lambda c: c.error) is None
-            driver.call(lambda c: driver._peers[WorkerId(1)].abort())
+            driver.call(lambda c: lose(driver, WorkerId(1)))
             first = m.decode(spare.recv(120).header)
             assert isinstance(first, m.Watch)
             second = m.decode(spare.recv(120).header)  # it is given the code: it is the worker now
             assert isinstance(second, m.Deploy)
-            assert driver.pids[WorkerId(1)] == 4711
+            assert driver.call(lambda c: c.members.pids[WorkerId(1)]) == 4711
 
 
 def test_a_spare_that_went_away_takes_nothing_over_and_another_does(tmp_path: Path) -> None:
@@ -146,14 +152,14 @@ def test_a_spare_that_went_away_takes_nothing_over_and_another_does(tmp_path: Pa
         spares = [Channel.connect(driver.address, cluster.credentials) for _ in range(2)]
         for pid, spare in enumerate(spares, 4711):
             spare.send(m.encode(m.Register(WorkerId(1), "127.0.0.1:1", pid)))
-        while driver.call(lambda c: len(driver._spares) < 2):
+        while driver.call(lambda c: len(driver._contacts._spares) < 2):
             pass
         spares.pop().close()
-        while driver.call(lambda c: len(driver._spares) == 2):
+        while driver.call(lambda c: len(driver._contacts._spares) == 2):
             pass
-        driver.call(lambda c: driver._peers[WorkerId(1)].abort())
+        driver.call(lambda c: lose(driver, WorkerId(1)))
         assert isinstance(m.decode(spares[0].recv(120).header), m.Watch)
-        assert driver.pids[WorkerId(1)] == 4711
+        assert driver.call(lambda c: c.members.pids[WorkerId(1)]) == 4711
         spares.pop().close()
         cluster.restart()
         cluster.epoch(ROWS)

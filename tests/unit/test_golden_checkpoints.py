@@ -33,7 +33,7 @@ def layout(request: pytest.FixtureRequest) -> str:
 
 
 def opened(layout: str) -> Checkpoint:
-    return Checkpoint.open(open_storage(str(GOLDEN / layout / "checkpoint")), create=False)
+    return Checkpoint.open(open_storage(str(GOLDEN / layout / "checkpoint")))
 
 
 def expected(layout: str) -> dict[str, Any]:

@@ -174,14 +174,15 @@ def test_newcomers_that_hang_together_end_the_change_alone(tmp_path: Path) -> No
     with RealCluster(SlowToStart, workers=1, checkpoint=str(tmp_path)) as cluster:
         cluster.epoch(ROWS)
         change, driver = cluster.change("rescale", workers=3), cluster.driver
-        wait_until(lambda: driver.call(lambda c: WorkerId(2) in c.workers) and WorkerId(1) in driver.pids)
+        wait_until(lambda: driver.call(lambda c: WorkerId(2) in c.workers and driver._contacts.get(WorkerId(1))))
 
         def look(c: Any) -> None:
-            driver._liveness.look = lambda now: {WorkerId(1): "gone", WorkerId(2): "gone"}  # type: ignore[method-assign]
+            liveness = driver._contacts._liveness
+            liveness.look = lambda now: {WorkerId(1): "gone", WorkerId(2): "gone"}  # type: ignore[method-assign]
             try:
                 driver._look()
             finally:
-                del driver._liveness.look
+                del liveness.look
 
         driver.call(look)
         assert isinstance(change.exception(PATIENCE), WorkerStartFailed)

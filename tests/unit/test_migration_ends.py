@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bedload.core.ids import KeyGroup, Turn, WorkerId
+from bedload.core.limits import LIMITS, Limits
 from bedload.migration import STRATEGIES
-from bedload.migration import sender as sending
 from bedload.migration.holdings import Holdings
 from bedload.migration.lane import WINDOW, Parcel
 from bedload.migration.parking import Parking
@@ -107,7 +107,8 @@ class FakeShelf:
 class Move:
     """Both ends and what is between them."""
 
-    def __init__(self, strategy: str, store: Store) -> None:
+    def __init__(self, strategy: str, store: Store, limits: Limits = LIMITS) -> None:
+        self.limits = limits
         self.terms = STRATEGIES[strategy].terms
         self.clock = Time()
         self.store = store
@@ -122,7 +123,7 @@ class Move:
         self.sender = self._make() if self.terms.copy_ahead else None
 
     def _make(self) -> Sender:
-        return Sender(1, self.terms, (LOT,), lambda lot: FakeShelf(self.store), self.clock)
+        return Sender(1, self.terms, (LOT,), lambda lot: FakeShelf(self.store), self.clock, self.limits)
 
     def pump(self) -> None:
         if self.sender is not None:
@@ -267,21 +268,18 @@ def test_the_new_owner_has_the_state_at_the_flip_and_never_takes_a_key_for_here_
     new_owner_first: bool,
     first: list[tuple[int, int]],
 ) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sending, "_FIRST_CHUNK", 3)
-        patch.setattr(sending, "_MOST_KEYS", 3)
-        store = Store()
-        for key, value in [*((key, key + 1) for key in range(0, KEYS, 2)), *first]:
-            store.write(key, value)
-        store.end(commit=True)
-        move = Move(strategy, store)
-        for changes, commit, acts in before:
-            move.epoch(changes, commit=commit, between=acts)
-        move.act(between)
-        move.flip(new_owner_first=new_owner_first)
-        for changes, commit, acts in after:
-            move.epoch(changes, commit=commit, between=acts)
-        move.drain()
+    store = Store()
+    for key, value in [*((key, key + 1) for key in range(0, KEYS, 2)), *first]:
+        store.write(key, value)
+    store.end(commit=True)
+    move = Move(strategy, store, Limits(ship_keys=3))
+    for changes, commit, acts in before:
+        move.epoch(changes, commit=commit, between=acts)
+    move.act(between)
+    move.flip(new_owner_first=new_owner_first)
+    for changes, commit, acts in after:
+        move.epoch(changes, commit=commit, between=acts)
+    move.drain()
 
 
 @pytest.mark.parametrize("strategy", ["seamless", "hybrid"])

@@ -14,7 +14,8 @@ import pytest
 import bedload as bl
 from bedload.core.errors import BedloadError, MoveFailed, WorkerStartFailed
 from bedload.core.ids import WorkerId
-from bedload.migration import STRATEGIES, sender
+from bedload.core.limits import Limits
+from bedload.migration import STRATEGIES
 from bedload.migration.sender import Sender
 from bedload.testing import InProcessCluster
 from bedload.worker.machine import WorkerMachine
@@ -37,7 +38,13 @@ class Count(bl.Operator):
 
 def cluster(operator: type[bl.Operator] = Count) -> InProcessCluster:
     made = InProcessCluster(
-        operator, key="k", schema={"k": pa.int64(), "n": pa.int64()}, input={"k": pa.int64()}, workers=2, key_groups=16
+        operator,
+        key="k",
+        schema={"k": pa.int64(), "n": pa.int64()},
+        input={"k": pa.int64()},
+        workers=2,
+        key_groups=16,
+        limits=Limits(ship_keys=7),
     )
     epoch(made)
     return made
@@ -45,12 +52,6 @@ def cluster(operator: type[bl.Operator] = Count) -> InProcessCluster:
 
 def epoch(it: InProcessCluster, keys: int = KEYS) -> None:
     it.run_epoch([[{"k": key} for key in range(keys)]])
-
-
-@pytest.fixture(autouse=True)
-def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sender, "_FIRST_CHUNK", 7)
-    monkeypatch.setattr(sender, "_MOST_KEYS", 7)
 
 
 def fail_once(patch: pytest.MonkeyPatch, where: Any, name: str, nth: int) -> list[int]:

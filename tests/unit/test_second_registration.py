@@ -51,13 +51,13 @@ def test_a_worker_that_came_too_early_takes_the_place_of_the_lost_one(
         try:
             assert cluster.keeper is not None
             other.start(cluster.driver.address, cluster.credentials, 1, cluster.keeper.place)
-            eventually(lambda: bool(cluster.driver._spares))
+            eventually(lambda: bool(cluster.driver._contacts._spares))
             assert cluster.pids() == {0: victim}
             if noticed == "by the end of its connection":
                 os.kill(victim, signal.SIGKILL)
             else:
                 cluster.let_patience_end(WorkerId(0), victim)
-            eventually(lambda: cluster.pids() != {0: victim})
+            eventually(lambda: cluster.pids().get(WorkerId(0), victim) != victim)
             assert asked == []
             cluster.restart()
             for expected in (2, 3):
@@ -78,7 +78,7 @@ def test_without_a_checkpoint_it_has_no_state_to_go_on_with_and_ends_with_the_cl
         other = SharedHost()
         try:
             other.start(cluster.driver.address, cluster.credentials, 1, None)
-            eventually(lambda: bool(cluster.driver._spares))
+            eventually(lambda: bool(cluster.driver._contacts._spares))
             os.kill(cluster.pids()[WorkerId(0)], signal.SIGKILL)
             eventually(lambda: cluster.driver.call(lambda c: c.error) is not None)
             with pytest.raises(WorkerLost):

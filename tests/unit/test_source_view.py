@@ -9,7 +9,7 @@ import msgspec
 import pyarrow as pa
 import pytest
 from pyspark.sql.types import IntegerType, LongType, StructType
-from tests.checkpoint_states import COUNTS, OPERATOR, QUERY, delta, schema_of
+from tests.checkpoint_states import COUNTS, ME, OPERATOR, QUERY, delta, schema_of
 from tests.source_states import Recorded
 
 from bedload.checkpoint import paths
@@ -170,7 +170,7 @@ def test_a_folder_without_a_checkpoint_is_refused_and_not_made(tmp_path: Path) -
     with pytest.raises(CheckpointForeign, match="there is no checkpoint at"):
         resolve(SourceOptions(str(tmp_path / "none")))
     assert not (tmp_path / "none").exists()
-    Checkpoint.open(open_storage(str(tmp_path / "empty")))
+    Checkpoint.open(open_storage(str(tmp_path / "empty")), ME)
     with pytest.raises(CheckpointError, match="has no operators yet"):
         resolve(SourceOptions(str(tmp_path / "empty")))
 

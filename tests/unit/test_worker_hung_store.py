@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from tests.checkpoint_states import Writer, delta
+from tests.checkpoint_states import ME, Writer, delta
 from tests.patience import PATIENCE
 from tests.real_cluster import SharedHost, shipped
 
@@ -65,7 +65,7 @@ class NoPlans:
 def root(tmp_path: Path) -> Path:
     """Three epochs, the first of them in a snapshot."""
     storage = LocalStorage(tmp_path)
-    checkpoint = Checkpoint.open(storage)
+    checkpoint = Checkpoint.open(storage, ME)
     schema = checkpoint.add_schema(NAME, SCHEMA)
     writer = Writer(storage, schema, operator=NAME)
     for epoch in range(3):

@@ -17,11 +17,7 @@ collection. A file that was listed and is gone when it is read was not needed an
 from __future__ import annotations
 
 import functools
-import os
-import secrets
-import socket
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from importlib import metadata
 from typing import TypeVar
@@ -29,9 +25,11 @@ from typing import TypeVar
 import msgspec
 
 from bedload.checkpoint import paths
+from bedload.checkpoint.claimant import Claimant
 from bedload.checkpoint.export import copy_state
 from bedload.checkpoint.fence import check_fence
 from bedload.checkpoint.history import Garbage, History
+from bedload.checkpoint.pools import THREADS, Pools
 from bedload.checkpoint.records import (
     FORMAT_NAME,
     Claim,
@@ -46,7 +44,6 @@ from bedload.checkpoint.records import (
 )
 from bedload.checkpoint.storage import Storage, read_if_there, without_secrets
 from bedload.checkpoint.strays import stray_files
-from bedload.core.clock import Clock, SystemClock
 from bedload.core.errors import CheckpointDamaged, CheckpointError, CheckpointForeign
 from bedload.core.ids import ChangeId, Generation, OperatorName, Turn, generation_of
 
@@ -56,45 +53,41 @@ _THREADS = 16
 """Reads of small files under way at a time: an object store answers each in some 20 ms, whatever its size."""
 
 
-def _random_id() -> str:
-    return secrets.token_hex(16)
-
-
 T = TypeVar("T", TurnRecord, Manifest)
 
 
 class Checkpoint:
     """All operators' durable state under one root. Get one by :meth:`open`."""
 
-    def __init__(self, storage: Storage, format: Format, clock: Clock, new_id: Callable[[], str]) -> None:  # noqa: A002
+    def __init__(
+        self,
+        storage: Storage,
+        format: Format,  # noqa: A002
+        claimant: Claimant | None,
+        pools: Pools,
+    ) -> None:
         self.storage = storage
         self.format = format
+        self.pools = pools
+        """The threads that read many small files at a time."""
         self.generation: Generation | None = None
         """What :meth:`claim` gave."""
-        self._clock = clock
-        self._new_id = new_id
+        self._claimant = claimant
         self._schemas: dict[tuple[OperatorName, int], OperatorSchema] = {}
 
     @classmethod
-    def open(
-        cls,
-        storage: Storage,
-        *,
-        create: bool = True,
-        clock: Clock | None = None,
-        new_id: Callable[[], str] = _random_id,
-    ) -> Checkpoint:
-        """The checkpoint that is there; in an empty folder a new one, if ``create``."""
+    def open(cls, storage: Storage, claimant: Claimant | None = None, *, pools: Pools = THREADS) -> Checkpoint:
+        """The checkpoint that is there; in an empty folder a new one. Without a ``claimant`` it can only be read."""
         data = read_if_there(storage, paths.FORMAT)
         if data is None:
-            data = _make(storage, new_id, create)
+            data = _make(storage, claimant)
         found = decode(Format, data, f"{_shown(storage)}/{paths.FORMAT}")
         if found.format != FORMAT_NAME:
             raise CheckpointForeign(
                 f"{_shown(storage)}/{paths.FORMAT} is of format {found.format!r}, which is no checkpoint: give the "
                 "checkpoint an empty folder of its own"
             )
-        return cls(storage, found, clock or SystemClock(), new_id)
+        return cls(storage, found, claimant, pools)
 
     # --- generations ---
 
@@ -123,7 +116,7 @@ class Checkpoint:
     def _newest_written(self) -> int:
         """The last generation that left a turn or a delta."""
         folders = [folder(operator) for operator in self.operators() for folder in (paths.turns, paths.deltas)]
-        with ThreadPoolExecutor(_THREADS, "bedload-checkpoint") as pool:
+        with self.pools(_THREADS, "bedload-checkpoint") as pool:
             names = [name for listed in pool.map(self.storage.list, folders) for name in listed[-1:]]
         return max((int(name[:10]) for name in names if name[:10].isdecimal()), default=0)
 
@@ -221,7 +214,7 @@ class Checkpoint:
         turns = self._numbered(paths.turns(operator), paths.parse_turn)
         segments = self.storage.sizes(paths.deltas(operator))
         snapshots = self._numbered(paths.snapshots(operator), paths.parse_snapshot)
-        with ThreadPoolExecutor(_THREADS, "bedload-checkpoint") as pool:
+        with self.pools(_THREADS, "bedload-checkpoint") as pool:
             records = pool.map(lambda turn: self._read(TurnRecord, paths.turn(operator, turn)), turns)
             manifests = pool.map(lambda turn: self._read(Manifest, paths.manifest(operator, turn)), snapshots)
             return History(
@@ -264,7 +257,7 @@ class Checkpoint:
     def moves(self) -> dict[tuple[Generation, ChangeId, OperatorName], bytes]:
         """All that is remembered of changes of the cluster, by attachment, change and operator."""
         named = {name: key for name in self.storage.list(paths.MOVES) if (key := paths.parse_move(name)) is not None}
-        with ThreadPoolExecutor(_THREADS, "bedload-checkpoint") as pool:
+        with self.pools(_THREADS, "bedload-checkpoint") as pool:
             found = pool.map(lambda name: read_if_there(self.storage, f"{paths.MOVES}/{name}"), named)
             return {key: data for key, data in zip(named.values(), found, strict=True) if data is not None}
 
@@ -288,26 +281,32 @@ class Checkpoint:
             for schema in self.schemas(operator):
                 to.write(paths.schema(operator, schema.number), encode(schema))
             wanted = (at or {}).get(operator)
-            turn = copy_state(self.storage, to, partial(self.load_history, operator), wanted, epochs_back)
+            turn = copy_state(self.storage, to, partial(self.load_history, operator), wanted, epochs_back, self.pools)
             if turn is not None:
                 copied[operator] = turn
         # Turns must go up: the generations of the copy go on from those of the source.
         newest = Generation(max([self.newest_generation() or 0, *(generation_of(turn) for turn in copied.values())]))
         if newest:
             to.write(paths.generation(newest), encode(self._claim(newest, exported_from=self.format.id)))
-        _write_format(to, self._new_id)
+        _write_format(to, self._who)
         return copied
 
     # --- steps ---
+
+    @property
+    def _who(self) -> Claimant:
+        if self._claimant is None:
+            raise CheckpointError(f"{_shown(self.storage)} was opened without saying by whom: it may only be read")
+        return self._claimant
 
     def _claim(self, number: Generation, exported_from: str = "") -> Claim:
         return Claim(
             generation=number,
             exported_from=exported_from,
-            token=self._new_id(),
-            when=self._clock.wall(),
-            host=socket.gethostname(),
-            pid=os.getpid(),
+            token=self._who.new_id(),
+            when=self._who.clock.wall(),
+            host=self._who.host,
+            pid=self._who.pid,
             bedload=installed_version(),
         )
 
@@ -347,7 +346,7 @@ def installed_version() -> str:
         return ""
 
 
-def _make(storage: Storage, new_id: Callable[[], str], create: bool) -> bytes:
+def _make(storage: Storage, claimant: Claimant | None) -> bytes:
     """Make a checkpoint in an empty folder; gives the content of the format file that counts."""
     there = storage.list("")
     # Somebody else may be making it at this moment.
@@ -358,15 +357,15 @@ def _make(storage: Storage, new_id: Callable[[], str], create: bool) -> bytes:
                 f"{paths.FORMAT}: it is no checkpoint. Give the checkpoint an empty folder of its own; if this was "
                 f"one, put {paths.FORMAT} back."
             )
-        if not create:
+        if claimant is None:
             raise CheckpointForeign(f"there is no checkpoint at {_shown(storage)}: see that the URL is right")
-        _write_format(storage, new_id)
+        _write_format(storage, claimant)
     return storage.read(paths.FORMAT)
 
 
-def _write_format(storage: Storage, new_id: Callable[[], str]) -> None:
+def _write_format(storage: Storage, claimant: Claimant) -> None:
     """Say that this is a checkpoint; if another does so at the same time, the file of one of the two stays."""
-    made = encode(Format(id=new_id(), bedload=installed_version()))
+    made = encode(Format(id=claimant.new_id(), bedload=installed_version()))
     if not storage.create(paths.FORMAT, made) and not storage.exists(paths.FORMAT):
         storage.write(paths.FORMAT, made)
 

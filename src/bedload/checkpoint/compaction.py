@@ -19,6 +19,7 @@ import msgspec
 
 from bedload.checkpoint import paths
 from bedload.checkpoint.checkpoint import Checkpoint
+from bedload.checkpoint.pools import THREADS, Pools
 from bedload.checkpoint.records import OperatorSchema, SnapshotPart
 from bedload.checkpoint.snapshots import TARGET_BYTES, write_parts
 from bedload.checkpoint.storage import Storage, open_storage
@@ -61,10 +62,12 @@ def compact(
     *,
     target_bytes: int = TARGET_BYTES,
     threads: int = 1,
+    pools: Pools = THREADS,
     progress: Progress | None = None,
 ) -> list[SnapshotPart]:
     """Write the state of these key groups, or of all, at a turn; no manifest yet."""
-    restore, schema = restore_at(Checkpoint.open(storage, create=False), operator, turn, threads=threads)
+    checkpoint = Checkpoint.open(storage, pools=pools)
+    restore, schema = restore_at(checkpoint, operator, turn, threads=threads)
     chunks = restore.chunks(groups, progress=progress)
     return write_parts(storage, paths.snapshot(operator, turn), schema, chunks, target_bytes=target_bytes)
 
@@ -81,7 +84,8 @@ def restore_at(
     assert last is not None, "a turn has a record or a snapshot"
     schema = checkpoint.schema(operator, last.schema)
     schemas = {known.number: known for known in checkpoint.schemas(operator)}
-    return Restore(checkpoint.storage, operator, schema, plan, schemas=schemas, threads=threads), schema
+    storage, pools = checkpoint.storage, checkpoint.pools
+    return Restore(storage, operator, schema, plan, schemas=schemas, threads=threads, pools=pools), schema
 
 
 # --- in a child process ---

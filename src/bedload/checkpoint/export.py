@@ -11,11 +11,11 @@ have committed the last, sealed epoch, and then asks for it again.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from bedload.checkpoint import paths
 from bedload.checkpoint.history import History
+from bedload.checkpoint.pools import Pools
 from bedload.checkpoint.storage import Storage, without_secrets
 from bedload.core.errors import CheckpointDamaged
 from bedload.core.ids import Turn
@@ -36,7 +36,7 @@ class Needed:
 
 
 def copy_state(
-    source: Storage, to: Storage, load: Callable[[], History], at: Turn | None, epochs_back: int
+    source: Storage, to: Storage, load: Callable[[], History], at: Turn | None, epochs_back: int, pools: Pools
 ) -> Turn | None:
     """Copy the state at a turn (the head), and those that the last ``epochs_back`` epochs began with.
 
@@ -49,8 +49,8 @@ def copy_state(
             return None
         needed = needed_files(history, turn, epochs_back)
         try:
-            _copy(source, to, needed.files, needed.sizes)
-            _copy(source, to, needed.promises, {})
+            _copy(source, to, needed.files, needed.sizes, pools)
+            _copy(source, to, needed.promises, {}, pools)
         except FileNotFoundError as error:
             if not tries_left:
                 raise CheckpointDamaged(
@@ -88,7 +88,7 @@ def needed_files(history: History, turn: Turn, epochs_back: int) -> Needed:
     return needed
 
 
-def _copy(source: Storage, to: Storage, files: list[str], sizes: Mapping[str, int]) -> None:
+def _copy(source: Storage, to: Storage, files: list[str], sizes: Mapping[str, int], pools: Pools) -> None:
     def step(path: str) -> None:
         data = source.read(path)
         if len(data) != sizes.get(path, len(data)):
@@ -99,6 +99,6 @@ def _copy(source: Storage, to: Storage, files: list[str], sizes: Mapping[str, in
             )
         to.write(path, data)
 
-    with ThreadPoolExecutor(_THREADS, "bedload-export") as pool:
+    with pools(_THREADS, "bedload-export") as pool:
         for _ in pool.map(step, files):
             pass

@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -27,6 +27,7 @@ from bedload.checkpoint import paths
 from bedload.checkpoint.evolution import Evolution, path_between
 from bedload.checkpoint.forms import StateForm, groups_of, select
 from bedload.checkpoint.merge import KeyFilter, check_delta, merge_checked
+from bedload.checkpoint.pools import THREADS, Pools
 from bedload.checkpoint.records import Manifest, OperatorSchema, SnapshotPart, TurnRecord
 from bedload.checkpoint.segments import decode_segment
 from bedload.checkpoint.snapshots import PartReader
@@ -61,6 +62,7 @@ class Restore:
         *,
         schemas: Mapping[int, OperatorSchema] | None = None,
         threads: int | None = None,
+        pools: Pools = THREADS,
     ) -> None:
         """``schema`` is the one that the state is wanted in, ``schemas`` has by number those that it was written in."""
         self._storage = storage
@@ -69,6 +71,7 @@ class Restore:
         self._schemas = {**(schemas or {}), schema.number: schema}
         self._manifest, self._turns = plan
         self._threads = threads or min(4, os.cpu_count() or 1)
+        self._pools = pools
 
     def chunks(
         self,
@@ -89,7 +92,7 @@ class Restore:
         only = None if keys is None else KeyFilter(eras[-1].form, keys)
         if only is not None:
             wanted = [group for group in wanted if group in only.groups]
-        with ThreadPoolExecutor(self._threads, "bedload-restore") as pool:
+        with self._pools(self._threads, "bedload-restore") as pool:
             try:
                 yield from self._run(pool, eras, wanted, chunk_groups, only, progress)
             finally:
@@ -148,7 +151,7 @@ class Restore:
 
     def _run(
         self,
-        pool: ThreadPoolExecutor,
+        pool: Executor,
         eras: Sequence[_Era],
         wanted: list[int],
         chunk_groups: int,

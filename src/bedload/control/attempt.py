@@ -97,8 +97,7 @@ class Attempt:
         """Let a feeder take part: it is the next one of its task attempt."""
         ordinal = self._ordinals.get(ask.attempt, 0)
         self._ordinals[ask.attempt] = ordinal + 1
-        here = {worker: address for worker, address in addresses.items() if worker in self.workers}
         pins = {pin.key: pin.worker for pin in routing.pins}
-        answer = m.Opened(turn, m.FeederId(ask.partition, ordinal), routing.owners, here, pins, backlog)
+        answer = m.Opened(turn, m.FeederId(ask.partition, ordinal), routing.owners, addresses, pins, backlog)
         self._opened[ask.nonce] = answer
         return answer

@@ -3,8 +3,7 @@
 A change goes through the phases of :class:`~bedload.control.phases.ChangePhase`; others wait in a queue. One that fails
 before anything flipped leaves the cluster as it was; one that lost a worker later goes on with what the checkpoint has.
 If a worker cannot do its part after something flipped, the change ends there: workers that own something by then are
-members, and the error says what has moved. A worker that does not come when all start anew is asked for again, and left
-out if it does not come then either.
+members, and the error says what has moved.
 """
 
 from __future__ import annotations
@@ -19,20 +18,18 @@ from bedload.control.epochs import OperatorEpochs
 from bedload.control.instructions import ChangeResult, Instruction, StartWorkers, Token, ToWorker, WorkersLeft
 from bedload.control.members import Members
 from bedload.control.phases import ChangePhase
+from bedload.control.restart import MAX_STARTS, Restart
 from bedload.control.standing import Standing
 from bedload.control.transfer import Transfer
 from bedload.control.wish import Kind, Wish, check_wish, listed, members_after, strategy_for, target_of
 from bedload.core.clock import Clock
 from bedload.core.errors import BedloadError, MoveCancelled, MoveFailed, MoveRefused
 from bedload.core.ids import ChangeId, DeploymentId, MoveId, OperatorName, WorkerId
+from bedload.core.limits import Limits
 from bedload.migration.strategies import restarts
 from bedload.protocol import messages as m
 
 MAX_QUEUED = 16
-HOLD_SECONDS = 120.0
-"""So long the epochs under way may take to end before a restart of all workers is given up."""
-MAX_STARTS = 3
-"""So often a worker is started before the others do without it."""
 
 
 class Changes:
@@ -44,6 +41,7 @@ class Changes:
         members: Members,
         deployment_of: Callable[[OperatorName], DeploymentId],
         clock: Clock,
+        limits: Limits,
         *,
         durable: bool,
     ) -> None:
@@ -51,6 +49,7 @@ class Changes:
         self._members = members
         self._deployment_of = deployment_of
         self._clock = clock
+        self._restart = Restart(operators, members, clock, limits)
         self._durable = durable
         self.current: Change | None = None
         self._queue: deque[Change] = deque()
@@ -133,14 +132,10 @@ class Changes:
         """When all start anew, one does not come, or is gone before it had a part in anything; None: nobody is left."""
         change = self.current
         assert change is not None
-        change.starts[worker] += 1
-        if change.starts[worker] < MAX_STARTS:
-            return [StartWorkers((worker,))]
-        self._members.call_off([worker])
-        if not self._members.asked and not self._members.addresses:
+        if again := self._restart.again(change, worker):
+            return again
+        if not self._restart.leave_out(worker):
             return None
-        for epochs in self._operators.values():
-            epochs.recovery.leave_out(worker)
         self.remove(worker)
         change.failure = refusals.left_out(worker, error, MAX_STARTS, len(self._members.owning))
         return []  # whoever asks goes on with it, and with the epochs that were held up
@@ -271,7 +266,7 @@ class Changes:
         except BedloadError as error:
             return self._over(change, error)
         if restarts(change.wish.strategy):
-            change.phase, change.held_at = ChangePhase.HOLDING, self._clock.monotonic()
+            self._restart.hold(change)
             return self.go_on()
         new = tuple(worker for worker in change.members if worker not in self._members.owning)
         change.phase, change.waiting = ChangePhase.STARTING, set(new)
@@ -313,26 +308,14 @@ class Changes:
         return self.go_on()
 
     def _held(self, change: Change) -> list[Instruction]:
-        """No epoch begins: start all anew when those under way are over, and give up if they take too long.
-
-        SUBTLE: tasks that wait for the restart hold Spark's task slots, and an epoch of another query may need one.
-        """
-        under_way = [epochs for epochs in self._operators.values() if epochs.standing.under_way]
+        """No epoch begins: start all anew when those under way are over, and give up if they take too long."""
+        under_way = self._restart.under_way()
         if not under_way:
-            return self._restart(change)
-        if change.held_at is None or self._clock.monotonic() - change.held_at < HOLD_SECONDS:
-            return [step for epochs in under_way for step in epochs.inquiries.inquire()]
-        it = under_way[0].standing
-        return self._fail(change, refusals.held_too_long(it.name, it.epoch, it.query, HOLD_SECONDS))
-
-    def _restart(self, change: Change) -> list[Instruction]:
-        """All epochs are at rest: every worker ends, and others begin with what the checkpoint has."""
-        change.phase, leaving = ChangePhase.RESTARTING, tuple(self._members.addresses)
-        out = [ToWorker(worker, m.Stop()) for worker in leaving]
-        self._members.start_anew(change.members)
-        for epochs in self._operators.values():
-            epochs.recovery.restarted(change.members)
-        return [*out, WorkersLeft(leaving), StartWorkers(change.members)]
+            return self._restart.begin(change)
+        error = self._restart.overdue(change)
+        if error is not None:
+            return self._fail(change, error)
+        return [step for epochs in under_way for step in epochs.inquiries.inquire()]
 
     def _finish(self, change: Change) -> list[Instruction]:
         gone = self._members.not_owning

@@ -35,7 +35,20 @@ from bedload.core.errors import (
     ProtocolError,
     UnknownOperator,
 )
-from bedload.core.ids import NO_CHANGE, ChangeId, DeploymentId, Epoch, OperatorName, QueryId, RunId, Turn, WorkerId
+from bedload.core.ids import (
+    LOCAL,
+    NO_CHANGE,
+    ChangeId,
+    DeploymentId,
+    Epoch,
+    OperatorName,
+    QueryId,
+    RunId,
+    Site,
+    Turn,
+    WorkerId,
+)
+from bedload.core.limits import LIMITS, Limits
 from bedload.keys import RoutingTable
 from bedload.protocol import messages as m
 
@@ -51,9 +64,15 @@ class Coordinator:
         retention: Retention | None = None,
         takes_slots: bool = False,
         clock: Clock,
+        limits: Limits = LIMITS,
     ) -> None:
         parts = self._parts = Parts(
-            workers, durable=durable, retention=retention or Retention(), takes_slots=takes_slots, clock=clock
+            workers,
+            durable=durable,
+            retention=retention or Retention(),
+            takes_slots=takes_slots,
+            clock=clock,
+            limits=limits,
         )
         self._staff = Staff(parts)
         self._operators, self.members, self.changes = parts.operators, parts.members, parts.changes
@@ -132,9 +151,9 @@ class Coordinator:
         """A worker is gone."""
         return self._staff.worker_lost(worker, how)
 
-    def worker_joined(self, worker: WorkerId, address: str, pid: int = 0) -> list[Instruction]:
+    def worker_joined(self, worker: WorkerId, address: str, pid: int = 0, site: Site = LOCAL) -> list[Instruction]:
         """A worker that was asked for, or one in place of a lost one, is there."""
-        return self._staff.worker_joined(worker, address, pid)
+        return self._staff.worker_joined(worker, address, pid, site)
 
     def worker_not_started(self, worker: WorkerId, why: str) -> list[Instruction]:
         """A worker that was asked for does not come."""

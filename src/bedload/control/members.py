@@ -20,10 +20,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from bedload.core.errors import BedloadError
-from bedload.core.ids import DeploymentId, WorkerId
-
-LOCAL = "local"
-"""The one site that there is."""
+from bedload.core.ids import LOCAL, DeploymentId, Site, WorkerId
 
 
 class Life(enum.Enum):
@@ -44,7 +41,7 @@ class Worker:
     id: WorkerId
     address: str = ""
     pid: int = 0
-    site: str = LOCAL
+    site: Site = LOCAL
     life: Life = Life.HERE
     owning: bool = False
     """It owns key groups, or will when it is lost and replaced."""
@@ -86,6 +83,16 @@ class Members:
     def addresses(self) -> dict[WorkerId, str]:
         """Where the workers are that are here."""
         return {worker.id: worker.address for worker in self._workers.values() if worker.here}
+
+    def addresses_of(self, workers: Iterable[WorkerId]) -> dict[WorkerId, str]:
+        """Where these are, for a message; those that are not here are left out."""
+        here = self.addresses
+        return {number: here[number] for number in workers if number in here}
+
+    @property
+    def pids(self) -> dict[WorkerId, int]:
+        """The processes of the workers that are here."""
+        return {worker.id: worker.pid for worker in self._workers.values() if worker.here}
 
     @property
     def owning(self) -> tuple[WorkerId, ...]:
@@ -161,10 +168,10 @@ class Members:
             if worker.life is Life.ASKED:
                 self._away(worker)
 
-    def came(self, number: WorkerId, address: str, pid: int) -> Worker:
+    def came(self, number: WorkerId, address: str, pid: int, site: Site = LOCAL) -> Worker:
         """One that was asked for, or one in place of a lost one, is there; it has to load all code."""
         worker = self._workers[number]
-        worker.address, worker.pid = address, pid
+        worker.address, worker.pid, worker.site = address, pid, site
         worker.life = Life.LOADING if worker.asked else Life.RETURNED
         self._comes_last(worker)
         return worker

@@ -22,6 +22,7 @@ from bedload.control.standing import Standing
 from bedload.core.clock import Clock
 from bedload.core.errors import BedloadError, ProtocolError, UnknownOperator, WorkerLost
 from bedload.core.ids import OperatorName, WorkerId
+from bedload.core.limits import Limits
 from bedload.keys import RoutingTable
 from bedload.protocol import messages as m
 
@@ -30,7 +31,14 @@ class Parts:
     """All parts of a cluster."""
 
     def __init__(
-        self, workers: Iterable[Worker], *, durable: bool, retention: Retention, takes_slots: bool, clock: Clock
+        self,
+        workers: Iterable[Worker],
+        *,
+        durable: bool,
+        retention: Retention,
+        takes_slots: bool,
+        clock: Clock,
+        limits: Limits,
     ) -> None:
         self.members = Members(workers)
         self.durable = durable
@@ -48,7 +56,7 @@ class Parts:
         self._clock = clock
         self.unsettled: tuple[WorkerId, WorkerLost, WorkerLost] | None = None
         """Without a checkpoint: a worker that was lost, while it is found out whether state was lost with it."""
-        self.changes = Changes(self.operators, self.members, self.rollout.latest, self._clock, durable=durable)
+        self.changes = Changes(self.operators, self.members, self.rollout.latest, clock, limits, durable=durable)
         self._held = False
         """Whether no epoch could begin when something happened last, because all workers start anew."""
 

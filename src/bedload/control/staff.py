@@ -7,12 +7,12 @@ is over, unless no state was lost with the worker.
 from __future__ import annotations
 
 from bedload.control import refusals
-from bedload.control.changes import MAX_STARTS
 from bedload.control.instructions import Instruction, ReplaceWorker, ToWorker, WorkersLeft
 from bedload.control.members import Life, Worker
 from bedload.control.parts import Parts
+from bedload.control.restart import MAX_STARTS
 from bedload.core.errors import WorkerLost, WorkerStartFailed
-from bedload.core.ids import WorkerId
+from bedload.core.ids import Site, WorkerId
 from bedload.protocol import messages as m
 
 _MAX_LOSSES = 20
@@ -81,13 +81,13 @@ class Staff:
         back = None if True in fates else self._parts.changes.newcomer_lost(worker, error)
         return self._parts.end(over) if back is None else self._parts.then([*back, *self._parts.let_in()])
 
-    def worker_joined(self, worker: WorkerId, address: str, pid: int = 0) -> list[Instruction]:
+    def worker_joined(self, worker: WorkerId, address: str, pid: int, site: Site) -> list[Instruction]:
         """A replacement is there: give it the code, then let whoever waited go on."""
         if self._parts.down is not None or not (
             self._parts.members.is_missing(worker) or self._parts.members.is_asked(worker)
         ):
             return [ToWorker(worker, m.Stop())]
-        came = self._parts.members.came(worker, address, pid)
+        came = self._parts.members.came(worker, address, pid, site)
         active = {name: epochs.standing.deployment for name, epochs in self._parts.operators.items()}
         return self._parts.rollout.send_all(came, active) or self._ready(came)
 

@@ -176,6 +176,7 @@ class Transfer:
         self.phase, self._uncommitted = TransferPhase.FLIPPED, True
         self.tally.flipped(self._lots, at.now)
         self._open = {lot.target for lot in self._lots}
+        addresses = at.members.addresses_of(self._participants())
         out: list[Instruction] = []
         for worker in self._participants():
             leaving = tuple(lot for lot in self._lots if lot.source == worker)
@@ -187,7 +188,7 @@ class Transfer:
                 self._deployment,
                 leaving,
                 arriving,
-                self._addresses(),
+                addresses,
                 self._terms,
                 *at.base_epoch,
             )
@@ -347,10 +348,11 @@ class Transfer:
         self.phase, self.tally.since = TransferPhase.COPYING, self._at.now
         self._open = {lot.source for lot in self._lots}
         name, terms = self._at.name, self._terms
+        addresses = self._at.members.addresses_of(self._participants())
         out: list[Instruction] = []
         for source in sorted(self._open):
             lots = tuple(lot for lot in self._lots if lot.source == source)
-            copy = m.Copy(name, self._move, self._deployment, lots, self._addresses(), terms)
+            copy = m.Copy(name, self._move, self._deployment, lots, addresses, terms)
             out.append(ToWorker(source, copy))
         return out
 
@@ -394,7 +396,3 @@ class Transfer:
     def _participants(self) -> list[WorkerId]:
         here = self._at.addresses
         return sorted({worker for lot in self._lots for worker in (lot.source, lot.target)} & here.keys())
-
-    def _addresses(self) -> dict[WorkerId, str]:
-        here = self._at.addresses
-        return {worker: here[worker] for worker in self._participants()}

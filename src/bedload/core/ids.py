@@ -15,6 +15,9 @@ KeyHash = NewType("KeyHash", int)
 WorkerId = NewType("WorkerId", int)
 """A worker, numbered from 0. The number of one that left, or was lost, goes to the next that comes."""
 
+Site = NewType("Site", str)
+"""Where a worker runs: machines that are near each other."""
+
 OperatorName = NewType("OperatorName", str)
 """The identity of an operator's state."""
 
@@ -46,6 +49,9 @@ they are of."""
 
 Ticket = NewType("Ticket", int)
 """Names an order, and comes back with the answers to it: what answers an earlier one is told apart by it."""
+
+LOCAL = Site("local")
+"""The one site that there is."""
 
 NO_TURN = Turn(-1)
 """Before the first turn."""

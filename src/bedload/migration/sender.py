@@ -28,6 +28,7 @@ import pyarrow as pa
 
 from bedload.core.clock import Clock
 from bedload.core.ids import KeyGroup, KeyHash, MoveId, Turn, WorkerId
+from bedload.core.limits import LIMITS, Limits
 from bedload.keys import key_groups
 from bedload.keys.lookup import Hashes
 from bedload.migration.hash_set import NONE
@@ -39,7 +40,6 @@ _FIRST_CHUNK = 256
 """Keys in the first message: how long a key takes is not known yet."""
 _CHUNK_SECONDS = 0.002
 """What making a message may take: rows of other keys wait that long."""
-_MOST_KEYS = 1 << 16
 _CHUNK_BYTES = 1 << 20
 _RETRY_SECONDS = 0.05
 _ENOUGH_ROUNDS = 5
@@ -59,7 +59,13 @@ class Sender:
     """One move at one old owner."""
 
     def __init__(
-        self, move: MoveId, terms: Terms, lots: tuple[Lot, ...], shelve: Callable[[Lot], Shelf], clock: Clock
+        self,
+        move: MoveId,
+        terms: Terms,
+        lots: tuple[Lot, ...],
+        shelve: Callable[[Lot], Shelf],
+        clock: Clock,
+        limits: Limits = LIMITS,
     ) -> None:
         self.move = move
         self.terms = terms
@@ -69,6 +75,7 @@ class Sender:
         self.groups = frozenset(group for lot in lots for group in lot.groups)
         """The key groups that leave as a whole."""
         self._clock = clock
+        self._most_keys = limits.ship_keys
         self._sealed: Turn | None = None
         self._lanes = {lot.target: Lane.of(lot, shelve(lot)) for lot in lots}
         self._chunk = float(_FIRST_CHUNK)
@@ -326,7 +333,7 @@ class Sender:
 
     def _limit(self, lane: Lane) -> int:
         by_size = _CHUNK_BYTES / max(1.0, lane.shelf.nbytes_hint)
-        return max(1, int(min(self._chunk, by_size, _MOST_KEYS)))
+        return max(1, int(min(self._chunk, by_size, self._most_keys)))
 
     def _timed(
         self, lane: Lane, collect: Callable[[], tuple[pa.RecordBatch | None, Hashes]]
@@ -338,7 +345,7 @@ class Sender:
         took = self._clock.monotonic() - started
         if state is not None and state.num_rows * 2 > limit:
             fits = state.num_rows * _CHUNK_SECONDS / max(took, 1e-6)
-            self._chunk = min(max(fits, self._chunk / 2, 16.0), self._chunk * 2, float(_MOST_KEYS))
+            self._chunk = min(max(fits, self._chunk / 2, 16.0), self._chunk * 2, float(self._most_keys))
         return state, left
 
     def _rest(self, started: float, parcel: Parcel) -> None:

@@ -6,6 +6,9 @@ frame's body. Nothing here is per row: the smallest unit is a sub-batch.
 Every message about an epoch carries its operator and its *turn*. The coordinator hands out turns in
 ascending order, one for each attempt at an epoch, whatever the run or the query. So one comparison
 tells a message of a former run, of a former attempt or of a zombie task from one that counts.
+
+Why one file: it is a list, in the order of who talks to whom, of which a reader looks up one or two. Those of moves
+are apart, in :mod:`bedload.protocol.moving`.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import msgspec
 from bedload.core.epoch import EpochStats, EpochTime
 from bedload.core.errors import ProtocolError
 from bedload.core.ids import (
+    LOCAL,
     NO_MOVE,
     DeploymentId,
     Epoch,
@@ -26,6 +30,7 @@ from bedload.core.ids import (
     OperatorName,
     QueryId,
     RunId,
+    Site,
     Ticket,
     Turn,
     WorkerId,
@@ -152,6 +157,8 @@ class Register(Message, frozen=True):
     pid: int
     task: int = -1
     """The attempt of the Spark task that it runs in, if it does."""
+    site: Site = LOCAL
+    """Where it runs."""
 
 
 class Watch(Message, frozen=True):

@@ -1,4 +1,7 @@
-"""``bedload.attach``: workers for a Spark session, and operators on its streaming DataFrames."""
+"""``bedload.attach``: workers for a Spark session, and operators on its streaming DataFrames.
+
+Why one file: it is what users call, and most of it is what they read about that; the work is done by its parts.
+"""
 
 from __future__ import annotations
 
@@ -364,8 +367,7 @@ class Cluster:
         """The workers that are there, and their process ids."""
         if self._stopped:
             return {}
-        alive = self._driver.call(lambda c: c.workers)
-        return {int(worker): self._driver.pids[worker] for worker in alive}
+        return {int(worker): pid for worker, pid in self._driver.call(lambda c: c.members.pids).items()}
 
     def epochs(self) -> Table:
         """The latest epochs, oldest first: what each was, what it took, and its time (``ctx.watermark``, ``ctx.now``).

@@ -14,6 +14,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from bedload.core.ids import WorkerId
 from bedload.spark.hosts import WorkerHost
@@ -37,6 +38,18 @@ class Arrival(enum.Enum):
     UNASKED = "nobody waits for it"
 
 
+@dataclass
+class _Errands:
+    """What is under way at the host for one worker."""
+
+    awaited: dict[Arrival, threading.Timer] = field(default_factory=dict)
+    """When it is given up; both if it was lost and a change asks for one of its number."""
+    leaving: threading.Thread | None = None
+    """Sees to it that it ends, or has done so."""
+    killing: threading.Thread | None = None
+    """Ends one that hangs, until another one is to have its number."""
+
+
 class Crew:
     """Has a host start, replace and end workers, and gives up on those that do not come."""
 
@@ -44,13 +57,11 @@ class Crew:
         self._host = host
         self._not_started = not_started
         self._not_replaced = not_replaced
-        self._starting: dict[WorkerId, threading.Timer] = {}
-        self._replacing: dict[WorkerId, threading.Timer] = {}
-        self._leaving: dict[WorkerId, threading.Thread] = {}
-        self._killing: dict[WorkerId, threading.Thread] = {}
+        self._errands: dict[WorkerId, _Errands] = {}
 
     def add(self, worker: WorkerId, seconds: float) -> None:
         """Start one more worker, and wait so long for it."""
+        at = self._at(worker)
 
         def failed(why: str) -> None:
             _log.error("worker %s could not be started: %s", worker, why)
@@ -58,18 +69,17 @@ class Crew:
             self._not_started(worker, why)
 
         def start(worker: WorkerId) -> None:
-            before = self._leaving.get(worker)
-            if before is not None:
-                before.join(_GONE_SECONDS)
+            if at.leaving is not None:
+                at.leaving.join(_GONE_SECONDS)
             self._host.add(worker)
 
-        known = self._starting.pop(worker, None)
+        known = at.awaited.pop(Arrival.NEW, None)
         if known is None:
-            self._bring(worker, seconds, self._starting, start, failed)
+            self._bring(worker, seconds, Arrival.NEW, start, failed)
         else:
             # Whoever asked for it before has called that off, and it is on its way still.
             known.cancel()
-            self._bring(worker, seconds, self._starting, None, failed)
+            self._bring(worker, seconds, Arrival.NEW, None, failed)
 
     def kill(self, worker: WorkerId, task: int) -> None:
         """End a worker that hangs, by force; ``task`` is its attempt at a Spark task, if it runs in one."""
@@ -80,11 +90,13 @@ class Crew:
             except Exception as error:
                 _log.warning("worker %s hangs, and may not have ended: %s", worker, error)
 
-        thread = self._killing[worker] = threading.Thread(target=run, name=f"bedload-kill-{worker}", daemon=True)
+        thread = threading.Thread(target=run, name=f"bedload-kill-{worker}", daemon=True)
+        self._at(worker).killing = thread
         thread.start()
 
     def replace(self, worker: WorkerId, seconds: float, *, start: bool = True) -> None:
         """Start a worker in place of a lost one, unless one is there, and wait so long for it."""
+        at = self._at(worker)
 
         def failed(why: str) -> None:
             _log.error("worker %s could not be replaced: %s", worker, why)
@@ -92,21 +104,17 @@ class Crew:
 
         def replace(worker: WorkerId) -> None:
             # Else it could be the new one that is killed: both go by the same number.
-            before = self._killing.pop(worker, None)
+            before, at.killing = at.killing, None
             if before is not None:
                 before.join(_GONE_SECONDS)
             self._host.replace(worker)
 
-        self._bring(worker, seconds, self._replacing, replace if start else None, failed)
-
-    def is_replacing(self, worker: WorkerId) -> bool:
-        """Whether one in place of this worker is awaited."""
-        return worker in self._replacing
+        self._bring(worker, seconds, Arrival.REPLACEMENT, replace if start else None, failed)
 
     def arrived(self, worker: WorkerId) -> Arrival:
         """A worker came: it is awaited no longer."""
-        for awaited, arrival in ((self._starting, Arrival.NEW), (self._replacing, Arrival.REPLACEMENT)):
-            timer = awaited.pop(worker, None)
+        for arrival in (Arrival.NEW, Arrival.REPLACEMENT):
+            timer = self._at(worker).awaited.pop(arrival, None)
             if timer is not None:
                 timer.cancel()
                 return arrival
@@ -114,7 +122,8 @@ class Crew:
 
     def let_go(self, worker: WorkerId) -> None:
         """See to it that a worker that was told to end does."""
-        before = self._leaving.get(worker)
+        at = self._at(worker)
+        before = at.leaving
 
         def run() -> None:
             if before is not None:
@@ -123,39 +132,40 @@ class Crew:
                 self._host.remove(worker)
             except Exception as error:
                 _log.warning("worker %s may not have ended: %s", worker, error)
-            if self._leaving.get(worker) is threading.current_thread():
-                del self._leaving[worker]
 
-        thread = self._leaving[worker] = threading.Thread(target=run, name=f"bedload-leave-{worker}", daemon=True)
+        thread = at.leaving = threading.Thread(target=run, name=f"bedload-leave-{worker}", daemon=True)
         thread.start()
 
     def stop(self) -> None:
         """Wait for nobody any more, and return when those that were let go are gone."""
-        for awaited in (self._replacing, self._starting):
-            for worker in list(awaited):
-                if (timer := awaited.pop(worker, None)) is not None:
+        errands = list(self._errands.values())
+        for at in errands:
+            for arrival in list(at.awaited):
+                if (timer := at.awaited.pop(arrival, None)) is not None:
                     timer.cancel()
-        for thread in list(self._leaving.values()):
-            thread.join(_GONE_SECONDS)
+        for at in errands:
+            if at.leaving is not None:
+                at.leaving.join(_GONE_SECONDS)
 
     def _bring(
         self,
         worker: WorkerId,
         seconds: float,
-        awaited: dict[WorkerId, threading.Timer],
+        arrival: Arrival,
         start: Callable[[WorkerId], None] | None,
         failed: Callable[[str], None],
     ) -> None:
         """Have a worker started; if that fails, or it does not come in time, say so."""
+        awaited = self._at(worker).awaited
 
         def give_up(why: str) -> None:
-            timer = awaited.pop(worker, None)
+            timer = awaited.pop(arrival, None)
             if timer is not None:  # else it came at the last moment
                 timer.cancel()
                 failed(why)
 
         late = f"it did not come within {seconds:g} seconds"
-        timer = awaited[worker] = threading.Timer(seconds, give_up, [late])
+        timer = awaited[arrival] = threading.Timer(seconds, give_up, [late])
         timer.daemon = True
         timer.start()
         if start is None:
@@ -164,10 +174,13 @@ class Crew:
         def run() -> None:
             try:
                 start(worker)
-                while awaited.get(worker) is timer:
+                while awaited.get(arrival) is timer:
                     self._host.check(worker)
                     time.sleep(_CHECK_SECONDS)
             except Exception as error:
                 give_up(str(error))
 
         threading.Thread(target=run, name=f"bedload-start-{worker}", daemon=True).start()
+
+    def _at(self, worker: WorkerId) -> _Errands:
+        return self._errands.setdefault(worker, _Errands())

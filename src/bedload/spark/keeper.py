@@ -15,6 +15,7 @@ import msgspec
 
 from bedload.checkpoint import paths
 from bedload.checkpoint.checkpoint import Checkpoint
+from bedload.checkpoint.claimant import this_process
 from bedload.checkpoint.filing import Filing
 from bedload.checkpoint.heritage import inherit
 from bedload.checkpoint.records import OperatorSchema, TurnRecord
@@ -22,6 +23,7 @@ from bedload.checkpoint.storage import open_storage
 from bedload.control.instructions import WriteTurn
 from bedload.control.lineage import Lineage
 from bedload.control.paperwork import Event, FileStep, paperwork
+from bedload.core.clock import SystemClock
 from bedload.core.ids import Generation, OperatorName, QueryId
 from bedload.migration.record import MoveRecord
 from bedload.worker.durable import Place
@@ -41,7 +43,7 @@ class Keeper(Filing):
     """One attachment to a checkpoint."""
 
     def __init__(self, url: str, options: Mapping[str, Any] | None = None) -> None:
-        super().__init__(Checkpoint.open(open_storage(url, options)))
+        super().__init__(Checkpoint.open(open_storage(url, options), this_process(SystemClock())))
         self.generation = self.checkpoint.claim()
         self.place = Place(url, self.generation, dict(options or {}))
         self._locations: dict[QueryId, str] = {}

@@ -58,7 +58,7 @@ def resolve(options: SourceOptions) -> View:
     """Find what the options ask for."""
     storage = open_storage(options.url, options.storage)
     options = replace(options, url=storage.url)
-    checkpoint = Checkpoint.open(storage, create=False)
+    checkpoint = Checkpoint.open(storage)
     operator = _operator(checkpoint, options)
     history = checkpoint.load_history(operator)
     schemas = {schema.number: schema for schema in checkpoint.schemas(operator)}
@@ -79,7 +79,7 @@ def resolve(options: SourceOptions) -> View:
 
 def refreshed(view: View) -> View:
     """The same state, as it can be read now. Raises :class:`EpochNotRetained` if it cannot be any more."""
-    checkpoint = Checkpoint.open(open_storage(view.options.url, view.options.storage), create=False)
+    checkpoint = Checkpoint.open(open_storage(view.options.url, view.options.storage))
     history = checkpoint.load_history(view.operator)
     schemas = {schema.number: schema for schema in checkpoint.schemas(view.operator)}
     if view.feed and any(not history.has_segments(record.turn) for record in view.feed):

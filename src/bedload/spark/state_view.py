@@ -175,9 +175,9 @@ class OperatorState:
         while True:
             try:
                 return sum(self._count_at(address, deadline) for address in self._where().addresses.values())
-            except (WorkerUnreachable, UnknownOperator) as error:
+            except (WorkerUnreachable, UnknownOperator):
                 # A worker has left, or came a moment ago: those that are there now have its keys.
-                if deadline.over or isinstance(error, Unanswered):
+                if deadline.over:
                     raise
                 time.sleep(_LOSS_PAUSE_SECONDS)
 
@@ -205,8 +205,9 @@ class OperatorState:
                 message = m.Read(self.name, key_group(hashed, routing.key_groups), told.get(owner, 0))
                 try:
                     found = self._ask(address, message, body, deadline, partial(self._has_left, hashed, owner, address))
-                except (WorkerUnreachable, UnknownOperator) as error:
-                    if isinstance(error, Unanswered) or deadline.over:
+                except (WorkerUnreachable, UnknownOperator):
+                    # SUBTLE: not answering a call is no last word. One that hangs may be given up, and replaced.
+                    if deadline.over:
                         raise
                     lost = True
             if found is not None:

@@ -41,6 +41,7 @@ from bedload.core.clock import Clock, SystemClock
 from bedload.core.epoch import EpochTime
 from bedload.core.errors import BedloadError, DataError, WorkerLost, WorkerStartFailed
 from bedload.core.ids import DeploymentId, Epoch, KeyGroup, OperatorName, QueryId, RunId, WorkerId
+from bedload.core.limits import LIMITS, Limits
 from bedload.keys import DEFAULT_KEY_GROUPS, canonical_key, check_key_groups
 from bedload.migration import AUTO, Auto, Strategy, strategy_named
 from bedload.migration.record import MoveRecord
@@ -78,22 +79,23 @@ class InProcessCluster:
         workers: int = 2,
         key_groups: int = DEFAULT_KEY_GROUPS,
         clock: Clock | None = None,
+        limits: Limits = LIMITS,
     ) -> None:
         check_key_groups(key_groups)
         operator = check_operator(operator)
         self._format = InputFormat(as_schema(input, "input"), key, key_groups)
         self._output = as_schema(schema, "schema")
         self.name = OperatorName(operator.__name__)
-        self.key = self._format.key
-        """The positions of the key's columns."""
         form = self._format
         deployment = Deployment(self.name, operator, form.key, form.columns, self._output, form.key_types)
         ids = [WorkerId(number) for number in range(workers)]
         self._make: Callable[[WorkerId], WorkerMachine] = lambda worker: WorkerMachine(
-            worker, lambda _: deployment, clock or SystemClock()
+            worker, lambda _: deployment, clock or SystemClock(), limits=limits
         )
         self.workers = {worker: self._make(worker) for worker in ids}
-        self.coordinator = Coordinator(workers_at(dict.fromkeys(ids, _ADDRESS)), clock=clock or SystemClock())
+        self.coordinator = Coordinator(
+            workers_at(dict.fromkeys(ids, _ADDRESS)), clock=clock or SystemClock(), limits=limits
+        )
         self.query = QueryId("query")
         self.run = RunId("run-0")
         self.epoch = Epoch(0)
@@ -113,6 +115,11 @@ class InProcessCluster:
         self._later: list[InspectQuery] = []
         """What the coordinator wants to look at after a while."""
         self._deployment = self._deploy(key_groups)
+
+    @property
+    def key(self) -> tuple[int, ...]:
+        """The positions of the key's columns."""
+        return self._format.key
 
     # --- what Spark does ---
 

@@ -9,11 +9,13 @@ header is bytes and a body is memory.
 from bedload.transport.auth import PROTOCOL_VERSION, ClientHandshake, NonceSource, ServerHandshake
 from bedload.transport.channel import Channel, wait
 from bedload.transport.credentials import Credentials
-from bedload.transport.endpoint import Endpoint, Handler, Timer
+from bedload.transport.endpoint import Endpoint
 from bedload.transport.frames import MAX_BODY, MAX_HEADER, Frame, FrameReader, SendQueue, encode_frame
+from bedload.transport.handler import Handler
 from bedload.transport.peer import Peer, Phase
 from bedload.transport.pool import ChannelPool
 from bedload.transport.sockets import format_address, is_loopback, parse_address
+from bedload.transport.timers import Timer
 
 __all__ = [
     "MAX_BODY",

@@ -18,16 +18,12 @@ The clock only decides when timers are due, so a test owns the time by passing i
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import heapq
-import itertools
 import logging
 import secrets
 import selectors
 import socket
 import threading
-from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -44,7 +40,10 @@ from bedload.transport.auth import (
 from bedload.transport.credentials import Credentials
 from bedload.transport.door import Door, places
 from bedload.transport.frames import Frame
+from bedload.transport.handler import Handler
 from bedload.transport.peer import Peer, Phase
+from bedload.transport.timers import Timer, Timers
+from bedload.transport.waker import Waker
 
 _log = logging.getLogger(__name__)
 
@@ -54,40 +53,6 @@ _OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _ACCEPT_PAUSE_SECONDS = 1.0
 _STOP_SECONDS = 2.0
 """How long a stop waits for queued frames to be taken."""
-
-
-class Handler(ABC):
-    """What an endpoint tells of its peers. Override ``on_frame``, and the others as needed."""
-
-    @abstractmethod
-    def on_frame(self, peer: Peer, header: bytes, body: memoryview | None) -> None:
-        """A frame came. The body's memory is the handler's to keep."""
-
-    def on_open(self, peer: Peer) -> None:  # noqa: B027 - optional, not forgotten
-        """A peer that called has proven itself, or one that ``connect_soon`` called is now connected."""
-
-    def on_close(self, peer: Peer) -> None:  # noqa: B027 - optional, not forgotten
-        """Nothing more comes from this peer; ``peer.reason`` says why, None if this end closed it."""
-
-    def on_error(self, peer: Peer | None, error: BaseException) -> None:
-        """Something failed: a caller's handshake, a damaged frame, this handler, or a callback (no peer)."""
-        _log.error("%s: %s", peer or "callback", error, exc_info=error)
-
-    def on_no_room(self, error: OSError) -> None:
-        """The process has no descriptor or memory for a caller, which waits until there is some. Nothing is lost."""
-        _log.error("a caller cannot be let in yet (%s): allow this process more open files (ulimit -n)", error)
-
-
-class Timer:
-    """A call that is due at some time."""
-
-    def __init__(self, due: float, fn: Callable[[], None]) -> None:
-        self.due = due
-        self.fn: Callable[[], None] | None = fn
-
-    def cancel(self) -> None:
-        """Do not make the call, if it has not been made."""
-        self.fn = None
 
 
 class Endpoint:
@@ -120,8 +85,7 @@ class Endpoint:
         self._lock = threading.Lock()  # guards _soon against a stop
         self._soon: deque[Callable[[], None]] = deque()
         self._notices: deque[Callable[[], None]] = deque()
-        self._timers: list[tuple[float, int, Timer]] = []
-        self._timer_numbers = itertools.count()
+        self._timers = Timers(self._clock)
         self._thread: int | None = None
         self._stopping = False
         self._draining = False
@@ -129,11 +93,9 @@ class Endpoint:
         self._listener = sockets.listen(host, port)
         bound = self._listener.getsockname()
         self._address = sockets.format_address(bound[0], bound[1])
-        self._wake_in, self._wake_out = socket.socketpair()
-        self._wake_in.setblocking(False)
-        self._wake_out.setblocking(False)
+        self._waker = Waker()
         self._selector = selectors.DefaultSelector()
-        self._selector.register(self._wake_out, selectors.EVENT_READ, self._woken)
+        self._selector.register(self._waker, selectors.EVENT_READ, self._waker.woken)
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
 
     # --- from any thread
@@ -149,16 +111,16 @@ class Endpoint:
             self._check_not_over()
             self._soon.append(fn)
             if self._thread != threading.get_ident():
-                self._wake()
+                self._waker.wake()
 
     def call_later(self, seconds: float, fn: Callable[[], None]) -> Timer:
         """Run ``fn`` on the loop's thread after so many seconds, unless it is stopped first."""
         self._check_not_over()
         timer = Timer(self._clock.monotonic() + seconds, fn)
         if self._mine():
-            self._schedule(timer)
+            self._timers.add(timer)
         else:
-            self.call_soon(partial(self._schedule, timer))
+            self.call_soon(partial(self._timers.add, timer))
         return timer
 
     def connect(self, address: str, timeout: float = 10.0) -> Peer:
@@ -189,7 +151,7 @@ class Endpoint:
         self._stopping = True
         with self._lock:
             if not self._over:
-                self._wake()
+                self._waker.wake()
 
     # --- on the loop's thread
 
@@ -290,7 +252,7 @@ class Endpoint:
         for peer in unread:
             peer.handle(selectors.EVENT_READ)
         if self._timers:
-            self._run_due_timers()
+            self._timers.run_due(self._run)
         for queue in (self._soon, self._notices):
             for _ in range(len(queue)):
                 self._run(queue.popleft())
@@ -299,21 +261,7 @@ class Endpoint:
         """How long the selector may wait."""
         if self._soon or self._notices or self._unread:
             return 0
-        while self._timers and self._timers[0][2].fn is None:
-            heapq.heappop(self._timers)
-        return max(0.0, self._timers[0][0] - self._clock.monotonic()) if self._timers else None
-
-    def _run_due_timers(self) -> None:
-        now = self._clock.monotonic()
-        due = []
-        while self._timers and self._timers[0][0] <= now:
-            due.append(heapq.heappop(self._timers)[2])
-        for timer in due:  # a timer may cancel one that is due after it
-            if timer.fn is not None:
-                self._run(timer.fn)
-
-    def _schedule(self, timer: Timer) -> None:
-        heapq.heappush(self._timers, (timer.due, next(self._timer_numbers), timer))
+        return self._timers.patience()
 
     def _accept(self, _events: int) -> None:
         for _ in range(_ACCEPTS_PER_TURN):
@@ -398,14 +346,6 @@ class Endpoint:
     def _mine(self) -> bool:
         return self._thread is None or self._thread == threading.get_ident()
 
-    def _wake(self) -> None:
-        with contextlib.suppress(BlockingIOError):  # full of wake-up calls: one is enough
-            self._wake_in.send(b"w")
-
-    def _woken(self, _events: int) -> None:
-        with contextlib.suppress(BlockingIOError):
-            self._wake_out.recv(4096)
-
     def _check_not_over(self) -> None:
         if self._over:
             raise ClusterStopped(f"the endpoint at {self._address} was stopped: make a new one")
@@ -431,8 +371,8 @@ class Endpoint:
             self._run(self._soon.popleft())
         self._abort_all()  # a call of connect may have been among them
         self._selector.close()
-        for sock in (self._listener, self._wake_in, self._wake_out):
-            sock.close()
+        self._listener.close()
+        self._waker.close()
 
     def _abort_all(self) -> None:
         for peer in list(self._peers):

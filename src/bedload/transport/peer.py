@@ -19,6 +19,8 @@ Invariants:
 An orderly close shuts the write side and then drops what still comes in until the other end closes
 too, since closing a socket with unread input resets the connection and may destroy the last frames
 before they are read.
+
+Why one file: it is one state machine, and what is done in a phase decides upon the next one.
 """
 
 from __future__ import annotations
@@ -28,13 +30,15 @@ import errno
 import os
 import selectors
 import socket
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
 from bedload.core.errors import ProtocolError, Unanswered, WorkerUnreachable
 from bedload.transport import silence, sockets, tls
 from bedload.transport.auth import TLS_ONLY, Handshake
-from bedload.transport.frames import Frame, FrameReader, SendQueue, encode_frame
+from bedload.transport.frames import FrameReader, SendQueue, encode_frame
+from bedload.transport.loop import Loop
+from bedload.transport.timers import Timer
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -66,50 +70,6 @@ class Phase(enum.Enum):
 
 
 _COMING_UP = (Phase.CONNECTING, Phase.SECURING, Phase.PROVING)
-
-
-class Timer(Protocol):
-    """Something that happens later unless it is cancelled."""
-
-    def cancel(self) -> None:
-        """Never mind."""
-        ...
-
-
-class Loop(Protocol):
-    """What a peer needs of the endpoint that runs it."""
-
-    def rearm(self, peer: Peer) -> None:
-        """The peer waits for other events now."""
-        ...
-
-    def opened(self, peer: Peer) -> None:
-        """Both ends have proven themselves."""
-        ...
-
-    def arrived(self, peer: Peer, frame: Frame) -> None:
-        """A frame is whole."""
-        ...
-
-    def retired(self, peer: Peer) -> None:
-        """Nothing more comes from this peer; its ``reason`` says why."""
-        ...
-
-    def failed(self, peer: Peer, error: BaseException) -> None:
-        """Something is wrong with the other end that the handler should hear of."""
-        ...
-
-    def closed(self, peer: Peer) -> None:
-        """The socket is about to be closed."""
-        ...
-
-    def unread(self, peer: Peer) -> None:
-        """There is more to read than the selector sees."""
-        ...
-
-    def call_later(self, seconds: float, fn: Callable[[], None]) -> Timer:
-        """Run ``fn`` in the loop, later."""
-        ...
 
 
 class Peer:

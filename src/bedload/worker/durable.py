@@ -25,6 +25,7 @@ from bedload.checkpoint import paths
 from bedload.checkpoint.fence import check_fence
 from bedload.checkpoint.intact import advise
 from bedload.checkpoint.orders import decode_order
+from bedload.checkpoint.pools import THREADS, Pools
 from bedload.checkpoint.segments import SegmentMeta, write_segment
 from bedload.checkpoint.storage import Storage, open_storage
 from bedload.core.errors import BedloadError, CheckpointDamaged, CheckpointError, EpochAborted
@@ -92,7 +93,9 @@ class Loader:
             deliver(LoadFailed(order.operator, order.ticket, problem))
 
 
-def load(storage: Storage, generation: Generation, order: Load) -> Any:
+def load(
+    storage: Storage, generation: Generation, order: Load, *, threads: int | None = None, pools: Pools = THREADS
+) -> Any:
     """Read what an order says, some key groups at a time."""
     # Compiled code comes with it, which a worker without state to read back can do without.
     from bedload.checkpoint.restore import Restore
@@ -105,7 +108,9 @@ def load(storage: Storage, generation: Generation, order: Load) -> Any:
         read = size
 
     target = wanted.schemas[wanted.target]
-    restore = Restore(storage, order.operator, target, wanted.plan, schemas=wanted.schemas)
+    restore = Restore(
+        storage, order.operator, target, wanted.plan, schemas=wanted.schemas, threads=threads, pools=pools
+    )
     try:
         for groups, state in restore.chunks(order.groups, progress=progress):
             yield Loaded(order.operator, order.ticket, tuple(KeyGroup(group) for group in groups), state, read)

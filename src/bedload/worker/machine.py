@@ -33,6 +33,7 @@ import numpy as np
 from bedload.core.clock import Clock
 from bedload.core.errors import BedloadError, ProtocolError, WorkerStartFailed
 from bedload.core.ids import NO_EPOCH, NO_QUERY, DeploymentId, KeyGroup, OperatorName, WorkerId
+from bedload.core.limits import LIMITS, Limits
 from bedload.migration.holdings import Holdings
 from bedload.migration.parking import Freed, Parking
 from bedload.protocol import messages as m
@@ -61,12 +62,14 @@ class WorkerMachine:
         clock: Clock,
         durability: Durability | None = None,
         epoch_bytes: int | None = None,
+        limits: Limits = LIMITS,
     ) -> None:
         self.worker = worker
         self._load = load
         self._clock = clock
         self._durable = durability is not None
         self._epoch_bytes = epoch_bytes
+        self._limits = limits
         self._applying = Applying(worker, clock, durability or InMemoryOnly())
         self._hosted: dict[OperatorName, Hosted] = {}
 
@@ -181,7 +184,8 @@ class WorkerMachine:
         holdings = Holdings()
         parking = Parking(holdings)
         restoring = Restoring(self.worker, operator, holdings)
-        return Hosted(operator, holdings, parking, restoring, Moving(self.worker, operator, parking, self._clock))
+        moving = Moving(self.worker, operator, parking, self._clock, self._limits)
+        return Hosted(operator, holdings, parking, restoring, moving)
 
     def _deploy(self, message: m.Deploy, body: Body) -> list[Out]:
         hosted = self._at(message.operator)

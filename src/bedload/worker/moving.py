@@ -15,6 +15,7 @@ import pyarrow as pa
 from bedload.core.clock import Clock
 from bedload.core.errors import BedloadError, MoveFailed
 from bedload.core.ids import NO_MOVE, DeploymentId, KeyGroup, MoveId, OperatorName, Turn, WorkerId
+from bedload.core.limits import LIMITS, Limits
 from bedload.keys import key_groups
 from bedload.keys.lookup import Hashes, distinct
 from bedload.migration.both_shelves import BothShelves
@@ -43,7 +44,9 @@ class Neighbour(NamedTuple):
 class Moving:
     """The part of a worker's machine that moves an operator's state."""
 
-    def __init__(self, worker: WorkerId, name: OperatorName, parking: Parking, clock: Clock) -> None:
+    def __init__(
+        self, worker: WorkerId, name: OperatorName, parking: Parking, clock: Clock, limits: Limits = LIMITS
+    ) -> None:
         self.sender: Sender | None = None
         self.receiver: Receiver | None = None
         self.failed = NO_MOVE
@@ -56,6 +59,7 @@ class Moving:
         self._parking = parking
         self._holdings = parking.holdings
         self._clock = clock
+        self._limits = limits
 
     # --- both ends ---
 
@@ -173,7 +177,7 @@ class Moving:
         return self.sender if self.sender is not None and self.sender.move == move else None
 
     def _make_sender(self, move: MoveId, terms: m.Terms, lots: tuple[m.Lot, ...], runtime: Runtime) -> Sender:
-        sender = Sender(move, terms, lots, lambda lot: _shelve(runtime, lot), self._clock)
+        sender = Sender(move, terms, lots, lambda lot: _shelve(runtime, lot), self._clock, self._limits)
         self._holdings.keep(move, lots)
         return sender
 

@@ -27,8 +27,7 @@ from bedload.core.errors import BedloadError, OperatorNotShippable, TooLarge
 from bedload.core.ids import WorkerId
 from bedload.protocol import messages as m
 from bedload.protocol.messages import Body
-from bedload.transport import Channel, Credentials, Endpoint, Handler, Peer
-from bedload.transport.endpoint import Timer
+from bedload.transport import Channel, Credentials, Endpoint, Handler, Peer, Timer
 from bedload.worker.durability import Load, Loaded, LoadFailed
 from bedload.worker.durable import CheckpointDurability, Compactor, Loader, Place
 from bedload.worker.machine import COORDINATOR, LOADER, Out, WorkerMachine
