@@ -48,7 +48,7 @@ class Transfer:
         self._turns = turns
         self._at = turns.standing
         """Where the operator stands."""
-        self.strategy, self._terms = strategy, strategy.terms
+        self.strategy = strategy
         self.why = why
         """Why that strategy, if it was chosen."""
         self.phase = TransferPhase.WAITING
@@ -114,7 +114,7 @@ class Transfer:
 
     def backlog(self) -> dict[WorkerId, m.Backlogged]:
         """What feeders should tell the old owners about."""
-        if self.phase is not TransferPhase.FLIPPED or self._terms.order is not m.Order.BACKLOG:
+        if self.phase is not TransferPhase.FLIPPED or self.strategy.terms.order is not m.Order.BACKLOG:
             return {}
         return backlog_of(self._lots, self._open)
 
@@ -189,7 +189,7 @@ class Transfer:
                 leaving,
                 arriving,
                 addresses,
-                self._terms,
+                self.strategy.terms,
                 *at.base_epoch,
             )
             at.tells(worker)
@@ -347,7 +347,7 @@ class Transfer:
             return self.go_on()
         self.phase, self.tally.since = TransferPhase.COPYING, self._at.now
         self._open = {lot.source for lot in self._lots}
-        name, terms = self._at.name, self._terms
+        name, terms = self._at.name, self.strategy.terms
         addresses = self._at.members.addresses_of(self._participants())
         out: list[Instruction] = []
         for source in sorted(self._open):

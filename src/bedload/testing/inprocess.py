@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
@@ -39,7 +39,7 @@ from bedload.control.members import workers_at
 from bedload.control.wish import Kind, Wish
 from bedload.core.clock import Clock, SystemClock
 from bedload.core.epoch import EpochTime
-from bedload.core.errors import BedloadError, DataError, WorkerLost, WorkerStartFailed
+from bedload.core.errors import BedloadError, WorkerLost, WorkerStartFailed
 from bedload.core.ids import DeploymentId, Epoch, KeyGroup, OperatorName, QueryId, RunId, WorkerId
 from bedload.core.limits import LIMITS, Limits
 from bedload.keys import DEFAULT_KEY_GROUPS, canonical_key, check_key_groups
@@ -48,6 +48,7 @@ from bedload.migration.record import MoveRecord
 from bedload.protocol import messages as m
 from bedload.protocol.feeder import FeederSession, Send
 from bedload.protocol.split import unpack
+from bedload.testing.attempt import TaskAttempt
 from bedload.testing.harness import Output, as_rows
 from bedload.testing.input import InputFormat, Rows, as_schema
 from bedload.worker.durability import Load
@@ -59,6 +60,15 @@ from bedload.worker.row_runtime import Deployment
 _ADDRESS = "in-process"
 
 
+@dataclass
+class _Numbers:
+    """What Spark has numbered so far."""
+
+    run: int = 0
+    attempt: int = 0
+    stage: int = 0
+
+
 class InProcessCluster:
     """Workers and a coordinator in this process, running one operator for one query.
 
@@ -68,6 +78,8 @@ class InProcessCluster:
     ``now`` and ``watermark`` are what ``ctx.now`` and ``ctx.watermark`` say in the next epoch that begins; a replay has
     what its epoch had.
     """
+
+    query = QueryId("query")
 
     def __init__(
         self,
@@ -96,7 +108,6 @@ class InProcessCluster:
         self.coordinator = Coordinator(
             workers_at(dict.fromkeys(ids, _ADDRESS)), clock=clock or SystemClock(), limits=limits
         )
-        self.query = QueryId("query")
         self.run = RunId("run-0")
         self.epoch = Epoch(0)
         self.now = 0
@@ -106,9 +117,7 @@ class InProcessCluster:
         self.moves: list[MoveRecord] = []
         """What became of the changes that are over."""
         self._batches: list[list[pa.RecordBatch]] = []
-        self._runs = 0
-        self._attempts = 0
-        self._stage = 0
+        self._numbers = _Numbers()
         self._answers: dict[int, deque[tuple[WorkerId, m.Message, Any]]] = {}
         self._replies: dict[int, m.Message] = {}
         self._deployed: BedloadError | None = None
@@ -133,12 +142,12 @@ class InProcessCluster:
     def begin_epoch(self, partitions: Sequence[Rows | list[Rows]]) -> None:
         """Have the next epoch's rows ready for :meth:`action` and :meth:`attempt`."""
         self._batches = [self._as_batches(rows) for rows in partitions]
-        self._stage += 1
+        self._numbers.stage += 1
 
     def action(self) -> list[Output]:
         """One action on the epoch's batch: every partition once. Call it again for a second action."""
-        self._stage += 1
-        feeders = [_Feeder(self, index, batches) for index, batches in enumerate(self._batches)]
+        self._numbers.stage += 1
+        feeders = [TaskAttempt(self, index, batches) for index, batches in enumerate(self._batches)]
         for feeder in feeders:
             feeder.open()
         for feeder in feeders:
@@ -149,7 +158,7 @@ class InProcessCluster:
 
     def attempt(self, partition: int, *, batches: int | None = None) -> list[Output]:
         """One task attempt at a partition of the epoch; with ``batches`` it crashes after so many."""
-        feeder = _Feeder(self, partition, self._batches[partition])
+        feeder = TaskAttempt(self, partition, self._batches[partition])
         feeder.open()
         feeder.send(batches)
         if batches is None:
@@ -168,8 +177,8 @@ class InProcessCluster:
     def restart(self) -> None:
         """The query fails and starts again: a new run, which replays the epoch that is not committed."""
         self._carry_out(self.coordinator.query_ended(self.query, self.run))
-        self._runs += 1
-        self.run = RunId(f"run-{self._runs}")
+        self._numbers.run += 1
+        self.run = RunId(f"run-{self._numbers.run}")
 
     def kill(self, worker: int) -> None:
         """A worker dies, and its state with it."""
@@ -324,7 +333,7 @@ class InProcessCluster:
             self.query,
             self.run,
             self.epoch,
-            self._stage,
+            self._numbers.stage,
             partition,
             attempt,
             f"attempt-{attempt}",
@@ -352,8 +361,8 @@ class InProcessCluster:
 
     def next_attempt(self) -> int:
         """The id of a new task attempt."""
-        self._attempts += 1
-        return self._attempts
+        self._numbers.attempt += 1
+        return self._numbers.attempt
 
     def feeder_failed(self, session: FeederSession, error: BedloadError) -> None:
         """A feeder gives up on bad data."""
@@ -363,51 +372,3 @@ class InProcessCluster:
     def output_rows(self, body: Any) -> list[Output]:
         """An answer's body as rows."""
         return as_rows(unpack(body, self._output))
-
-
-class _Feeder:
-    """One task attempt."""
-
-    def __init__(self, cluster: InProcessCluster, partition: int, batches: list[pa.RecordBatch]) -> None:
-        self._cluster = cluster
-        self._partition = partition
-        self._batches = batches
-        self._id = cluster.next_attempt()
-        self._rows: list[Output] = []
-
-    def open(self) -> None:
-        """Open the epoch and join at the workers."""
-        opened = self._cluster.ask_open(self._id, self._partition)
-        self._session = FeederSession(self._cluster.name, opened, self._cluster.key)
-        self._cluster.send(self._id, self._session.join(self._batches[0].schema))
-
-    def send(self, count: int | None = None) -> None:
-        """Send all batches, or the first few."""
-        for batch in self._batches[:count]:
-            self._cluster.send(self._id, self._session.submit(batch))
-            self._receive()
-
-    def finish(self) -> None:
-        """Say that this is the end."""
-        self._cluster.send(self._id, self._session.finish())
-
-    def outputs(self) -> list[Output]:
-        """All outputs; raises what the workers say against it."""
-        self._receive()
-        assert self._session.complete, f"partition {self._partition} waits for partitions that did not run"
-        return self._rows
-
-    def crash(self) -> None:
-        """The task dies: its connections close."""
-        self._cluster.disconnect(self._id)
-
-    def _receive(self) -> None:
-        answers = self._cluster.answers(self._id)
-        try:
-            while answers:
-                self._session.receive(*answers.popleft())
-        except DataError as error:
-            self._cluster.feeder_failed(self._session, error)
-            raise
-        for body in self._session.outputs():
-            self._rows += self._cluster.output_rows(body)
