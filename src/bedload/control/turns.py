@@ -175,10 +175,7 @@ class Turns(Standing, ABC):
 
     def lost(self, worker: WorkerId, error: BedloadError) -> list[Instruction]:
         """A worker is gone, its memory with it; the others go on."""
-        self.forget_told(worker)
-        self._in_vain.discard(worker)
-        if self.lineage is not None:
-            self.lineage.lost(worker)
+        self.left(worker)
         if worker not in self._current.workers:
             return []  # it came after the turn had begun
         self._current.gone = error
