@@ -20,8 +20,8 @@ that repeats itself, and may arrive at any time while the connection is open.
 from __future__ import annotations
 
 import heapq
-from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 from bedload.protocol import messages as m
@@ -121,8 +121,6 @@ class Network:
         self._delay = delay
         self._held: list[Callable[[], None]] | None = None
         self._within = within
-        self._parts: list[Callable[[], None]] = []
-        """How parts of it go on that were to do so while it was held up."""
 
     def another(self) -> Network:
         """Another one in the same world, to be held up by itself."""
@@ -161,7 +159,6 @@ class Network:
     def go_on(self) -> None:
         """What was held up happens now; if the whole is held up, when that goes on."""
         if self._within is not None and self._within.held:
-            self._within._parts.append(self.go_on)
             self._within.happen(self.go_on)  # after what came meanwhile: that has to wait for what came before it
             return
         held, self._held = self._held or [], None
@@ -172,13 +169,11 @@ class Network:
         if self._held is not None:  # it is held up again
             self._held[:0] = held
             return
-        rest = deque(held)
-        while rest:
-            action = rest.popleft()
+        for number, action in enumerate(held, 1):
             self.at(self.time.now, action)
-            if action in self._parts:
-                # SUBTLE: what that part held up came before what is next here, and must not be overtaken by it.
-                self.time.at(self.time.now, lambda: self._let_go(list(rest)))
+            if isinstance(getattr(action, "__self__", None), Network):
+                # SUBTLE: a part goes on. What it held up came before what is next here, which must not overtake it.
+                self.time.at(self.time.now, partial(self._let_go, held[number:]))
                 return
 
     def sleep(self, delay: float) -> None:
