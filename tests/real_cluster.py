@@ -22,10 +22,12 @@ import psutil
 import pyarrow as pa
 
 import bedload as bl
+from bedload.control.attempt import StageFacts
 from bedload.control.compaction import Retention
 from bedload.control.inquiries import QueryFacts
 from bedload.control.liveness import Patience
 from bedload.control.wish import Kind, Wish
+from bedload.core.epoch import EpochTime
 from bedload.core.ids import Epoch, OperatorName, QueryId, RunId, WorkerId
 from bedload.keys import hash_columns, key_groups
 from bedload.migration import strategy_named
@@ -73,11 +75,8 @@ class _Plans:
     def running(self) -> frozenset[QueryId]:
         return frozenset()
 
-    def feeders(self, query: QueryId, epoch: Epoch, name: str) -> int:
-        return 1
-
-    def shape(self, stage: int) -> int:
-        return 1
+    def stage(self, query: QueryId, epoch: Epoch, name: str, stage: int) -> StageFacts:
+        return StageFacts(feeders=1, shape=1, time=EpochTime(watermark=0, processing=epoch))
 
     def location(self, query: QueryId) -> str:
         return ""

@@ -305,7 +305,7 @@ MUTANTS: list[tuple[Callable[[Patch], None], Scenario, int]] = [
     (manifest_does_not_wait_for_all_parts, RESTORES, 0),
     (garbage_is_what_is_needed, BACK, 22),
     (own_manifests_are_blamed_on_another_attachment, SNAPSHOTS, 120),
-    (manifests_of_attempts_that_seemed_to_fail_are_not_known, SNAPSHOTS, 120),
+    (manifests_of_attempts_that_seemed_to_fail_are_not_known, SNAPSHOTS, 650),
 ]
 
 

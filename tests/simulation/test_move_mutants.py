@@ -321,7 +321,7 @@ MUTANTS: list[tuple[Callable[[Patch], None], Scenario, int]] = [
     (workers_leave_in_the_middle_of_an_epoch, MEMORY, 13),
     (ownership_flips_before_all_is_read_back, LOSSES, 12),
     (rest_of_a_lost_owner_is_not_read_back, LOSSES, 38),
-    (loss_of_a_newcomer_is_always_an_abort, Scenario(frozenset({"lost newcomer"}), 0.3, moves=3), 95),
+    (loss_of_a_newcomer_is_always_an_abort, Scenario(frozenset({"lost newcomer"}), 0.3, moves=3), 690),
     (replacements_read_back_when_an_epoch_begins_only, scenario("lost worker", "stopped for good", durable=True), 177),
     (moves_wait_for_the_replay_of_an_epoch, scenario("stopped for good"), 20),
     (nobody_looks_for_the_end_of_an_epoch, scenario("stopped for good"), 0),
