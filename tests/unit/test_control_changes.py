@@ -805,3 +805,21 @@ def test_the_record_of_a_change_has_every_change_of_ownership() -> None:
     released(rig)
     (result,) = results(rig.steps)
     assert result.routings == ((NAME, f"move {move(rig)} flips"),)
+
+
+def test_a_move_that_has_flipped_whole_is_done_though_nobody_says_what_became_of_the_sealed_epoch() -> None:
+    rig = moving()
+    rig.inspected()
+    rig.seal()  # worker 1 had no rows of what is on its way
+    rig.lose(0)
+    rig.join(0)
+    released(rig)
+    for worker, message in rig.told(m.Restore):
+        if worker == 0:
+            rig.did(rig.coordinator.from_worker(restored(rig, 0, FIRST, len(message.groups))))
+    stop(rig)
+    assert not results(rig.steps)
+    for _ in range(MOST_LOOKS):
+        rig.facts(active=False, committed=0, log_read=True)
+    (result,) = results(rig.steps)
+    assert result.error is None

@@ -13,7 +13,7 @@ from tests.unit.transport_kit import HandClock
 
 from bedload.checkpoint.history import CompactionSettings, History
 from bedload.checkpoint.orders import decode_order
-from bedload.checkpoint.records import SnapshotPart, TurnRecord
+from bedload.checkpoint.records import Manifest, SnapshotPart, TurnRecord
 from bedload.control.attempt import StageFacts
 from bedload.control.compaction import Retention
 from bedload.control.coordinator import Coordinator
@@ -40,6 +40,8 @@ from bedload.control.wish import Kind, Wish
 from bedload.core.epoch import EpochStats, EpochTime
 from bedload.core.errors import BedloadError, Fenced, ProtocolError, StoreError
 from bedload.core.ids import (
+    NO_EPOCH,
+    NO_QUERY,
     NO_TURN,
     DeploymentId,
     Epoch,
@@ -942,6 +944,26 @@ def test_whoever_asked_before_spark_went_back_gets_a_snapshot_of_the_state_there
         results = rig.did(rig.coordinator.snapshot_written(NAME, step.manifest.turn, None))
     assert [step.to for step in results if isinstance(step, CheckpointResult)] == ["second"]
     assert [it for it in results if isinstance(it, ToWorker) and isinstance(it.message, m.Compact)] == []
+
+
+def test_whoever_asked_before_spark_went_back_to_state_that_was_given_is_answered() -> None:
+    given = make_turn(Generation(1), 0)
+    parts = tuple(SnapshotPart(groups=groups, rows=1, files={}) for groups in ((0, 1), (2, 3)))
+    alone = Manifest(turn=given, schema=1, query=NO_QUERY, epoch=NO_EPOCH, parts=parts, bytes=0, rows=2, committed={})
+    rig = Rig(generation=2, history=History(NAME, manifests=[alone]))  # a snapshot without the record of a turn
+    rig.whole(0)
+    rig.progress(0)
+    rig.did(rig.coordinator.checkpoint("first", NAME))
+    rig.whole(1)
+    rig.progress(1)
+    rig.did(rig.coordinator.checkpoint("second", NAME))  # waits for the one before
+    rig.open(0, "r2", stage=99)  # the query was set back
+    assert rig.epochs.base == given
+    compacted(rig, 0)
+    [step] = [it for it in compacted(rig, 1) if isinstance(it, WriteManifest)]
+    rig.did(rig.coordinator.snapshot_written(NAME, step.manifest.turn, None))
+    answered = {step.to: step.error for step in rig.steps if isinstance(step, CheckpointResult)}
+    assert answered == {"first": None, "second": None}
 
 
 def test_nobody_waits_for_a_snapshot_of_state_that_was_given_up(rig: Rig) -> None:

@@ -8,6 +8,8 @@ import pyarrow as pa
 import pytest
 
 from bedload import state as bl
+from bedload import strategies
+from bedload.core.clock import Clock
 from bedload.core.errors import EpochIncomplete, NotDeterministic, OperatorFailed, WorkerLost
 from bedload.testing import InProcessCluster
 from bedload.worker.operator import Context, Operator
@@ -35,7 +37,7 @@ class CountAtSeal(Operator):
         return key, self.n
 
 
-def make(operator: type[Operator] = Count, workers: int = 2) -> InProcessCluster:
+def make(operator: type[Operator] = Count, workers: int = 2, clock: Clock | None = None) -> InProcessCluster:
     return InProcessCluster(
         operator,
         schema={"car": pa.string(), "n": pa.int64()},
@@ -43,6 +45,7 @@ def make(operator: type[Operator] = Count, workers: int = 2) -> InProcessCluster
         input={"car": pa.string(), "speed": pa.float64()},
         workers=workers,
         key_groups=8,
+        clock=clock,
     )
 
 
@@ -160,3 +163,26 @@ def test_the_loss_of_a_worker_ends_the_cluster() -> None:
     with pytest.raises(WorkerLost):
         cluster.state(lost[0])
     assert cluster.snapshot().keys() == set("abcdefgh") - set(lost)
+
+
+class Still:
+    """A clock that a test owns. Whoever waits for it to go on by itself waits for ever."""
+
+    looks = 0
+
+    def monotonic(self) -> float:
+        self.looks += 1
+        assert self.looks < 200_000, "the cluster waits for a clock that stands still"
+        return 0.0
+
+    def wall(self) -> float:
+        return 0.0
+
+
+def test_a_move_does_not_wait_for_bandwidth() -> None:
+    cluster = make(clock=Still())
+    many = [{"car": str(key), "speed": 1.0} for key in range(2000)]
+    cluster.run_epoch([many])
+    cluster.rescale(3, strategies["seamless"].with_(bandwidth=100.0))
+    cluster.run_epoch([many])
+    assert [it.outcome for it in cluster.moves] == ["done"]

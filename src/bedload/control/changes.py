@@ -211,9 +211,11 @@ class Changes:
             return self._finish(change)
         if change.phase is not ChangePhase.MOVING:
             return []
-        out = [step for transfer in change.transfers.values() for step in transfer.go_on()]
-        for name, transfer in change.transfers.items() if change.failure is not None else ():
-            if self._operators[name].inquiries.in_the_dark:
+        out: list[Instruction] = []
+        for name, transfer in change.transfers.items():
+            in_the_dark = self._operators[name].inquiries.in_the_dark
+            out += transfer.go_on(in_the_dark=in_the_dark)
+            if in_the_dark and change.failure is not None:
                 out += transfer.called_off()  # what it needs is read back when an epoch begins, which may never be
         done = all(transfer.done for transfer in change.transfers.values())
         return [*out, *(self._leave(change) if done else self._look_for_ends(change))]

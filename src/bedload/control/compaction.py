@@ -59,8 +59,6 @@ class Compaction:
         """Somebody wants everything that is committed now in a snapshot."""
         lineage = self._at.lineage
         assert lineage is not None
-        if lineage.head is None or lineage.history.manifest(lineage.head) is not None:
-            return [CheckpointResult(token, None)]
         if self._running is not None and self._running.turn == lineage.head:
             self._running.asked.append(token)
             return []
@@ -73,10 +71,6 @@ class Compaction:
         if running is not None and not running.waiting <= self._at.addresses.keys():
             self._asked += running.asked
             self._running = None
-        lineage = self._at.lineage
-        if self._asked and lineage is not None and lineage.head is None:
-            asked, self._asked = self._asked, []
-            return [CheckpointResult(token, None) for token in asked]  # the state was given up: nothing is committed
         return self._start() if self._asked else []
 
     def committed(self) -> list[Instruction]:
@@ -124,7 +118,12 @@ class Compaction:
 
     def _start(self) -> list[Instruction]:
         lineage = self._at.lineage
-        if self._running is not None or lineage is None or lineage.head is None:
+        if lineage is None:
+            return []
+        if lineage.head is None or lineage.history.manifest(lineage.head) is not None:
+            asked, self._asked = self._asked, []  # nothing is committed, or that is a snapshot already
+            return [CheckpointResult(token, None) for token in asked]
+        if self._running is not None:
             return []
         owners = set(self._at.routing.owners)
         if not owners <= self._at.addresses.keys():

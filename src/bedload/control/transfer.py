@@ -120,9 +120,11 @@ class Transfer:
 
     # --- events ---
 
-    def go_on(self) -> list[Instruction]:
-        """Something may be possible now that was not before."""
-        if self.phase is TransferPhase.WAITING and not self._open and (self._at.at_rest or self._nothing_to_wait_for):
+    def go_on(self, *, in_the_dark: bool = False) -> list[Instruction]:
+        """Something may be possible now that was not before, or nobody can say any more what it waits for."""
+        # If nothing more moves, and what moved last cannot be read back for now, it is when an epoch begins.
+        in_vain = not self._steps and (in_the_dark or self._turns.recovery.unread is not None)
+        if self.phase is TransferPhase.WAITING and not self._open and (self._at.at_rest or in_vain):
             return self._start()
         if self._failure is not None:
             return self.give_up()
@@ -131,11 +133,6 @@ class Transfer:
         if self.phase is TransferPhase.ARRIVED and self._used:
             return self._end(called_off=False)  # a worker was missing when all had arrived, or an epoch was under way
         return []
-
-    @property
-    def _nothing_to_wait_for(self) -> bool:
-        """Whether nothing more moves, and what moved last cannot be read back for now: it is when an epoch begins."""
-        return not self._steps and self._turns.recovery.unread is not None
 
     @property
     def due(self) -> bool:

@@ -17,6 +17,10 @@ class Table(list[dict[str, Any]]):
         self._spark = spark
         self._schema = schema
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copied, pickled or shipped it is a plain list: there is no session elsewhere."""
+        return list, (list(self),)
+
     def df(self) -> DataFrame:
         """The same as a batch DataFrame."""
         return self._spark.createDataFrame([tuple(row.values()) for row in self], self._schema)

@@ -80,6 +80,7 @@ class ColumnRuntime(TableRuntime[ColumnTable]):
     def _bind(self, deployment: ColumnDeployment) -> None:
         self.deployment = deployment
         self._logic = deployment.logic
+        self._context._begin(NO_EPOCH)  # setup belongs to none, also of code that comes later
         self._call("setup", lambda: self._logic.setup(self._context))
         self._is_set_up = True
 

@@ -93,6 +93,7 @@ class OperatorRuntime(TableRuntime[RowTable]):
         self.deployment = deployment
         operator = deployment.operator
         holder, row = make_shared(operator)
+        self._context._begin(NO_EPOCH)  # setup belongs to none, also of code that comes later
         self._call("setup", lambda: holder.setup(self._context))
         if self._context._forgotten:
             self._context._forgotten = False
