@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 import bedload as bl
-from bedload.control import epochs
+from bedload.control import inquiries
 from bedload.core.errors import DefinitionError, MoveCancelled, MoveFailed, MoveRefused, TooFewSlots, WorkerStartFailed
 from tests.patience import PATIENCE
 from tests.spark.apps import alive, eventually
@@ -151,7 +151,7 @@ def _fails_after_the_seal(batch: DataFrame, _: int) -> None:
 def test_changes_end_after_their_query_failed_within_an_epoch(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sealed: bool, kind: str, in_checkpoint: bool
 ) -> None:
-    monkeypatch.setattr(epochs, "MOST_LOOKS", 2)
+    monkeypatch.setattr(inquiries, "MOST_LOOKS", 2)
     place = tmp_path / "checkpoint" if in_checkpoint else None
     with bl.attach(spark, workers=2, checkpoint=place) as cluster:
         rows, sink = stream(spark), Sink()

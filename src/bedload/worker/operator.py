@@ -58,7 +58,7 @@ class Context:
     def watermark(self) -> int:
         """Spark's event-time watermark for this epoch, in milliseconds since 1970.
 
-        0 if no ``withWatermark`` is before the operator, or no row has moved it yet. It is the same on every replay.
+        0 if the query has no ``withWatermark``, or no row has moved it yet. It is the same on every replay.
         """
         return self._epoch_time("watermark").watermark
 

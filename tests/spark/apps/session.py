@@ -23,6 +23,7 @@ def session(master: str, folder: Path, **settings: str) -> SparkSession:
     chosen = {
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.host": "127.0.0.1",
+        "spark.driver.extraJavaOptions": "-Xss4m",  # Spark matches long error texts by recursion
         "spark.local.dir": str(folder / "local"),
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.shuffle.partitions": "2",
