@@ -223,6 +223,12 @@ def test_what_is_declared_is_not_dropped(monkeypatch: pytest.MonkeyPatch, drop: 
         of(Trip, monkeypatch, drop=drop)
 
 
+def test_what_is_no_name_is_not_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    for drop in (3, [3]):
+        with pytest.raises(DefinitionError, match="give the names of state variables"):
+            of(Trip, monkeypatch, drop=drop)
+
+
 def test_a_parameter_that_cannot_be_pickled_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     class Chooses(Less):
         chosen: Callable[[], Any] = bl.param()

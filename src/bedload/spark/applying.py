@@ -89,7 +89,9 @@ def of_aggregates(
 
 def _dropped(applied: Application, drop: str | Iterable[str]) -> frozenset[str]:
     """The names of what the user drops; raises if it is there."""
-    names = frozenset([drop] if isinstance(drop, str) else drop)
+    names = frozenset([drop] if isinstance(drop, str) or not isinstance(drop, Iterable) else drop)
+    if not all(isinstance(name, str) for name in names):
+        raise DefinitionError(f"operator {applied.name}: drop={drop!r}: give the names of state variables")
     if both := sorted(names & applied.decoder.variables.keys()):
         raise DefinitionError(
             f"operator {applied.name}: drop names {', '.join(both)}, which it has as a state variable. Leave it out of "

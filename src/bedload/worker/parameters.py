@@ -28,6 +28,8 @@ PARAMETERS = "_bl_parameters"
 
 _RESERVED = ("process", "result", "setup", "close", "grouped")
 _UNIONS = (typing.Union, types.UnionType)
+_ALSO: dict[Any, type] = {float: int, list: tuple, set: frozenset}
+"""What is taken for a value of a type, too."""
 
 Values = Mapping[str, Any]
 """Of all parameters of an operator, by name."""
@@ -166,7 +168,7 @@ def _fits(value: Any, annotation: Any) -> bool:
     if isinstance(value, bool) and wanted in (int, float):
         return False
     try:
-        return isinstance(value, wanted) or (wanted is float and isinstance(value, int))
+        return isinstance(value, (wanted, _ALSO.get(wanted, wanted)))
     except TypeError:  # a protocol that cannot be checked
         return True
 
