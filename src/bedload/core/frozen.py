@@ -43,8 +43,8 @@ class FrozenDict(dict[Any, Any]):
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
         raise TypeError("it is the value of a parameter, which cannot change: make a copy with dict(...)")
 
-    __setitem__ = __delitem__ = __ior__ = _refuse  # type: ignore[assignment]
-    clear = pop = popitem = setdefault = update = _refuse  # type: ignore[assignment]
+    __setitem__ = __delitem__ = __ior__ = _refuse
+    clear = pop = popitem = setdefault = update = _refuse
 
     def __hash__(self) -> int:  # type: ignore[override]
         return hash(frozenset(self.items()))
@@ -67,7 +67,7 @@ def frozen(value: Any) -> Any:
     if isinstance(value, Mapping):
         return FrozenDict((frozen(key), frozen(item)) for key, item in value.items())
     if dataclasses.is_dataclass(value):
-        if not type(value).__dataclass_params__.frozen:  # type: ignore[attr-defined]
+        if not getattr(value, "__dataclass_params__").frozen:  # noqa: B009 - mypy does not know it
             raise Changeable(f"{value!r}: the dataclass {type(value).__name__} is not declared with frozen=True")
         made = object.__new__(type(value))
         for field in dataclasses.fields(value):

@@ -142,8 +142,8 @@ class OperatorMeta(type):
                 f"operator {cls.__name__}: parameters are given by name, as in {cls.__name__}(gap=30), and not as "
                 f"{', '.join(map(repr, args))}"
             )
-        values = values_of(cls, parameters)
-        made: Any = object.__new__(_subclass(cls, Configured))
+        values, operator = values_of(cls, parameters), typing.cast("type[Any]", cls)
+        made = object.__new__(_subclass(operator, Configured))
         made._bl_operator, made._bl_parameters = cls, values
         return made
 
@@ -239,8 +239,8 @@ def _check_signature(operator: type[Operator], method: str, names: tuple[str, ..
 def make_shared(operator: type[Operator], parameters: Values = _NO_VALUES) -> tuple[Operator, type[Operator]]:
     """The object for ``setup`` and ``close``, and the class of the per-key objects.
 
-    Both have the parameters. Attributes that ``setup`` sets on the first become visible, read-only, on all objects of the
-    second: they are put on its class by :func:`share`.
+    Attributes that ``setup`` sets on the first become visible, read-only, on all objects of the
+    second: they and the parameters are put on its class by :func:`share`.
     """
     row = _subclass(operator, _slots((*(spec.name for spec in state_of(operator)), *ROW_SLOTS)))
     return make_holder(operator, parameters), row
