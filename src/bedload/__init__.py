@@ -42,6 +42,7 @@ from bedload.migration.strategies import STRATEGIES as strategies  # noqa: N811 
 from bedload.migration.strategies import Strategy
 from bedload.state import Heap, counter, deque, heap, list, map, set, value  # noqa: A004 - named for what they declare
 from bedload.worker.operator import Context, Operator
+from bedload.worker.parameters import param
 from bedload.worker.rows import Rows
 
 if TYPE_CHECKING:
@@ -75,6 +76,7 @@ __all__ = [
     "heap",
     "list",
     "map",
+    "param",
     "set",
     "strategies",
     "value",

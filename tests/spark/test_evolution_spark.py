@@ -91,7 +91,10 @@ def test_a_changed_operator_goes_on_with_its_state(spark: SparkSession, root: st
         # The last epoch is sealed, and the sink fails: the changed operator runs it again, from the state before it.
         run(apply(cluster, spark, Trip), Sink(), place, 3)
     with bl.attach(spark, workers=3, checkpoint=root) as cluster:
-        out, sink = apply(cluster, spark, Trip2), Sink()
+        with pytest.warns(errors.StateDropped, match="the stored state has unused, and the class") as warned:
+            out = apply(cluster, spark, Trip2)
+        assert [(it.filename, it.category) for it in warned] == [(__file__, errors.StateDropped)]
+        sink = Sink()
         cluster.checkpoint()  # of a turn that was written by the former definition
         run(out, sink, place, 5)
         committed(cluster, "Trip", 4)
@@ -167,7 +170,10 @@ def test_aggregates_come_go_and_widen(spark: SparkSession, root: str, tmp_path: 
         changed = stream(spark).withColumn("value", F.col("value").cast("double"))
         with pytest.raises(errors.SchemaChanged, match=r"new, but .* is stored"):
             cluster.aggregate(changed, key="key", m=bl.agg.mean("value"))
-        out = cluster.aggregate(changed, key="key", n=bl.agg.count(), s=bl.agg.sum("value"), low=bl.agg.min("value"))
+        wanted: dict[str, Any] = {"n": bl.agg.count(), "s": bl.agg.sum("value"), "low": bl.agg.min("value")}
+        with pytest.warns(errors.StateDropped, match=r"max\(value\).*cluster\.aggregate\(\.\.\., drop="):
+            cluster.aggregate(changed, key="key", **wanted)
+        out = cluster.aggregate(changed, key="key", **wanted)  # not again: it has been said
         run(out, Sink(), place, 4)
         committed(cluster, "aggregate", 3)
         found = cluster.state("aggregate").get(2)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +15,7 @@ import pytest
 from tests.checkpoint_states import COUNTS
 
 import bedload as bl
+from bedload.checkpoint.heritage import NO_TERMS, Terms
 from bedload.checkpoint.records import TurnRecord, pack_owners
 from bedload.control.coordinator import Coordinator
 from bedload.control.lineage import Lineage
@@ -93,7 +96,13 @@ class Applying:
         self.deployments = Deployments(attached, self.driver, b"")  # type: ignore[arg-type]
 
     def apply(
-        self, keys: dict[str, pa.DataType], operator: Any = Count, groups: int = 8, *, fresh: bool = False
+        self,
+        keys: dict[str, pa.DataType],
+        operator: Any = Count,
+        groups: int = 8,
+        *,
+        fresh: bool = False,
+        terms: Terms = NO_TERMS,
     ) -> None:
         columns = tuple(enumerate(keys))
         df: Any = SimpleNamespace(columns=[*keys, "x"])
@@ -107,8 +116,10 @@ class Applying:
             specs = state_of(operator)
             code = Deployment(NAME, operator, keyed.at, (*keys, "x"), out, keyed.types)
             made = Application(keyed, None, out, code, RowDecoder(specs), specs)  # type: ignore[arg-type]
-        self.deployments._deploy(made, fresh=fresh)
+        made = replace(made, terms=terms)
+        number = self.deployments._deploy(made, fresh=fresh)
         self.deployments._remember(made)
+        self.deployments._record_parameters(made, number)
 
     def files(self) -> list[str]:
         assert self.keeper is not None
@@ -202,6 +213,26 @@ def test_other_variables_are_refused_as_before(durable: bool, tmp_path: Path) ->
     says = "attach again with the same checkpoint" if durable else "m differ.*fresh=True"
     with pytest.raises((SchemaChanged, StateTypeError), match=says):
         cluster.apply(CAR, Wider)
+
+
+@pytest.mark.parametrize("durable", [False, True])
+def test_a_fixed_parameter_stays_and_others_may_change(
+    durable: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster = Applying(tmp_path / "state" if durable else None)
+    fixed = frozenset({"size"})
+    cluster.apply(CAR, terms=Terms({"gap": "30", "size": "8"}, fixed))
+    with caplog.at_level(logging.INFO, "bedload"):
+        cluster.apply(CAR, terms=Terms({"gap": "60", "size": "8"}, fixed))
+    assert "operator Count goes on with other parameters: gap: 30 → 60" in caplog.text
+    shipped = list(cluster.driver.shipped)
+    with pytest.raises(SchemaChanged, match=r"size: 8 → 9: .*declared as fixed"):
+        cluster.apply(CAR, terms=Terms({"gap": "60", "size": "9"}, fixed))
+    assert cluster.driver.shipped == shipped
+    cluster.apply(CAR, terms=Terms({"size": "9"}, fixed), fresh=True)
+    lineage = cluster.driver.coordinator.operator(NAME).lineage
+    recorded = [{"gap": "30", "size": "8"}, {"gap": "60", "size": "8"}, {"size": "9"}]
+    assert lineage is None or list(lineage.parameters.values()) == recorded
 
 
 def test_an_attachment_that_a_newer_one_has_run_past_does_not_go_on_from_its_turns(tmp_path: Path) -> None:

@@ -1,19 +1,43 @@
-"""What an attachment takes over of an operator: its history, and the schema that its state has from now on."""
+"""What an attachment takes over of an operator: its history, and the schema that its state has from now on.
+
+Nothing goes by accident: a variable that has state and is not declared any more is told to the user, unless it is named
+as one to drop. A parameter may have another value than before, and that is logged, unless the operator declares that
+its state depends on it.
+"""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import msgspec
 
-from bedload.checkpoint.evolution import check_stored, same_state
+from bedload.checkpoint.evolution import check_stored, refuse, same_state
 from bedload.checkpoint.filing import Filing
 from bedload.checkpoint.history import History
 from bedload.checkpoint.records import OperatorSchema
 from bedload.core.ids import OperatorName
 
 _log = logging.getLogger("bedload")
+
+
+@dataclass(frozen=True)
+class Terms:
+    """On which terms an operator goes on with state that is there, beside the state's shape."""
+
+    parameters: dict[str, str] = field(default_factory=dict)
+    """What it is applied with, as texts."""
+    fixed: frozenset[str] = frozenset()
+    """The parameters that may not differ from those that the state was made with."""
+    drop: frozenset[str] = frozenset()
+    """Variables whose state is given up on purpose."""
+    call: str = "apply"
+    """How the user applies it."""
+
+
+NO_TERMS = Terms()
 
 
 class Heritage(NamedTuple):
@@ -26,10 +50,19 @@ class Heritage(NamedTuple):
     """The number of the one that state is written in from now on."""
 
 
-def inherit(files: Filing, operator: OperatorName, wanted: OperatorSchema, *, fresh: bool = False) -> Heritage:
+def inherit(
+    files: Filing,
+    operator: OperatorName,
+    wanted: OperatorSchema,
+    terms: Terms = NO_TERMS,
+    *,
+    fresh: bool = False,
+    warn: Callable[[str], None] = _log.warning,
+) -> Heritage:
     """What the checkpoint has of an operator, with the schema that it is wanted in now as the current one.
 
-    Raises :class:`SchemaChanged` if the state there cannot become that, unless it is given up (``fresh``).
+    Raises :class:`SchemaChanged` if the state there cannot become that, unless it is given up (``fresh``). ``warn`` is
+    told of state that would go by accident, before anything is written.
     """
     checkpoint = files.checkpoint
     history = files.history(operator)
@@ -38,20 +71,50 @@ def inherit(files: Filing, operator: OperatorName, wanted: OperatorSchema, *, fr
         checkpoint.schema(operator, number)  # raises: it is missing
     held = None if history.head is None or fresh else (history.record(history.head) or history.manifest(history.head))
     stored = None if held is None else checkpoint.schema(operator, held.schema)
+    if held is not None and held.parameters is not msgspec.UNSET:
+        check_parameters(operator, held.parameters, terms)
     if stored is not None and same_state(stored, wanted):
         return Heritage(history, known, stored.number)
     if stored is not None:
         check_stored(operator, stored, wanted)
-        taken = {variable.name for variable in wanted.variables}
+        taken = {variable.name for variable in wanted.variables} | terms.drop
         taken |= {variable.renamed_from for variable in wanted.variables if variable.renamed_from}
         if dropped := [variable.name for variable in stored.variables if variable.name not in taken]:
-            _log.warning(
-                "operator %s does not declare %s any more: the next snapshot drops what is stored of it. If it has "
-                "another name now, declare that (renamed_from=...)",
-                operator,
-                ", ".join(dropped),
-            )
+            warn(_dropped(operator, dropped, terms))
     # SUBTLE: the schema of the head, not the last one: that may be of a change that never ran.
     base = None if stored is None else stored.number
     added = checkpoint.add_schema(operator, msgspec.structs.replace(wanted, base=base))
     return Heritage(history, {**known, added.number: added}, added.number)
+
+
+def check_parameters(operator: OperatorName, before: Mapping[str, str], terms: Terms) -> None:
+    """Refuse other values of parameters that the state depends on; tell the log of others that differ."""
+    now = terms.parameters
+    differ = [name for name in now if name in before and before[name] != now[name]]
+    refuse(
+        operator,
+        [
+            f"{name}: {before[name]} → {now[name]}: the state was made with {name}={before[name]}, and the parameter "
+            f"is declared as fixed; use that value"
+            for name in differ
+            if name in terms.fixed
+        ],
+    )
+    changes = [f"{name}: {before[name]} → {now[name]}" for name in differ]
+    changes += [f"{name} is new: {now[name]}" for name in now if name not in before]
+    changes += [f"{name} is gone, was {before[name]}" for name in before if name not in now]
+    if changes:
+        _log.info("operator %s goes on with other parameters: %s", operator, "; ".join(changes))
+
+
+def _dropped(operator: OperatorName, names: list[str], terms: Terms) -> str:
+    if terms.call == "aggregate":
+        why, way = "no aggregate needs it any more", "If that is not meant, aggregate it again."
+    else:
+        why = "the class does not declare it any more"
+        way = f"If it has another name now, say which: new_name = bl.value(..., renamed_from={names[0]!r})."
+    return (
+        f"operator {operator}: the stored state has {', '.join(names)}, and {why}. With the next epoch its state is "
+        f"dropped; it stays only in the epochs before, as long as these are retained. {way} If it is to go, say so: "
+        f"cluster.{terms.call}(..., drop={names!r})"
+    )

@@ -139,6 +139,8 @@ class TurnRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", ta
     """Whose it is; absent in older files."""
     time: EpochTime | msgspec.UnsetType = msgspec.UNSET
     """The time of the epoch; absent in older files."""
+    parameters: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
+    """The parameters of the operator in it, as texts; absent if it has none, and in older files."""
     version: int = VERSION
 
     def __post_init__(self) -> None:
@@ -217,6 +219,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag=
     """Whose it is; absent in older files."""
     generation: Generation | msgspec.UnsetType = msgspec.UNSET
     """The attachment that made it; absent in older files."""
+    parameters: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
+    """Those of the turn."""
     version: int = VERSION
 
 
@@ -264,6 +268,7 @@ def manifest_of(record: TurnRecord, schema: OperatorSchema, parts: Sequence[Snap
         bytes=sum(info.bytes for part in parts for info in part.files.values()),
         rows=sum(part.rows for part in parts),
         committed=record.last_epochs,
+        parameters=record.parameters,
     )
 
 

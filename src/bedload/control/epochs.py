@@ -320,7 +320,9 @@ class OperatorEpochs:
         at.current.workers = frozenset(workers)
         if lineage is not None:
             lineage.begins(workers)
-            at.current.record = lineage.record(at.turn, ask.query, ask.run, ask.epoch, at.routing, at.committed)
+            at.current.record = lineage.record(
+                at.turn, ask.query, ask.run, ask.epoch, at.routing, at.committed, ask.deployment
+            )
             lineage.history.add(at.current.record)  # it is written when the time of the epoch is known
         out += [
             ToWorker(

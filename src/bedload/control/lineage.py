@@ -51,6 +51,8 @@ class Lineage:
         self.head: Turn | None = None
         self.locations: dict[QueryId, str] = {}
         """Where each query has its Spark checkpoint, as far as known."""
+        self.parameters: dict[DeploymentId, dict[str, str]] = {}
+        """Those of the operator, as texts, by the deployment that has some."""
         self._holds: dict[WorkerId, Turn | None] = {}
         self._partakers: set[WorkerId] = set()
         """The workers that have been in the current turn from its beginning."""
@@ -80,8 +82,9 @@ class Lineage:
         epoch: Epoch,
         routing: RoutingTable,
         committed: Mapping[QueryId, Epoch],
+        deployment: DeploymentId | None = None,
     ) -> TurnRecord:
-        """The record of a turn that begins now on the head."""
+        """The record of a turn that begins now on the head, by the code of a deployment."""
         guests = sorted({(routing.group_of(pin.key), pin.worker) for pin in routing.pins})
         return TurnRecord(
             turn=turn,
@@ -96,6 +99,7 @@ class Lineage:
             workers=tuple(sorted({*routing.owners, *(pin.worker for pin in routing.pins)})),
             guests=tuple(guests) if guests else msgspec.UNSET,
             committed={str(name): Epoch(last) for name, last in committed.items()},
+            parameters=msgspec.UNSET if deployment is None else self.parameters.get(deployment, msgspec.UNSET),
         )
 
     # --- what workers hold ---

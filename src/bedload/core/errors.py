@@ -48,6 +48,13 @@
     ├── ProtocolError              a damaged or unexpected message: report it
     └── VersionMismatch            the two ends run different versions of Bedload
 
+And every warning that it gives, by Python's ``warnings``:
+
+::
+
+    BedloadWarning
+    └── StateDropped               the operator does not declare a variable any more that has state
+
 Messages say what happened, to which operator, key, epoch or worker, and what to do. Errors cross
 processes (worker to feeder, executor to driver), so each of them pickles, and ``to_wire`` and
 ``from_wire`` carry them as plain data without pickle.
@@ -55,6 +62,8 @@ processes (worker to feeder, executor to driver), so each of them pickles, and `
 
 from __future__ import annotations
 
+import sys
+import warnings
 from typing import Any, ClassVar
 
 
@@ -277,6 +286,22 @@ class ProtocolError(BedloadError):
 
 class VersionMismatch(BedloadError):
     """The two ends of a connection run different versions of Bedload."""
+
+
+class BedloadWarning(UserWarning):
+    """The root of what Bedload warns of, at the line of the user's that called it."""
+
+
+class StateDropped(BedloadWarning):
+    """The operator does not declare a variable any more that has state."""
+
+
+def warn_user(message: str, category: type[BedloadWarning]) -> None:
+    """Warn at the line of the user's code that called Bedload."""
+    own, depth, frame = __name__.partition(".")[0], 1, sys._getframe(0).f_back
+    while frame is not None and str(frame.f_globals.get("__name__")).partition(".")[0] == own:
+        depth, frame = depth + 1, frame.f_back
+    warnings.warn(message, category, stacklevel=depth + 1)
 
 
 def _classes(root: type[BedloadError]) -> dict[str, type[BedloadError]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import cloudpickle
@@ -11,6 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 from pyspark.sql.types import StructType
 
+from bedload.checkpoint.heritage import NO_TERMS, Terms
 from bedload.checkpoint.records import OperatorSchema
 from bedload.core.errors import BedloadError, DefinitionError, OperatorNotShippable
 from bedload.core.ids import DeploymentId, OperatorName
@@ -25,6 +26,7 @@ from bedload.state import StateSpec
 from bedload.state.kinds import Layout
 from bedload.transport import Credentials
 from bedload.worker.column_runtime import ColumnDeployment
+from bedload.worker.parameters import Values
 from bedload.worker.runtime import Startable
 from bedload.worker.state_schema import state_schema
 
@@ -95,6 +97,8 @@ class Application:
     """The declared variables; none if there is no declaration, as of an aggregate."""
     combiner: Combiner | None = None
     initial: InitialState | None = None
+    parameters: Values = field(default_factory=dict)
+    terms: Terms = NO_TERMS
 
     @classmethod
     def on_columns(cls, keyed: Keyed, logic: Any, out: StructType, arrow_out: pa.Schema, **more: Any) -> Application:
@@ -121,17 +125,22 @@ class Application:
 
     def payload(self, epoch_bytes: int | None = None) -> bytes:
         """The operator as it is shipped."""
+        for name, value in self.parameters.items():
+            self._pickled(value, f"parameter {name} of operator {self.name}")
+        return self._pickled(replace(self.deployment, epoch_bytes=epoch_bytes), f"operator {self.name}")  # type: ignore[type-var]
+
+    @staticmethod
+    def _pickled(value: Any, what: str) -> bytes:
         try:
-            payload: bytes = cloudpickle.dumps(replace(self.deployment, epoch_bytes=epoch_bytes))  # type: ignore[type-var]
+            pickled: bytes = cloudpickle.dumps(value)
         except BedloadError:
             raise
         except Exception as error:
             raise OperatorNotShippable(
-                f"operator {self.name} cannot be pickled: {type(error).__name__}: {error}. It refers to something "
-                f"that lives in this process only (a connection, a lock, the SparkSession): make that in setup() "
-                f"instead"
+                f"{what} cannot be pickled: {type(error).__name__}: {error}. It refers to something that lives in this "
+                f"process only (a connection, a lock, the SparkSession): make that in setup() instead"
             ) from error
-        return payload
+        return pickled
 
     def plan(self, number: DeploymentId, coordinator: str, credentials: Credentials) -> DataFrame:
         """The outputs as a streaming DataFrame."""

@@ -6,13 +6,16 @@ Nothing is shipped here: see :mod:`bedload.spark.deployments`.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import TypeAlias
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
+from bedload.checkpoint.heritage import Terms
 from bedload.core.errors import DefinitionError, SchemaError
 from bedload.operators.aggregates import Aggregates, Function
 from bedload.spark.application import Application, Keyed
@@ -21,35 +24,50 @@ from bedload.spark.bootstrap_task import Start, starts_of_columns, starts_of_row
 from bedload.spark.schemas import arrow_schema, output_schema
 from bedload.spark.state_view import RowDecoder
 from bedload.worker.operator import Operator, check_operator, state_of
+from bedload.worker.parameters import parameters_of, parts_of, texts_of
 from bedload.worker.row_runtime import Deployment
 from bedload.worker.vector import VectorLogic, VectorOperator, check_vector_operator
+
+AnyOperator: TypeAlias = type[Operator] | type[VectorOperator] | Operator | VectorOperator
+"""An operator's class, or one with parameters."""
 
 
 def of_operator(
     spark: SparkSession,
     keyed: Keyed,
-    operator: type[Operator] | type[VectorOperator],
+    applied: AnyOperator,
     schema: str | StructType,
     initial_state: DataFrame | None,
+    drop: str | Iterable[str] = (),
 ) -> Application:
     """An operator of the user's, on rows or on columns."""
+    operator, values = parts_of(applied)
     out = output_schema(keyed.name, schema)
     arrow_out = arrow_schema(spark, out)
     if inspect.isclass(operator) and issubclass(operator, VectorOperator):
         check_vector_operator(operator)
-        logic = VectorLogic(operator, arrow_out)
+        logic = VectorLogic(operator, arrow_out, values)
         initial = _initial(initial_state, starts_of_columns(logic.columns))
         specs = operator.__bedload_specs__
-        return Application.on_columns(keyed, logic, out, arrow_out, specs=specs, initial=initial)
-    operator = check_operator(operator)
-    specs = state_of(operator)
-    deployment = Deployment(keyed.name, operator, keyed.at, tuple(keyed.df.columns), arrow_out, keyed.types)
-    initial = _initial(initial_state, starts_of_rows(specs))
-    return Application(keyed, out, arrow_out, deployment, RowDecoder(specs), specs, initial=initial)
+        made = Application.on_columns(keyed, logic, out, arrow_out, specs=specs, initial=initial)
+    else:
+        operator = check_operator(operator)
+        specs = state_of(operator)
+        deployment = Deployment(
+            keyed.name, operator, keyed.at, tuple(keyed.df.columns), arrow_out, keyed.types, parameters=values
+        )
+        initial = _initial(initial_state, starts_of_rows(specs))
+        made = Application(keyed, out, arrow_out, deployment, RowDecoder(specs), specs, initial=initial)
+    fixed = frozenset(name for name, it in parameters_of(operator).items() if it.fixed)
+    return replace(made, parameters=values, terms=Terms(texts_of(values), fixed, _dropped(made, drop)))
 
 
 def of_aggregates(
-    spark: SparkSession, keyed: Keyed, aggregates: Mapping[str, Function], initial_state: DataFrame | None
+    spark: SparkSession,
+    keyed: Keyed,
+    aggregates: Mapping[str, Function],
+    initial_state: DataFrame | None,
+    drop: str | Iterable[str] = (),
 ) -> Application:
     """Aggregates by key; columns that none of them reads are left out."""
     name, df = keyed.name, keyed.df
@@ -65,7 +83,21 @@ def of_aggregates(
     columns = arrow_schema(spark, keyed.df.schema)
     logic = Aggregates(aggregates, columns, keyed.at, keyed.names)
     initial = _initial(initial_state, starts_of_columns(logic.columns), aggregate_aliases(aggregates, columns))
-    return Application.on_columns(keyed, logic, from_arrow_schema(logic.output), logic.output, initial=initial)
+    made = Application.on_columns(keyed, logic, from_arrow_schema(logic.output), logic.output, initial=initial)
+    return replace(made, terms=Terms(drop=_dropped(made, drop), call="aggregate"))
+
+
+def _dropped(applied: Application, drop: str | Iterable[str]) -> frozenset[str]:
+    """The names of what the user drops; raises if it is there."""
+    names = frozenset([drop] if isinstance(drop, str) or not isinstance(drop, Iterable) else drop)
+    if not all(isinstance(name, str) for name in names):
+        raise DefinitionError(f"operator {applied.name}: drop={drop!r}: give the names of state variables")
+    if both := sorted(names & applied.decoder.variables.keys()):
+        raise DefinitionError(
+            f"operator {applied.name}: drop names {', '.join(both)}, which it has as a state variable. Leave it out of "
+            f"drop, or out of the operator"
+        )
+    return names
 
 
 def _initial(

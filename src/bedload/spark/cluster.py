@@ -40,6 +40,7 @@ from bedload.spark.table import Table
 from bedload.spark.waiting import wait_for_epoch
 from bedload.transport import Credentials
 from bedload.worker.operator import Operator
+from bedload.worker.parameters import parts_of
 from bedload.worker.vector import VectorOperator
 
 _RESTORING = "operator string, worker int, read int, left int, keys bigint, bytes bigint"
@@ -150,27 +151,29 @@ class Cluster:
         df: DataFrame,
         *,
         key: str | list[str] | tuple[str, ...],
-        operator: type[Operator] | type[VectorOperator],
+        operator: applying.AnyOperator,
         schema: str | StructType,
         name: str | None = None,
         key_groups: int | None = None,
         fresh: bool = False,
         initial_state: DataFrame | None = None,
+        drop: str | Iterable[str] = (),
     ) -> DataFrame:
         """Run a stateful operator on a streaming DataFrame; its outputs as a streaming DataFrame.
 
-        ``key``: the key column, or several. ``schema``: the output's columns, as a DDL string or a
-        ``StructType``. ``name``: the identity of the state, the operator's class name unless given; applying
-        the same name again after its query stopped goes on with that state. ``fresh``: give up whatever
-        state there is under that name and start empty.
+        ``operator``: a class, or one with its parameters (``Sessions(gap=30)``). ``key``: the key column, or several.
+        ``schema``: the output's columns, as a DDL string or a ``StructType``. ``name``: the identity of the state, the
+        operator's class name unless given; applying the same name again after its query stopped goes on with that
+        state. ``fresh``: give up whatever state there is under that name and start empty. ``drop``: state variables
+        that the class does not declare any more and whose stored state may go; of others :class:`StateDropped` warns.
 
         ``initial_state``: what an operator without state starts with: a batch DataFrame with the key columns and a
         column per state variable (one that is left out has its default), or what Spark's ``statestore`` format reads
         from another query's checkpoint. It becomes durable before this returns, so it needs a checkpoint.
         """
-        named = OperatorName(name or str(getattr(operator, "__name__", operator)))
+        named = OperatorName(name or str(getattr(parts_of(operator)[0], "__name__", operator)))
         keyed = self._keyed(named, df, key, key_groups)
-        applied = applying.of_operator(self._spark, keyed, operator, schema, initial_state)
+        applied = applying.of_operator(self._spark, keyed, operator, schema, initial_state, drop)
         return self._deployments.launch(applied, fresh=fresh)
 
     def aggregate(
@@ -182,17 +185,18 @@ class Cluster:
         key_groups: int | None = None,
         fresh: bool = False,
         initial_state: DataFrame | None = None,
+        drop: str | Iterable[str] = (),
         **aggregates: Function,
     ) -> DataFrame:
         """Aggregate a streaming DataFrame by key: ``cluster.aggregate(df, key="car", n=bl.agg.count())``.
 
         The result has the key's columns and one column per aggregate; each epoch gives a row for every key that changed
-        in it, as Spark's update mode does. ``name`` (``"aggregate"`` for the only one), ``key_groups``, ``fresh`` and
-        ``initial_state`` are as for :meth:`apply`. The initial state of an aggregate whose result is its state (a
+        in it, as Spark's update mode does. ``name`` (``"aggregate"`` for the only one), ``key_groups``, ``fresh``,
+        ``initial_state`` and ``drop`` are as for :meth:`apply`. The initial state of an aggregate whose result is its state (a
         count, a sum, ...) is the column of its name.
         """
         keyed = self._keyed(OperatorName(name or "aggregate"), df, key, key_groups)
-        applied = applying.of_aggregates(self._spark, keyed, aggregates, initial_state)
+        applied = applying.of_aggregates(self._spark, keyed, aggregates, initial_state, drop)
         functions = ", ".join(f"{column}={it.name}({', '.join(it.columns)})" for column, it in aggregates.items())
         unnamed = f"the aggregate {functions} by {', '.join(keyed.names)}"
         return self._deployments.launch(applied, fresh=fresh, unnamed=None if name else unnamed)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from pyspark.sql import DataFrame
 
 from bedload.checkpoint.evolution import check_stored, other_key, same_key
+from bedload.checkpoint.heritage import Terms, check_parameters
 from bedload.checkpoint.records import OperatorSchema
 from bedload.control.coordinator import Coordinator
 from bedload.control.refusals import groups_changed
@@ -31,8 +32,8 @@ class Deployments:
         self._credentials = credentials
         self.states: dict[OperatorName, OperatorState] = {}
         """The live state of each operator."""
-        self._shapes: dict[OperatorName, Shape] = {}
-        """What each operator was shipped with, whether or not the workers could load it."""
+        self._shapes: dict[OperatorName, tuple[Shape, Terms]] = {}
+        """What each operator was shipped with, and on which terms, whether or not the workers could load it."""
         self._unnamed: str | None = None
         """What was applied without a name of its own, in words."""
 
@@ -48,9 +49,10 @@ class Deployments:
         except OperatorNotShippable:
             # The workers could not load it; yet it is what the coordinator knows the operator by from now on.
             if applied.name in self._driver.call(lambda c: c.operators):
-                self._shapes[applied.name] = applied.shape
+                self._shapes[applied.name] = applied.shape, applied.terms
             raise
         self._remember(applied)
+        self._record_parameters(applied, number)
         self._unnamed = unnamed or self._unnamed
         return applied.plan(number, self._driver.address, self._credentials)
 
@@ -74,7 +76,7 @@ class Deployments:
         keeper = self._attached.keeper if initial is None else self._attached.durable("initial_state")
         wanted = None if keeper is None else applied.schema()
         if not fresh:
-            self._check_same_state(name, applied.shape, wanted)
+            self._check_same_state(name, applied, wanted)
         payload = applied.payload(self._attached.epoch_bytes)
         lineage = None
         if keeper is not None and wanted is not None:
@@ -83,16 +85,18 @@ class Deployments:
                     self._attached.spark, self._driver, keeper, name, initial, wanted, payload, fresh=fresh
                 )
             if fresh or name not in self._driver.call(lambda c: c.operators):
-                lineage = keeper.lineage(name, wanted, fresh=fresh)
+                lineage = keeper.lineage(name, wanted, applied.terms, fresh=fresh)
         return self._driver.deploy(name, groups, payload, fresh=fresh, lineage=lineage)
 
-    def _check_same_state(self, name: OperatorName, shape: Shape, wanted: OperatorSchema | None) -> None:
+    def _check_same_state(self, name: OperatorName, applied: Application, wanted: OperatorSchema | None) -> None:
         """Refuse other state than the workers have in memory."""
-        known = self._shapes.get(name)
-        found = [] if known is None else _differences(known, shape)
+        if name not in self._shapes:
+            return
+        (known, terms), shape = self._shapes[name], applied.shape
+        check_parameters(name, terms.parameters, applied.terms)
+        found = _differences(known, shape)
         if not found:
             return
-        assert known is not None
         lineage = self._driver.call(lambda c: c.operator(name).lineage)
         if lineage is not None and wanted is not None:
             check_stored(name, lineage.schema, wanted)
@@ -112,7 +116,7 @@ class Deployments:
 
     def _remember(self, applied: Application) -> None:
         name = applied.name
-        self._shapes[name] = applied.shape
+        self._shapes[name] = applied.shape, applied.terms
 
         def where() -> Whereabouts:
             def look(coordinator: Coordinator) -> Whereabouts:
@@ -123,6 +127,17 @@ class Deployments:
             return self._driver.call(look)
 
         self.states[name] = OperatorState(name, applied.decoder, applied.keyed.types, where, self._credentials)
+
+    def _record_parameters(self, applied: Application, number: DeploymentId) -> None:
+        """Have the turns of a deployment say with which parameters they ran. None can begin before it has a plan."""
+
+        def record(coordinator: Coordinator) -> None:
+            lineage = coordinator.operator(applied.name).lineage
+            if lineage is not None:
+                lineage.parameters[number] = applied.terms.parameters
+
+        if applied.terms.parameters:
+            self._driver.call(record)
 
 
 def _differences(before: Shape, after: Shape) -> list[str]:

@@ -17,13 +17,14 @@ from bedload.checkpoint import paths
 from bedload.checkpoint.checkpoint import Checkpoint
 from bedload.checkpoint.claimant import this_process
 from bedload.checkpoint.filing import Filing
-from bedload.checkpoint.heritage import inherit
+from bedload.checkpoint.heritage import NO_TERMS, Terms, inherit
 from bedload.checkpoint.records import OperatorSchema, TurnRecord
 from bedload.checkpoint.storage import open_storage
 from bedload.control.instructions import WriteTurn
 from bedload.control.lineage import Lineage
 from bedload.control.paperwork import Event, FileStep, paperwork
 from bedload.core.clock import SystemClock
+from bedload.core.errors import StateDropped, warn_user
 from bedload.core.ids import Generation, OperatorName, QueryId
 from bedload.migration.record import MoveRecord
 from bedload.worker.durable import Place
@@ -48,9 +49,15 @@ class Keeper(Filing):
         self.place = Place(url, self.generation, dict(options or {}))
         self._locations: dict[QueryId, str] = {}
 
-    def lineage(self, operator: OperatorName, wanted: OperatorSchema, *, fresh: bool = False) -> Lineage:
-        """What the checkpoint has of an operator; see :func:`inherit`."""
-        return Lineage(self.generation, *inherit(self, operator, wanted, fresh=fresh))
+    def lineage(
+        self, operator: OperatorName, wanted: OperatorSchema, terms: Terms = NO_TERMS, *, fresh: bool = False
+    ) -> Lineage:
+        """What the checkpoint has of an operator; see :func:`inherit`. Warns the user of state that would go."""
+
+        def warn(text: str) -> None:
+            warn_user(text, StateDropped)
+
+        return Lineage(self.generation, *inherit(self, operator, wanted, terms, fresh=fresh, warn=warn))
 
     def carry_out(
         self,

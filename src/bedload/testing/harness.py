@@ -1,7 +1,7 @@
 """One operator, no Spark: feed rows, look at outputs and state.
 
-The harness runs the real :class:`~bedload.worker.row_runtime.OperatorRuntime` on one worker: the same calls of
-``process`` and ``result``, the same tracked state, the same errors as on a cluster. What it leaves out is in
+The harness runs the real :class:`~bedload.worker.runtime.Runtime` on one worker: the same calls of ``process`` and
+``result``, the same tracked state, the same errors as on a cluster. What it leaves out is in
 :data:`LIMITS`, which its ``repr`` prints, so that nobody takes a green test for more than it is.
 
 Invariants: ``feed`` begins an epoch if none is open; ``commit`` seals it first if nobody did; reads show the
@@ -18,14 +18,13 @@ import pyarrow as pa
 
 from bedload.core.epoch import EpochTime
 from bedload.core.errors import EpochError, SchemaError
-from bedload.core.ids import Epoch, KeyGroup, OperatorName, WorkerId
+from bedload.core.ids import Epoch, KeyGroup, WorkerId
 from bedload.keys import DEFAULT_KEY_GROUPS, canonical_key, check_key_groups
-from bedload.state import codec
 from bedload.store import Changes
+from bedload.testing.deploying import AnyOperator, Code
 from bedload.testing.input import InputFormat, Rows, as_schema
 from bedload.worker.allowance import Allowance
-from bedload.worker.operator import Operator, check_operator, state_of
-from bedload.worker.row_runtime import Deployment, OperatorRuntime
+from bedload.worker.runtime import Runtime
 
 LIMITS = (
     "one worker that owns all key groups",
@@ -39,7 +38,8 @@ Output = dict[str, Any]
 class OperatorHarness:
     """Runs an operator without Spark.
 
-    ``schema``: the output's columns, as a pyarrow schema or a mapping of names to Arrow types. ``key``: the key
+    ``operator``: a class, of an ``Operator`` or a ``VectorOperator``, or one with its parameters
+    (``Sessions(gap=30)``). ``schema``: the output's columns, as a pyarrow schema or a mapping of names to Arrow types. ``key``: the key
     column, or a list of them. ``input``: the input's columns in the same form; without it they are inferred
     from the first rows that are fed. ``key_groups``: how many. ``epoch_bytes``: as for ``attach``, but no limit if it
     is left out.
@@ -57,7 +57,7 @@ class OperatorHarness:
 
     def __init__(
         self,
-        operator: type[Operator],
+        operator: AnyOperator,
         *,
         schema: pa.Schema | Mapping[str, pa.DataType],
         key: str | Sequence[str],
@@ -66,13 +66,11 @@ class OperatorHarness:
         epoch_bytes: int | None = None,
     ) -> None:
         check_key_groups(key_groups)
-        self._operator = check_operator(operator)
-        codec.arrow_schema(state_of(self._operator))
-        self._output = as_schema(schema, "schema")
+        self._code = Code(operator, as_schema(schema, "schema"))
         self._key = key
         self._key_groups = key_groups
-        self._allowance = Allowance(OperatorName(self._operator.__name__), WorkerId(0), epoch_bytes)
-        self._runtime: OperatorRuntime | None = None
+        self._allowance = Allowance(self._code.name, WorkerId(0), epoch_bytes)
+        self._runtime: Runtime | None = None
         self._format: InputFormat | None = None
         if input is not None:
             self._bind(InputFormat(as_schema(input, "input"), key, key_groups))
@@ -164,17 +162,15 @@ class OperatorHarness:
             raise failed
 
     def __repr__(self) -> str:
-        return f"OperatorHarness({self._operator.__name__}); limits: {'; '.join(LIMITS)}"
+        return f"OperatorHarness({self._code.name}); limits: {'; '.join(LIMITS)}"
 
     # --- steps ---
 
     def _bind(self, form: InputFormat) -> None:
         self._format = form
-        name = OperatorName(self._operator.__name__)
-        deployment = Deployment(name, self._operator, form.key, form.columns, self._output)
-        self._runtime = OperatorRuntime(deployment, WorkerId(0))
+        self._runtime = self._code.deployment(form).start(WorkerId(0))
 
-    def _begin(self, rows: Rows) -> OperatorRuntime:
+    def _begin(self, rows: Rows) -> Runtime:
         if self._runtime is None:
             self._bind(InputFormat.inferred(rows, self._key, self._key_groups))
         assert self._runtime is not None
@@ -186,7 +182,7 @@ class OperatorHarness:
             self._open = True
         return self._runtime
 
-    def _opened(self) -> OperatorRuntime:
+    def _opened(self) -> Runtime:
         if self._runtime is None or not self._open:
             raise EpochError("no epoch is open: feed rows first")
         return self._runtime

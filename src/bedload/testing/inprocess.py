@@ -40,7 +40,7 @@ from bedload.control.wish import Kind, Wish
 from bedload.core.clock import Clock, SystemClock
 from bedload.core.epoch import EpochTime
 from bedload.core.errors import BedloadError, WorkerLost, WorkerStartFailed
-from bedload.core.ids import DeploymentId, Epoch, KeyGroup, OperatorName, QueryId, RunId, WorkerId
+from bedload.core.ids import DeploymentId, Epoch, KeyGroup, QueryId, RunId, WorkerId
 from bedload.core.limits import LIMITS, Limits
 from bedload.keys import DEFAULT_KEY_GROUPS, canonical_key, check_key_groups
 from bedload.migration import AUTO, Auto, Strategy, strategy_named
@@ -49,13 +49,12 @@ from bedload.protocol import messages as m
 from bedload.protocol.feeder import FeederSession, Send
 from bedload.protocol.split import unpack
 from bedload.testing.attempt import TaskAttempt
+from bedload.testing.deploying import AnyOperator, Code
 from bedload.testing.harness import Output, as_rows
 from bedload.testing.input import InputFormat, Rows, as_schema
 from bedload.worker.durability import Load
 from bedload.worker.machine import COORDINATOR, Out, WorkerMachine
 from bedload.worker.moving import Neighbour
-from bedload.worker.operator import Operator, check_operator
-from bedload.worker.row_runtime import Deployment
 
 _ADDRESS = "in-process"
 
@@ -72,7 +71,7 @@ class _Numbers:
 class InProcessCluster:
     """Workers and a coordinator in this process, running one operator for one query.
 
-    ``schema``, ``key``, ``input`` and ``key_groups`` as for :class:`~bedload.testing.harness.OperatorHarness`.
+    ``operator``, ``schema``, ``key``, ``input`` and ``key_groups`` as for :class:`~bedload.testing.harness.OperatorHarness`.
     ``run_epoch`` takes one list of rows per source partition and gives all outputs; the epoch is committed
     as Spark does it, when the next one opens or when its progress event comes (``progress=True``).
     ``now`` and ``watermark`` are what ``ctx.now`` and ``ctx.watermark`` say in the next epoch that begins; a replay has
@@ -83,7 +82,7 @@ class InProcessCluster:
 
     def __init__(
         self,
-        operator: type[Operator],
+        operator: AnyOperator,
         *,
         schema: pa.Schema | Mapping[str, pa.DataType],
         key: str | Sequence[str],
@@ -94,15 +93,13 @@ class InProcessCluster:
         limits: Limits = LIMITS,
     ) -> None:
         check_key_groups(key_groups)
-        operator = check_operator(operator)
         self._format = InputFormat(as_schema(input, "input"), key, key_groups)
         self._output = as_schema(schema, "schema")
-        self.name = OperatorName(operator.__name__)
-        form = self._format
-        deployment = Deployment(self.name, operator, form.key, form.columns, self._output, form.key_types)
+        code = Code(operator, self._output)
+        self.name = code.name
         ids = [WorkerId(number) for number in range(workers)]
         self._make: Callable[[WorkerId], WorkerMachine] = lambda worker: WorkerMachine(
-            worker, lambda _: deployment, clock or SystemClock(), limits=limits
+            worker, lambda _: code.deployment(self._format), clock or SystemClock(), limits=limits
         )
         self.workers = {worker: self._make(worker) for worker in ids}
         self.coordinator = Coordinator(

@@ -4,9 +4,10 @@ An operator's state variables are declared on the class and become ``__slots__``
 key holds them, so that reading or writing a scalar is a plain attribute access, with nothing in
 between. What was there before is copied once per key and epoch, by the store, not per write.
 
-Two consequences are deliberate. There is no ``__init__``: objects appear when a key is first seen;
-what all keys share (a model, a connection) is made in :meth:`Operator.setup`. And an attribute that is
-neither declared nor made there cannot be assigned, because it would be lost when the key moves.
+Two consequences are deliberate. There is no ``__init__`` of the user's: objects appear when a key is first seen; what
+whoever applies the operator chooses is a parameter (:mod:`bedload.worker.parameters`), and what all keys share (a
+model, a connection) is made in :meth:`Operator.setup`. And an attribute that is neither declared nor made there cannot
+be assigned, because it would be lost when the key moves.
 """
 
 from __future__ import annotations
@@ -16,14 +17,19 @@ import sys
 import typing
 from collections.abc import Iterable
 from functools import cache
-from typing import Any, ClassVar
+from types import MappingProxyType
+from typing import Any, ClassVar, TypeVar
 
 from bedload.core.epoch import EpochTime
 from bedload.core.errors import DefinitionError, StateTypeError
 from bedload.core.ids import Epoch, WorkerId
 from bedload.state import Declaration, StateSpec, build_specs
 from bedload.store import ROW_SLOTS
+from bedload.worker.parameters import PARAMETERS, Configured, Parameter, Values, parameters_of, values_of
 from bedload.worker.rows import Rows
+
+_T = TypeVar("_T")
+_NO_VALUES: Values = MappingProxyType({})
 
 
 class Context:
@@ -99,25 +105,47 @@ class OperatorMeta(type):
     def __new__(mcls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **kwargs: Any) -> OperatorMeta:
         """Make the class."""
         declared = {key: item for key, item in namespace.items() if isinstance(item, Declaration)}
+        chosen = {key: item for key, item in namespace.items() if isinstance(item, Parameter)}
         for key in declared:
             del namespace[key]
-        if bases and "__init__" in namespace:
-            raise DefinitionError(
-                f"operator {name} defines __init__, but one object is made per key, without a call: "
-                f"give state variables defaults (bl.value(0)) and make what keys share in setup()"
-            )
+        for method in ("__init__", "__new__"):
+            if bases and method in namespace:
+                raise DefinitionError(
+                    f"operator {name} defines {method}, but one object is made per key, without a call. Declare what "
+                    f"is given from outside as parameters (gap: int = bl.param(30), then {name}(gap=60)), give state "
+                    f"variables defaults (bl.value(0)), and make what keys share in setup()"
+                )
         # SUBTLE: the slots for the state are on a subclass that the worker makes (make_shared): a class that is
         # pickled by value, as those in __main__ are, comes back without the slots that it had.
         namespace["__slots__"] = ()
         cls = super().__new__(mcls, name, bases, namespace, **kwargs)
         inherited = {s.name: s for base in bases for s in getattr(base, "__bedload_specs__", ())}
         own: tuple[StateSpec, ...] = ()
-        if declared:
+        if declared or chosen:
             caller = sys._getframe(1)
             hints = _hints(cls, caller.f_globals, caller.f_locals)
             own = build_specs(name, {key: hints[key] for key in declared if key in hints}, declared)
+            for key, item in chosen.items():
+                setattr(cls, key, item.declared(name, key, hints.get(key, Any)))
         cls.__bedload_specs__ = tuple({**inherited, **{s.name: s for s in own}}.values())
+        both = sorted(parameters_of(cls).keys() & {spec.name for spec in cls.__bedload_specs__})
+        if both:
+            raise DefinitionError(
+                f"operator {name}: {', '.join(both)} is a parameter and a state variable; give one of them another name"
+            )
         return cls
+
+    def __call__(cls, *args: Any, **parameters: Any) -> Any:
+        """The operator with these parameters, to be applied. Objects of keys are not made like this."""
+        if args:
+            raise DefinitionError(
+                f"operator {cls.__name__}: parameters are given by name, as in {cls.__name__}(gap=30), and not as "
+                f"{', '.join(map(repr, args))}"
+            )
+        values, operator = values_of(cls, parameters), typing.cast("type[Any]", cls)
+        made = object.__new__(_subclass(operator, Configured))
+        made._bl_operator, made._bl_parameters = cls, values
+        return made
 
 
 def _hints(cls: type, module: dict[str, Any], local: dict[str, Any]) -> dict[str, Any]:
@@ -126,7 +154,7 @@ def _hints(cls: type, module: dict[str, Any], local: dict[str, Any]) -> dict[str
         return typing.get_type_hints(own, module, local, include_extras=True)
     except NameError as error:
         raise StateTypeError(
-            f"operator {cls.__name__}: the annotation of a state variable names something that is not "
+            f"operator {cls.__name__}: the annotation of a state variable or parameter names something that is not "
             f"defined here: {error}. Define it before the operator"
         ) from error
 
@@ -149,11 +177,17 @@ class Operator(metaclass=OperatorMeta):
     Define ``process``, and ``result`` if you want one output per changed key and epoch. Both may
     return one row (a tuple), return or yield many, or nothing. Set ``grouped = True`` to have
     ``process`` called once per key and epoch, with all of its rows.
+
+    What whoever applies the operator chooses is a parameter: ``limit: float = bl.param(130.0)``, read as
+    ``self.limit`` and given by ``operator=Trip(limit=90.0)``.
     """
 
     __slots__ = ()
 
     grouped: ClassVar[bool] = False
+
+    def __init__(self, **parameters: Any) -> None:
+        """The operator with these parameters (:func:`bedload.param`), to be applied."""
 
     def process(self, key: Any, rows: Rows, ctx: Context) -> Iterable[Any] | None:
         """Take the next rows of one key, in arrival order."""
@@ -177,12 +211,10 @@ def state_of(operator: type[Operator]) -> tuple[StateSpec, ...]:
 
 def check_operator(operator: object) -> type[Operator]:
     """The operator, if it is a class that can be applied; else a DefinitionError that says why not."""
-    if isinstance(operator, Operator):
-        operator = type(operator)
     if not (inspect.isclass(operator) and issubclass(operator, Operator)):
         raise DefinitionError(
             f"operator={operator!r} is not a subclass of bedload.Operator; write "
-            f"`class MyOperator(bl.Operator)` and pass the class"
+            f"`class MyOperator(bl.Operator)` and pass the class, or with parameters MyOperator(gap=30)"
         )
     if operator.process is Operator.process:
         raise DefinitionError(f"operator {operator.__name__} has no process(self, key, rows, ctx)")
@@ -204,15 +236,21 @@ def _check_signature(operator: type[Operator], method: str, names: tuple[str, ..
         ) from error
 
 
-def make_shared(operator: type[Operator]) -> tuple[Operator, type[Operator]]:
+def make_shared(operator: type[Operator], parameters: Values = _NO_VALUES) -> tuple[Operator, type[Operator]]:
     """The object for ``setup`` and ``close``, and the class of the per-key objects.
 
     Attributes that ``setup`` sets on the first become visible, read-only, on all objects of the
-    second: they are put on its class by :func:`share`.
+    second: they and the parameters are put on its class by :func:`share`.
     """
-    holder = _subclass(operator, _slots(("__dict__",)))
     row = _subclass(operator, _slots((*(spec.name for spec in state_of(operator)), *ROW_SLOTS)))
-    return holder(), row
+    return make_holder(operator, parameters), row
+
+
+def make_holder(operator: type[_T], parameters: Values) -> _T:
+    """An object of an operator that is no key's, with a place for what ``setup`` makes."""
+    holder = object.__new__(_subclass(operator, _slots(("__dict__",))))
+    holder.__dict__[PARAMETERS] = parameters
+    return holder
 
 
 @cache
@@ -225,14 +263,15 @@ def _slots(names: tuple[str, ...]) -> type:
     return type("Slots", (), {"__slots__": names})
 
 
-def _subclass(operator: type[Operator], slots: type) -> type[Operator]:
+def _subclass(operator: type[_T], slots: type) -> type[_T]:
     namespace = {"__slots__": (), "__module__": operator.__module__, "__qualname__": operator.__qualname__}
     made = type.__new__(OperatorMeta, operator.__name__, (operator, slots), namespace)
-    assert issubclass(made, Operator)
+    assert issubclass(made, operator)
     return made
 
 
 def share(holder: Operator, row: type[Operator]) -> None:
-    """Put what ``setup`` made on the class of the per-key objects."""
-    for name, item in holder.__dict__.items():
+    """Put the parameters, and what ``setup`` made, on the class of the per-key objects."""
+    # SUBTLE: a parameter's value takes the place of its descriptor, as reading a plain attribute of a class is faster.
+    for name, item in {**holder.__dict__[PARAMETERS], **holder.__dict__}.items():
         setattr(row, name, item)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any, TypeVar
 
@@ -30,6 +30,7 @@ from bedload.worker.failures import located, operator_failed, report
 from bedload.worker.grouping import Grouped, group_rows
 from bedload.worker.operator import Context, Operator, make_shared, share, state_of
 from bedload.worker.outputs import OutputRows
+from bedload.worker.parameters import Values
 from bedload.worker.rows import Rows, SortedBatch, row_type, rows_of
 from bedload.worker.table_runtime import TableRuntime
 
@@ -54,6 +55,7 @@ class Deployment:
     """The types of the key's columns; who keeps deltas must give them."""
     epoch_bytes: int | None = None
     """What an epoch may take at a worker beside the state; None: what the worker finds right."""
+    parameters: Values = field(default_factory=dict)
 
     @property
     def layout(self) -> Layout:
@@ -92,7 +94,7 @@ class OperatorRuntime(TableRuntime[RowTable]):
     def _bind(self, deployment: Deployment) -> None:
         self.deployment = deployment
         operator = deployment.operator
-        holder, row = make_shared(operator)
+        holder, row = make_shared(operator, deployment.parameters)
         self._context._begin(NO_EPOCH)  # setup belongs to none, also of code that comes later
         self._call("setup", lambda: holder.setup(self._context))
         if self._context._forgotten:

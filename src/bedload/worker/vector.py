@@ -10,6 +10,7 @@ import datetime
 import inspect
 from collections.abc import Mapping
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import numpy as np
@@ -22,7 +23,8 @@ from bedload.state.types import OptionalNode, ScalarNode
 from bedload.store.columns import ColumnSpec, ColumnTable
 from bedload.store.columns.distinct import distinct
 from bedload.store.columns.index import Slots
-from bedload.worker.operator import Context, OperatorMeta
+from bedload.worker.operator import Context, OperatorMeta, make_holder
+from bedload.worker.parameters import Values
 
 State = dict[str, npt.NDArray[Any]]
 
@@ -81,12 +83,15 @@ class VectorOperator(metaclass=OperatorMeta):
     ``process`` returns the new state (variables that are left out stay as they are), or a pair of that and outputs.
     ``result`` is called at the end of the epoch with the keys that changed in it and their state, and returns outputs:
     a mapping from output column to array, or a record batch. State variables are scalars: bool, int, float, str, bytes,
-    date, and ``X | None`` of these. Dates come as ``datetime64[D]``.
+    date, and ``X | None`` of these. Dates come as ``datetime64[D]``. Parameters are those of :class:`Operator`.
     """
 
     __slots__ = ()
 
     __bedload_specs__: ClassVar[tuple[StateSpec, ...]]
+
+    def __init__(self, **parameters: Any) -> None:
+        """The operator with these parameters (:func:`bedload.param`), to be applied."""
 
     def process(self, batch: VectorBatch, state: State, ctx: Context) -> Any:
         """Take a batch and the state of its distinct keys; return the new state, or (new state, outputs)."""
@@ -146,9 +151,12 @@ def vector_columns(operator: type[VectorOperator]) -> tuple[ColumnSpec, ...]:
 class VectorLogic:
     """A vector operator, as what runs on columns."""
 
-    def __init__(self, operator: type[VectorOperator], output: pa.Schema) -> None:
+    def __init__(
+        self, operator: type[VectorOperator], output: pa.Schema, parameters: Values = MappingProxyType({})
+    ) -> None:
         self._operator = operator
         self._output = output
+        self._parameters = parameters
 
     @cached_property
     def columns(self) -> tuple[ColumnSpec, ...]:
@@ -157,13 +165,10 @@ class VectorLogic:
 
     @cached_property
     def _user(self) -> VectorOperator:
-        # The operator has no slots of its own: what setup makes needs a place.
-        made = type(self._operator.__name__, (_Attributes, self._operator), {})
-        user: VectorOperator = made()
-        return user
+        return make_holder(self._operator, self._parameters)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return VectorLogic, (self._operator, self._output)
+        return VectorLogic, (self._operator, self._output, dict(self._parameters))
 
     def setup(self, ctx: Context) -> None:
         """The operator's own."""
@@ -293,10 +298,6 @@ def _family(kind: pa.DataType) -> str:
     if pa.types.is_date(kind) or pa.types.is_timestamp(kind):
         return "date"
     return str(kind)
-
-
-class _Attributes:
-    """A place for what ``setup`` makes."""
 
 
 __all__ = ["VectorBatch", "VectorLogic", "VectorOperator", "check_vector_operator", "vector_columns"]
