@@ -77,6 +77,7 @@ def test_rows_by_key_are_those_of_each_key_in_arrival_order(rows: list[tuple[int
     by_key = batch.by_key
     values = by_key.numpy("value")
     assert len(by_key) == len(rows)
+    assert by_key.keys is batch.keys
     assert by_key.offsets[0] == 0
     assert by_key.offsets[-1] == len(rows)
     for i, key in enumerate(batch.keys.to_pylist()):
@@ -96,6 +97,15 @@ def test_rows_by_key_are_sorted_once_and_only_if_somebody_looks() -> None:
     assert batch.by_key["value"].to_pylist() == [0.5, 2.5, None]
     with pytest.raises(KeyError, match="no column 'x'; there are: key, value"):
         batch.by_key["x"]
+
+
+def test_a_key_of_several_columns_has_no_single_one() -> None:
+    rows = pa.record_batch({"a": [1], "b": [2]})
+    batch = VectorBatch(rows, np.zeros(1, np.int64), [rows.column(0), rows.column(1)])
+    for view in (batch, batch.by_key):
+        assert [column.to_pylist() for column in view.key_columns] == [[1], [2]]
+        with pytest.raises(AttributeError, match="the key has several columns: use key_columns"):
+            view.keys  # noqa: B018
 
 
 def test_more_keys_than_sixteen_bits_can_number_are_sorted_too() -> None:

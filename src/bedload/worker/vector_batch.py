@@ -23,7 +23,8 @@ class RowsByKey:
         return {"top": np.maximum(state["top"], top)}
     """
 
-    def __init__(self, rows: pa.RecordBatch, index: npt.NDArray[np.int64], count: int) -> None:
+    def __init__(self, rows: pa.RecordBatch, index: npt.NDArray[np.int64], keys: list[pa.Array]) -> None:
+        count = len(keys[0])
         # SUBTLE: a stable sort of 16-bit integers is a radix sort, several times as fast as of wider ones.
         narrow = index.astype(np.uint16) if count <= _NARROW else index
         self.order: npt.NDArray[np.int64] = np.argsort(narrow, kind="stable")
@@ -31,9 +32,16 @@ class RowsByKey:
         self.offsets: npt.NDArray[np.int64] = np.zeros(count + 1, np.int64)
         """Where the rows of each key begin; and, last, how many rows there are."""
         np.cumsum(np.bincount(index, minlength=count), out=self.offsets[1:])
+        self.key_columns = keys
+        """The distinct keys, one Arrow array per key column; those of the batch."""
         self._rows = rows
         self._take = pa.array(self.order)
         self._columns: dict[str, pa.Array] = {}
+
+    @property
+    def keys(self) -> pa.Array:
+        """The distinct keys, if the key is one column; those of the batch."""
+        return _only(self.key_columns)
 
     def __len__(self) -> int:
         return len(self.order)
@@ -63,14 +71,12 @@ class VectorBatch:
     @property
     def keys(self) -> pa.Array:
         """The distinct keys, if the key is one column."""
-        if len(self.key_columns) != 1:
-            raise AttributeError("the key has several columns: use key_columns")
-        return self.key_columns[0]
+        return _only(self.key_columns)
 
     @cached_property
     def by_key(self) -> RowsByKey:
         """The rows in the order of their keys, for code that needs the rows of a key side by side."""
-        return RowsByKey(self._rows, self.index, len(self.key_columns[0]))
+        return RowsByKey(self._rows, self.index, self.key_columns)
 
     def __len__(self) -> int:
         return int(self._rows.num_rows)
@@ -82,6 +88,12 @@ class VectorBatch:
     def numpy(self, column: str) -> npt.NDArray[Any]:
         """An input column, as a NumPy array; nulls become NaN or None, as Arrow does it."""
         return _numpy(self[column])
+
+
+def _only(keys: list[pa.Array]) -> pa.Array:
+    if len(keys) != 1:
+        raise AttributeError("the key has several columns: use key_columns")
+    return keys[0]
 
 
 def _column(rows: pa.RecordBatch, name: str) -> pa.Array:
