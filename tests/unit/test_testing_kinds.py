@@ -264,6 +264,8 @@ def test_columns_that_an_aggregate_does_not_read_need_no_type() -> None:
 def test_a_key_of_nulls_is_refused() -> None:
     with pytest.raises(NullKey, match="all rows have null in the key column 'car'"):
         make("rows").feed([row(None, 1.0)])  # type: ignore[arg-type]
+    with pytest.raises(NullKey, match="1 rows have null in the key column 'car'"):
+        make("rows", input=INPUT).feed([{}])
     harness = OperatorHarness.aggregate(key=["car", "day"], n=bl.agg.count())
     with pytest.raises(SchemaError, match="column 'day' has been null in all rows so far"):
         harness.feed([{"car": "a", "day": None}])

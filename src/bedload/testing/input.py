@@ -144,8 +144,7 @@ class InputFormat:
                 f"there is no column {unknown[0]!r} in the input, which has: {', '.join(self.columns)}{known}",
                 column=unknown[0],
             )
-        count = len(next(iter(given.values()), ()))
-        columns = [self._array(field, given.get(field.name, [None] * count)) for field in self.schema]
+        columns = [self._array(field, given[field.name]) for field in self.schema]
         keys = [columns[index] for index in self.key]
         if len(keys) == 1 and keys[0].null_count:
             raise NullKey(f"{keys[0].null_count} rows have null in the key column {self.names[0]!r}")
@@ -190,7 +189,7 @@ def _columns_of(rows: Rows, names: Sequence[str] | None) -> dict[str, pa.Array |
             raise SchemaError(f"there is no column {missing[0]!r} in the rows, which have: {', '.join(given)}")
         return given
     named = [_as_dict(row, names) for row in rows]
-    found = dict.fromkeys(name for row in named for name in row)
+    found = dict.fromkeys((*(names or ()), *(name for row in named for name in row)))
     return {name: [row.get(name) for row in named] for name in found}
 
 

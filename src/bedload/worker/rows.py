@@ -121,7 +121,7 @@ class Rows(Sequence[Any]):
         return self._stop > self._start
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(self._list())
+        return iter(self._batch.rows()[self._start : self._stop])  # as _list(), but a call less: it is the hot one
 
     def __reversed__(self) -> Iterator[Any]:
         return reversed(self._list())
@@ -132,7 +132,12 @@ class Rows(Sequence[Any]):
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return self._list()[index]
-        at, count = as_index(index), len(self)
+        try:
+            at, count = as_index(index), len(self)
+        except TypeError:
+            raise TypeError(
+                f"rows[{index!r}]: rows are indexed by position, as in rows[0]; rows.column(name) gives a column"
+            ) from None
         if not -count <= at < count:
             raise IndexError(f"row {at} of {count} rows")
         return self._batch.rows()[at + (self._start if at >= 0 else self._stop)]
