@@ -325,6 +325,12 @@ def test_tuples_need_names() -> None:
         make("rows", input=INPUT).feed(["a"])
 
 
+@pytest.mark.parametrize("rows", [row("a", 1.0), "a", iter(())])
+def test_rows_are_a_list_or_a_table(rows: Any) -> None:
+    with pytest.raises(SchemaError, match="is no list of rows: give a list of dicts or of tuples, or a table"):
+        make("rows").feed(rows)
+
+
 # --- clusters in one process ---
 
 

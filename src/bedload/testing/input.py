@@ -188,6 +188,8 @@ def _columns_of(rows: Rows, names: Sequence[str] | None) -> dict[str, pa.Array |
         if missing:
             raise SchemaError(f"there is no column {missing[0]!r} in the rows, which have: {', '.join(given)}")
         return given
+    if not isinstance(rows, Sequence) or isinstance(rows, (str, bytes)):
+        raise SchemaError(f"{rows!r} is no list of rows: give a list of dicts or of tuples, or a table")
     named = [_as_dict(row, names) for row in rows]
     found = dict.fromkeys((*(names or ()), *(name for row in named for name in row)))
     return {name: [row.get(name) for row in named] for name in found}
