@@ -236,8 +236,9 @@ class InProcessCluster(Changing):
     # --- wiring ---
 
     def _as_batches(self, rows: Rows | list[Rows]) -> list[pa.RecordBatch]:
-        several = isinstance(rows, list) and rows and not isinstance(rows[0], (Mapping, tuple))
-        return [self._format.batch(part) for part in (rows if several else [rows])]
+        if isinstance(rows, list) and rows and not isinstance(rows[0], (Mapping, tuple)):
+            return [self._format.batch(part) for part in rows]
+        return [self._format.batch(rows)]
 
     def _deploy(self, key_groups: int) -> DeploymentId:
         deployment, steps = self.coordinator.deploy("deploy", self.name, key_groups, b"")

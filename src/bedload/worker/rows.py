@@ -124,7 +124,7 @@ class Rows(Sequence[Any]):
         return iter(self._batch.rows()[self._start : self._stop])  # as _list(), but a call less: it is the hot one
 
     def __reversed__(self) -> Iterator[Any]:
-        return reversed(self._list())
+        return iter(self._list()[::-1])
 
     def __contains__(self, row: object) -> bool:
         return row in self._list()
