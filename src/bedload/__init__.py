@@ -50,7 +50,8 @@ if TYPE_CHECKING:
     from bedload.spark.changes import Change, MoveResult
     from bedload.spark.cluster import Cluster, attach
     from bedload.spark.state_view import OperatorState, StateAnswer
-    from bedload.worker.vector import VectorBatch, VectorOperator
+    from bedload.worker.vector import VectorOperator
+    from bedload.worker.vector_batch import RowsByKey, VectorBatch
 
 __version__ = "0.1.0"
 
@@ -63,6 +64,7 @@ __all__ = [
     "Operator",
     "OperatorState",
     "Rows",
+    "RowsByKey",
     "StateAnswer",
     "Strategy",
     "VectorBatch",
@@ -87,8 +89,9 @@ _LAZY = {
     "Cluster": "bedload.spark.cluster",
     "MoveResult": "bedload.spark.changes",
     "OperatorState": "bedload.spark.state_view",
+    "RowsByKey": "bedload.worker.vector_batch",
     "StateAnswer": "bedload.spark.state_view",
-    "VectorBatch": "bedload.worker.vector",
+    "VectorBatch": "bedload.worker.vector_batch",
     "VectorOperator": "bedload.worker.vector",
     "attach": "bedload.spark.cluster",
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from typing import Any
 
 import numpy as np
@@ -16,7 +18,7 @@ from bedload.keys import hash_columns, key_groups
 from bedload.protocol.split import pack, split, unpack
 from bedload.worker.grouping import group_rows
 from bedload.worker.outputs import OutputRows
-from bedload.worker.rows import SortedBatch, row_type, rows_of
+from bedload.worker.rows import Rows, SortedBatch, row_type, rows_of
 
 SCHEMA = pa.schema([pa.field("car", pa.string()), pa.field("n", pa.int64(), nullable=False)])
 
@@ -66,24 +68,92 @@ def test_equal_rows_pack_to_equal_bytes_however_they_were_cut() -> None:
     assert pack(taken)[1] != pack(taken.take(pa.array([0, 2, 1])))[1]
 
 
+def some_rows() -> list[Rows]:
+    """Of two keys: two rows and one."""
+    names = ("a", "b c")
+    batch = pa.record_batch(
+        [pa.array([3, 1, 2]), pa.array([0.5, None, 2.5]), pa.array([0, 0, 0])], names=[*names, "group"]
+    )
+    view = SortedBatch(batch, names, row_type(names), np.array([1, 2, 0]))
+    return list(rows_of(view, [0, 2, 3]))
+
+
 def test_rows_are_like_a_sequence_of_named_tuples() -> None:
-    batch = pa.record_batch([pa.array([3, 1, 2]), pa.array([0.5, None, 2.5])], names=["a", "b c"])
-    view = SortedBatch(batch, ("a", "b c"), row_type(("a", "b c")), np.array([1, 2, 0]))
-    one, two = rows_of(view, [0, 2, 3])
+    one, two = some_rows()
     assert (len(one), len(two)) == (2, 1)
     assert [row.a for row in one] == [1, 2]
     assert [row["b c"] for row in one] == [None, 2.5]
     assert one[1] == (2, 2.5)
     assert one[-1][0] == 2
+    assert one[-2] == one[0] == (1, None)
+    assert two[0] == two[-1] == (3, 0.5)
     assert one[:1] == [(1, None)]
     assert list(reversed(one)) == [(2, 2.5), (1, None)]
     assert (3, 0.5) in two
+    assert (3, 0.5) not in one
     assert two[0].asDict() == {"a": 3, "b c": 0.5}
     assert two.column("a").to_pylist() == [3]
     with pytest.raises(KeyError, match="no column 'x'"):
         _ = one[0]["x"]
     with pytest.raises(KeyError, match="no column"):
         one.column("x")
+
+
+@pytest.mark.parametrize("at", [1, -2])
+def test_a_row_of_another_key_is_out_of_reach(at: int) -> None:
+    _, two = some_rows()
+    with pytest.raises(IndexError, match=f"row {at} of 1 rows"):
+        _ = two[at]
+
+
+def test_what_a_sequence_answers_is_about_the_rows() -> None:
+    one, two = some_rows()
+    assert one.count((1, None)) == 1
+    assert one.count((3, 0.5)) == 0
+    assert one.index((2, 2.5)) == 1
+    assert one.index((2, 2.5), 1, 2) == 1
+    with pytest.raises(ValueError, match="not in list"):
+        one.index((2, 2.5), 0, 1)
+    with pytest.raises(ValueError, match="not in list"):
+        one.index((3, 0.5))
+    assert one == [(1, None), (2, 2.5)]
+    assert one == ((1, None), (2, 2.5))
+    assert one != two
+    assert one != 1
+    assert repr(two) == "Rows([Row(a=3, _1=0.5)])"
+    assert two
+    assert [len(rows) for rows in (tuple(one), sorted(one, reverse=True))] == [2, 2]
+
+
+def test_what_rows_cannot_do_is_refused_instead_of_done_to_something_else() -> None:
+    one, two = some_rows()
+    assert not isinstance(one, tuple), "C code that takes a tuple for one would read past its end"
+    for wrong in (lambda: one + two, lambda: one * 2, lambda: one < two, lambda: hash(one)):  # type: ignore[operator]
+        with pytest.raises(TypeError, match="Rows"):
+            wrong()
+    with pytest.raises(TypeError, match=r"rows\['a'\]: rows are indexed by position, as in rows\[0\]; rows.column"):
+        one["a"]
+    for keep in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match=r"list\(rows\)"):
+            keep(one)
+    assert pa.array(two).to_pylist() == [[3, 0.5]]
+    leaked = {"_asdict", "_fields", "_make", "_replace", "batch", "start", "stop"} & set(dir(one))
+    assert not leaked
+
+
+def test_rows_as_arrow_are_those_of_the_key_without_the_key_group() -> None:
+    one, two = some_rows()
+    assert one.to_arrow().to_pylist() == [{"a": 1, "b c": None}, {"a": 2, "b c": 2.5}]
+    assert two.to_arrow().to_pylist() == [{"a": 3, "b c": 0.5}]
+    column, whole = one.column("a").buffers()[1], one.to_arrow().column("a").buffers()[1]
+    assert column.address == whole.address == two.to_arrow().column("a").buffers()[1].address, "sorted once"
+
+
+def test_columns_of_one_name_keep_their_values() -> None:
+    batch = pa.record_batch([pa.array([1]), pa.array([2]), pa.array([0])], names=["a", "a", "group"])
+    (rows,) = rows_of(SortedBatch(batch, ("a", "a"), row_type(("a", "a")), np.array([0])), [0, 1])
+    assert rows[0] == (1, 2)
+    assert [column.to_pylist() for column in rows.to_arrow().columns] == [[1], [2]]
 
 
 def outputs(*returned: Any) -> OutputRows:

@@ -140,8 +140,10 @@ def test_null_keys_are_refused(harness: OperatorHarness) -> None:
 def test_definitions_are_checked_as_on_spark() -> None:
     with pytest.raises(KeyColumnError, match="color"):
         OperatorHarness(Count, schema=OUT, key="color", input={"car": pa.string()})
-    with pytest.raises(SchemaError, match="DDL"):
-        OperatorHarness(Count, schema="car string", key="car")  # type: ignore[arg-type]
+    with pytest.raises(SchemaError, match=r"schema='car' is not a DDL string .*: the type of column 'car' is missing"):
+        OperatorHarness(Count, schema="car", key="car")
+    with pytest.raises(SchemaError, match=r"input='car strng' is not a DDL string"):
+        OperatorHarness(Count, schema=OUT, key="car", input="car strng")
     with pytest.raises(SchemaError, match="no columns"):
         OperatorHarness(Count, schema={}, key="car")
     with pytest.raises(DefinitionError, match="key groups"):

@@ -16,9 +16,10 @@ from bedload.checkpoint.records import OperatorSchema
 from bedload.core.errors import BedloadError, DefinitionError, OperatorNotShippable
 from bedload.core.ids import DeploymentId, OperatorName
 from bedload.keys import check_key_groups
+from bedload.protocol.combining import Combiner
 from bedload.protocol.split import GROUP_COLUMN
 from bedload.spark.bootstrap import InitialState
-from bedload.spark.feeder import Combiner, FeederSpec, feed
+from bedload.spark.feeder import FeederSpec, feed
 from bedload.spark.plan import mark
 from bedload.spark.schemas import key_columns, key_types
 from bedload.spark.state_view import ColumnDecoder, Decoder

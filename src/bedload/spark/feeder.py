@@ -16,7 +16,6 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -34,6 +33,7 @@ from bedload.core.errors import (
 )
 from bedload.core.ids import DeploymentId, Epoch, OperatorName, QueryId, RunId, WorkerId
 from bedload.protocol import messages as m
+from bedload.protocol.combining import Combiner, Combining
 from bedload.protocol.feeder import FeederSession, Send
 from bedload.protocol.split import unpack
 from bedload.transport import Channel, Credentials, wait
@@ -41,9 +41,6 @@ from bedload.transport import Channel, Credentials, wait
 WINDOW = 8
 """Sub-batches under way per feeder, over all workers: enough to keep them busy while the next batch is
 cut, few enough to bound what a slow worker makes us hold."""
-
-COMBINE_BELOW = 0.5
-"""Rows are combined by key before they are sent if that leaves at most this share of them."""
 
 _LOSS_TRIES, _LOSS_PAUSE_SECONDS = 20, 0.1
 _ASK_SECONDS = 10.0
@@ -56,14 +53,6 @@ _opens = itertools.count()
 _fed = itertools.count()
 _FREEZES = 3
 """The first feeder of a process imports, the next may still compile a kernel that the first had no use for."""
-
-
-class Combiner(Protocol):
-    """Partial aggregation in the feeder."""
-
-    def partial(self, batch: pa.RecordBatch, *, at_most: float = 0.5) -> pa.RecordBatch | None:
-        """One row per distinct key of the batch, with partial results; None if that is not worth it."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -110,21 +99,15 @@ class _Feed:
     def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         session = self._open()
         try:
+            combining = Combining(self._spec.combiner, len(self._spec.key))
             first = True
-            combine = False
             for batch in batches:
                 self._check_keys(batch)
-                rows = batch
+                rows = combining.rows(batch)
                 if first:
-                    # SUBTLE: the choice depends on the rows alone, so every attempt makes the same one.
-                    combined = self._combined(batch)
-                    combine = combined is not None
-                    rows = batch if combined is None else combined
                     self._join(session, rows.schema)
                     first = False
-                elif combine:
-                    rows = self._combined(batch, at_most=1.0)
-                self._send(session.submit(rows, range(len(self._spec.key)) if combine else None))
+                self._send(session.submit(rows, combining.key))
                 yield from self._outputs(session, WINDOW)
             if first:
                 self._join(session, pa.schema([]))
@@ -139,11 +122,6 @@ class _Feed:
         # Not reached when the consumer stopped early: then the connections are dropped with their answers.
         for channel in (self._coordinator, *self._workers.values()):
             _give(channel, self._spec)
-
-    def _combined(self, batch: pa.RecordBatch, at_most: float = COMBINE_BELOW) -> pa.RecordBatch | None:
-        """The rows of a batch combined by key, if the operator can and it leaves few enough."""
-        combiner = self._spec.combiner
-        return None if combiner is None or not batch.num_rows else combiner.partial(batch, at_most=at_most)
 
     def _open(self) -> FeederSession:
         answer = self._ask_to_open()

@@ -28,12 +28,19 @@ class TaskAttempt:
         """Open the epoch and join at the workers."""
         opened = self._cluster.ask_open(self._id, self._partition)
         self._session = FeederSession(self._cluster.name, opened, self._cluster.key)
+        combining = self._cluster.combining()
+        try:
+            self._batches = [combining.rows(batch) for batch in self._batches]
+        except DataError as error:
+            self._cluster.feeder_failed(self._session, error)
+            raise
+        self._key = combining.key
         self._cluster.send(self._id, self._session.join(self._batches[0].schema))
 
     def send(self, count: int | None = None) -> None:
         """Send all batches, or the first few."""
         for batch in self._batches[:count]:
-            self._cluster.send(self._id, self._session.submit(batch))
+            self._cluster.send(self._id, self._session.submit(batch, self._key))
             self._receive()
 
     def finish(self) -> None:

@@ -1,7 +1,8 @@
 """One operator, no Spark: feed rows, look at outputs and state.
 
-The harness runs the real :class:`~bedload.worker.runtime.Runtime` on one worker: the same calls of ``process`` and
-``result``, the same tracked state, the same errors as on a cluster. What it leaves out is in
+The harness runs the worker's own runtime, on rows (:mod:`bedload.worker.row_runtime`) or on columns
+(:mod:`bedload.worker.column_runtime`): the same calls of user code, the same tracked state, the same errors as on a
+cluster. Rows of aggregates are combined by key before, where a feeder would do so. What it leaves out is in
 :data:`LIMITS`, which its ``repr`` prints, so that nobody takes a green test for more than it is.
 
 Invariants: ``feed`` begins an epoch if none is open; ``commit`` seals it first if nobody did; reads show the
@@ -10,9 +11,9 @@ committed state only, as live reads do.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -21,10 +22,14 @@ from bedload.core.errors import EpochError, SchemaError
 from bedload.core.ids import Epoch, KeyGroup, WorkerId
 from bedload.keys import DEFAULT_KEY_GROUPS, canonical_key, check_key_groups
 from bedload.store import Changes
-from bedload.testing.deploying import AnyOperator, Code
-from bedload.testing.input import InputFormat, Rows, as_schema
+from bedload.testing.applied import AnyOperator, Applied, Subject, an_aggregate, an_operator
+from bedload.testing.committed import CommittedState
+from bedload.testing.input import Columns, InputFormat, Rows, as_schema
 from bedload.worker.allowance import Allowance
 from bedload.worker.runtime import Runtime
+
+if TYPE_CHECKING:
+    from bedload.operators.aggregates import Function
 
 LIMITS = (
     "one worker that owns all key groups",
@@ -36,21 +41,23 @@ Output = dict[str, Any]
 
 
 class OperatorHarness:
-    """Runs an operator without Spark.
+    """Runs an ``Operator``, a ``VectorOperator`` or an aggregate without Spark.
 
-    ``operator``: a class, of an ``Operator`` or a ``VectorOperator``, or one with its parameters
-    (``Sessions(gap=30)``). ``schema``: the output's columns, as a pyarrow schema or a mapping of names to Arrow types. ``key``: the key
-    column, or a list of them. ``input``: the input's columns in the same form; without it they are inferred
-    from the first rows that are fed. ``key_groups``: how many. ``epoch_bytes``: as for ``attach``, but no limit if it
-    is left out.
+    ``operator``: its class, or one with parameters (``Sessions(gap=30)``). ``schema``: the output's columns, as for
+    :meth:`bedload.Cluster.apply`: a DDL string or a struct type of Spark's; or
+    a pyarrow schema, or a mapping of names to Arrow types. ``key``: the key column, or a list of them. ``input``: the
+    input's columns in the same forms. Without it, a column's type is that of its first value that is not null.
+    ``key_groups``: how many. ``epoch_bytes``: as for ``attach``, but no limit if it is left out.
 
     ::
 
-        harness = OperatorHarness(Trip, schema={"car": pa.string(), "n": pa.int64()}, key="car")
+        harness = OperatorHarness(Trip, schema="car string, n long", key="car")
         assert harness.run_epoch([{"car": "a", "speed": 50.0}]) == [{"car": "a", "n": 1}]
-        assert harness.state("a") == {"count": 1, "recent": [50.0]}
+        assert harness.state["a"] == {"count": 1, "recent": [50.0]}
 
-    ``now`` and ``watermark`` are what ``ctx.now`` and ``ctx.watermark`` say in the next epoch: set them as you like.
+    :meth:`aggregate` makes one for aggregates. Rows are dicts; tuples, if there is ``input``; Arrow data; or a pandas
+    or Polars DataFrame. ``now`` and ``watermark`` are what ``ctx.now`` and ``ctx.watermark`` say in the next epoch: set
+    them as you like.
 
     Its limits: one worker; Arrow's types, not Spark's; no retries, second actions or lost workers.
     """
@@ -59,21 +66,48 @@ class OperatorHarness:
         self,
         operator: AnyOperator,
         *,
-        schema: pa.Schema | Mapping[str, pa.DataType],
+        schema: Columns,
         key: str | Sequence[str],
-        input: pa.Schema | Mapping[str, pa.DataType] | None = None,  # noqa: A002 - the user's word for it
+        input: Columns | None = None,  # noqa: A002 - the user's word for it
         key_groups: int = DEFAULT_KEY_GROUPS,
         epoch_bytes: int | None = None,
     ) -> None:
-        check_key_groups(key_groups)
-        self._code = Code(operator, as_schema(schema, "schema"))
+        self._take_up(an_operator(operator, schema), key, input, key_groups, epoch_bytes)
+
+    @classmethod
+    def aggregate(
+        cls,
+        *,
+        key: str | Sequence[str],
+        input: Columns | None = None,  # noqa: A002 - the user's word for it
+        key_groups: int = DEFAULT_KEY_GROUPS,
+        epoch_bytes: int | None = None,
+        **aggregates: Function,
+    ) -> OperatorHarness:
+        """A harness for aggregates, named as for :meth:`bedload.Cluster.aggregate`.
+
+        ::
+
+            harness = OperatorHarness.aggregate(key="car", n=bl.agg.count(), mean=bl.agg.mean("speed"))
+            assert harness.run_epoch([{"car": "a", "speed": 50.0}]) == [{"car": "a", "n": 1, "mean": 50.0}]
+        """
+        made = cls.__new__(cls)
+        made._take_up(an_aggregate(aggregates), key, input, key_groups, epoch_bytes)
+        return made
+
+    def _take_up(
+        self, subject: Subject, key: str | Sequence[str], columns: Columns | None, groups: int, epoch_bytes: int | None
+    ) -> None:
+        check_key_groups(groups)
+        self._subject = subject
         self._key = key
-        self._key_groups = key_groups
-        self._allowance = Allowance(self._code.name, WorkerId(0), epoch_bytes)
-        self._runtime: Runtime | None = None
+        self._key_groups = groups
+        self._allowance = Allowance(subject.name, WorkerId(0), epoch_bytes)
         self._format: InputFormat | None = None
-        if input is not None:
-            self._bind(InputFormat(as_schema(input, "input"), key, key_groups))
+        self._applied: Applied | None = None
+        self._runtime: Runtime | None = None
+        if columns is not None:
+            self._bind(InputFormat(as_schema(columns, "input"), key, groups))
         self._epoch = Epoch(-1)
         self._open = False
         self._sealed = False
@@ -84,14 +118,13 @@ class OperatorHarness:
 
     def feed(self, rows: Rows) -> list[Output]:
         """One sub-batch: the outputs that leave at once. Begins an epoch if none is open."""
-        runtime = self._begin(rows)
         if self._sealed:
             raise EpochError(f"epoch {self._epoch} is sealed: commit() or abort() it before feeding more rows")
-        assert self._format is not None
-        batch = self._format.batch(rows)
-        if batch.num_rows == 0:
-            return []
-        return self._guarded(lambda: runtime.apply(batch))
+        batch = self._batch(rows)
+        runtime = self._begin()
+        assert self._applied is not None
+        combining = self._applied.combining()
+        return self._guarded(lambda: runtime.apply(combining.rows(batch)) if batch.num_rows else None)
 
     def seal(self) -> list[Output]:
         """The end of the epoch's rows: the outputs that leave there."""
@@ -119,7 +152,8 @@ class OperatorHarness:
         """Feed the batches, seal and commit; all outputs in order."""
         outputs = [row for rows in batches for row in self.feed(rows)]
         if not self._open:
-            self._begin([])
+            self._batch([])
+            self._begin()
         return outputs + self.commit()
 
     @contextmanager
@@ -136,14 +170,18 @@ class OperatorHarness:
 
     # --- seeing it ---
 
-    def state(self, key: Any) -> dict[str, Any] | None:
-        """The committed state of a key; None if it has none. A composite key is a tuple."""
+    @property
+    def state(self) -> CommittedState:
+        """The committed state by key: ``state["a"]``; ``state("a")`` is None if the key has none."""
+        return CommittedState(self._read, self.snapshot)
+
+    def _read(self, key: Any) -> dict[str, Any] | None:
         if self._runtime is None or self._format is None:
             return None
         return self._runtime.read(self._format.group(key), canonical_key(key))
 
     def snapshot(self) -> dict[Any, dict[str, Any]]:
-        """The committed state of every key."""
+        """The committed state of every key, as a dict."""
         return {} if self._runtime is None else dict(self._runtime.snapshot())
 
     def changes(self) -> list[Changes]:
@@ -162,17 +200,24 @@ class OperatorHarness:
             raise failed
 
     def __repr__(self) -> str:
-        return f"OperatorHarness({self._code.name}); limits: {'; '.join(LIMITS)}"
+        return f"OperatorHarness({self._subject.name}); limits: {'; '.join(LIMITS)}"
 
     # --- steps ---
 
-    def _bind(self, form: InputFormat) -> None:
-        self._format = form
-        self._runtime = self._code.deployment(form).start(WorkerId(0))
+    def _batch(self, rows: Rows) -> pa.RecordBatch:
+        """The rows as a feeder gets them; the first ones say what the columns are, if nobody did."""
+        form = self._format or InputFormat.inferred(rows, self._key, self._key_groups)
+        batch = form.batch(rows)
+        if self._format is None:
+            self._bind(form)
+        return batch
 
-    def _begin(self, rows: Rows) -> Runtime:
-        if self._runtime is None:
-            self._bind(InputFormat.inferred(rows, self._key, self._key_groups))
+    def _bind(self, form: InputFormat) -> None:
+        self._applied = self._subject.apply(form)
+        self._runtime = self._applied.deployment.start(WorkerId(0))
+        self._format = form
+
+    def _begin(self) -> Runtime:
         assert self._runtime is not None
         if not self._open:
             self._epoch = Epoch(self._epoch + 1)
@@ -187,7 +232,7 @@ class OperatorHarness:
             raise EpochError("no epoch is open: feed rows first")
         return self._runtime
 
-    def _guarded(self, call: Any) -> list[Output]:
+    def _guarded(self, call: Callable[[], pa.RecordBatch | None]) -> list[Output]:
         """An error of operator code ends the epoch, as it does on a cluster."""
         try:
             batch = call()

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -36,25 +36,29 @@ from bedload.control.instructions import (
     WorkersLeft,
 )
 from bedload.control.members import workers_at
-from bedload.control.wish import Kind, Wish
 from bedload.core.clock import Clock, SystemClock
 from bedload.core.epoch import EpochTime
 from bedload.core.errors import BedloadError, WorkerLost, WorkerStartFailed
-from bedload.core.ids import DeploymentId, Epoch, KeyGroup, QueryId, RunId, WorkerId
+from bedload.core.ids import DeploymentId, Epoch, QueryId, RunId, WorkerId
 from bedload.core.limits import LIMITS, Limits
 from bedload.keys import DEFAULT_KEY_GROUPS, canonical_key, check_key_groups
-from bedload.migration import AUTO, Auto, Strategy, strategy_named
 from bedload.migration.record import MoveRecord
 from bedload.protocol import messages as m
+from bedload.protocol.combining import Combining
 from bedload.protocol.feeder import FeederSession, Send
 from bedload.protocol.split import unpack
+from bedload.testing.applied import AnyOperator, Subject, an_aggregate, an_operator
 from bedload.testing.attempt import TaskAttempt
-from bedload.testing.deploying import AnyOperator, Code
+from bedload.testing.changing import Changing
+from bedload.testing.committed import CommittedState
 from bedload.testing.harness import Output, as_rows
-from bedload.testing.input import InputFormat, Rows, as_schema
+from bedload.testing.input import Columns, InputFormat, Rows, as_schema
 from bedload.worker.durability import Load
 from bedload.worker.machine import COORDINATOR, Out, WorkerMachine
 from bedload.worker.moving import Neighbour
+
+if TYPE_CHECKING:
+    from bedload.operators.aggregates import Function
 
 _ADDRESS = "in-process"
 
@@ -68,12 +72,13 @@ class _Numbers:
     stage: int = 0
 
 
-class InProcessCluster:
+class InProcessCluster(Changing):
     """Workers and a coordinator in this process, running one operator for one query.
 
-    ``operator``, ``schema``, ``key``, ``input`` and ``key_groups`` as for :class:`~bedload.testing.harness.OperatorHarness`.
-    ``run_epoch`` takes one list of rows per source partition and gives all outputs; the epoch is committed
-    as Spark does it, when the next one opens or when its progress event comes (``progress=True``).
+    ``operator``, ``schema``, ``key``, ``input`` (which is needed here) and ``key_groups`` are as for
+    :class:`~bedload.testing.harness.OperatorHarness`, and :meth:`aggregate` is for aggregates. ``run_epoch`` takes one
+    list of rows per source partition and gives all outputs; the epoch is committed as Spark does it, when the next one
+    opens or when its progress event comes (``progress=True``).
     ``now`` and ``watermark`` are what ``ctx.now`` and ``ctx.watermark`` say in the next epoch that begins; a replay has
     what its epoch had.
     """
@@ -84,27 +89,51 @@ class InProcessCluster:
         self,
         operator: AnyOperator,
         *,
-        schema: pa.Schema | Mapping[str, pa.DataType],
+        schema: Columns,
         key: str | Sequence[str],
-        input: pa.Schema | Mapping[str, pa.DataType],  # noqa: A002 - the user's word for it
+        input: Columns,  # noqa: A002 - the user's word for it
         workers: int = 2,
         key_groups: int = DEFAULT_KEY_GROUPS,
         clock: Clock | None = None,
         limits: Limits = LIMITS,
     ) -> None:
+        self._start(an_operator(operator, schema), key, input, workers, key_groups, clock or SystemClock(), limits)
+
+    @classmethod
+    def aggregate(
+        cls,
+        *,
+        key: str | Sequence[str],
+        input: Columns,  # noqa: A002 - the user's word for it
+        workers: int = 2,
+        key_groups: int = DEFAULT_KEY_GROUPS,
+        **aggregates: Function,
+    ) -> InProcessCluster:
+        """A cluster that runs aggregates, named as for :meth:`bedload.Cluster.aggregate`."""
+        made = cls.__new__(cls)
+        made._start(an_aggregate(aggregates), key, input, workers, key_groups, SystemClock(), LIMITS)
+        return made
+
+    def _start(
+        self,
+        subject: Subject,
+        key: str | Sequence[str],
+        columns: Columns,
+        workers: int,
+        key_groups: int,
+        clock: Clock,
+        limits: Limits,
+    ) -> None:
         check_key_groups(key_groups)
-        self._format = InputFormat(as_schema(input, "input"), key, key_groups)
-        self._output = as_schema(schema, "schema")
-        code = Code(operator, self._output)
-        self.name = code.name
+        self._format = InputFormat(as_schema(columns, "input"), key, key_groups)
+        applied = self._applied = subject.apply(self._format)
+        self.name = subject.name
         ids = [WorkerId(number) for number in range(workers)]
         self._make: Callable[[WorkerId], WorkerMachine] = lambda worker: WorkerMachine(
-            worker, lambda _: code.deployment(self._format), clock or SystemClock(), limits=limits
+            worker, lambda _: applied.deployment, clock, limits=limits
         )
         self.workers = {worker: self._make(worker) for worker in ids}
-        self.coordinator = Coordinator(
-            workers_at(dict.fromkeys(ids, _ADDRESS)), clock=clock or SystemClock(), limits=limits
-        )
+        self.coordinator = Coordinator(workers_at(dict.fromkeys(ids, _ADDRESS)), clock=clock, limits=limits)
         self.run = RunId("run-0")
         self.epoch = Epoch(0)
         self.now = 0
@@ -130,7 +159,7 @@ class InProcessCluster:
     # --- what Spark does ---
 
     def run_epoch(self, partitions: Sequence[Rows | list[Rows]], *, progress: bool = True) -> list[Output]:
-        """Run the next epoch: one list of rows (or of batches of rows) per source partition."""
+        """Run the next epoch: for each source partition its rows, or a list of batches of rows."""
         self._batches = [self._as_batches(rows) for rows in partitions]
         outputs = self.action()
         self.commit(progress=progress)
@@ -182,47 +211,14 @@ class InProcessCluster:
         del self.workers[WorkerId(worker)]
         self._carry_out(self.coordinator.worker_lost(WorkerId(worker), "killed by the test"))
 
-    # --- changing the cluster ---
-
-    def rescale(self, workers: int, strategy: str | Strategy | None = None) -> None:
-        """Have so many workers, while the query runs.
-
-        ``strategy`` means what it does for :meth:`bedload.Cluster.rescale`, here and in the calls below. What is named
-        takes all of the time that it can have, since nobody else needs it.
-        """
-        self._change(Wish(Kind.RESCALE, self._quick(strategy), workers=workers))
-
-    def move(self, key_groups: Sequence[int], to: int, strategy: str | Strategy | None = None) -> None:
-        """Have key groups at a worker."""
-        groups = tuple(KeyGroup(group) for group in key_groups)
-        self._change(Wish(Kind.MOVE, self._quick(strategy), worker=WorkerId(to), groups=groups))
-
-    def drain(self, worker: int, strategy: str | Strategy | None = None) -> None:
-        """Have a worker leave."""
-        self._change(Wish(Kind.DRAIN, self._quick(strategy), worker=WorkerId(worker)))
-
-    def pin(self, keys: Sequence[Any], to: int, strategy: str | Strategy | None = None) -> None:
-        """Have single keys at a worker, whatever becomes of their key groups."""
-        hashes = tuple(self._format.hash(key) for key in keys)
-        self._change(Wish(Kind.PIN, self._quick(strategy), worker=WorkerId(to), keys=hashes))
-
-    def unpin(self, keys: Sequence[Any], strategy: str | Strategy | None = None) -> None:
-        """Have single keys live with their key groups again."""
-        self._change(Wish(Kind.UNPIN, self._quick(strategy), keys=tuple(self._format.hash(key) for key in keys)))
-
-    def _quick(self, strategy: str | Strategy | None) -> Strategy | Auto:
-        # Nothing else waits for the time that the background leaves to others, and there is no wire to spare.
-        meant = strategy_named(strategy)
-        return meant if meant is AUTO else meant.with_(share=1.0, bandwidth=None)
-
-    def _change(self, wish: Wish) -> None:
-        _, steps = self.coordinator.change("change", wish)
-        self._carry_out(steps)
-
     # --- seeing it ---
 
-    def state(self, key: Any) -> dict[str, Any] | None:
-        """The committed state of a key; None if it has none. A composite key is a tuple."""
+    @property
+    def state(self) -> CommittedState:
+        """The committed state by key: ``state["a"]``; ``state("a")`` is None if the key has none."""
+        return CommittedState(self._read, self.snapshot)
+
+    def _read(self, key: Any) -> dict[str, Any] | None:
         group = self._format.group(key)
         owner = self.coordinator.operator(self.name).routing.owner_of_key(self._format.hash(key))
         if owner not in self.workers:
@@ -238,8 +234,9 @@ class InProcessCluster:
     # --- wiring ---
 
     def _as_batches(self, rows: Rows | list[Rows]) -> list[pa.RecordBatch]:
-        several = isinstance(rows, list) and rows and not isinstance(rows[0], Mapping)
-        return [self._format.batch(part) for part in (rows if several else [rows])]
+        if isinstance(rows, list) and rows and not isinstance(rows[0], (Mapping, tuple)):
+            return [self._format.batch(part) for part in rows]
+        return [self._format.batch(rows)]
 
     def _deploy(self, key_groups: int) -> DeploymentId:
         deployment, steps = self.coordinator.deploy("deploy", self.name, key_groups, b"")
@@ -356,6 +353,10 @@ class InProcessCluster:
         """What the workers have answered to a task attempt."""
         return self._answers.setdefault(attempt, deque())
 
+    def combining(self) -> Combining:
+        """What a feeder does to its rows before it sends them."""
+        return self._applied.combining()
+
     def next_attempt(self) -> int:
         """The id of a new task attempt."""
         self._numbers.attempt += 1
@@ -368,4 +369,4 @@ class InProcessCluster:
 
     def output_rows(self, body: Any) -> list[Output]:
         """An answer's body as rows."""
-        return as_rows(unpack(body, self._output))
+        return as_rows(unpack(body, self._applied.output))

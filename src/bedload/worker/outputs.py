@@ -54,7 +54,7 @@ class OutputRows:
             columns = list(zip(*self.rows, strict=True))
             if len(columns) != len(schema):
                 raise ValueError(f"{len(columns)} columns")
-            arrays = [_array(column, field.type) for column, field in zip(columns, schema, strict=True)]
+            arrays = [fitted(column, field.type) for column, field in zip(columns, schema, strict=True)]
             if any(not field.nullable and a.null_count for field, a in zip(schema, arrays, strict=True)):
                 raise ValueError("null in a column that is declared NOT NULL")
         except (pa.ArrowException, TypeError, ValueError, OverflowError, BedloadError) as error:
@@ -87,7 +87,7 @@ class OutputRows:
                     **details,
                 )
             for value, field in zip(plain, schema, strict=True):
-                problem_text = _misfit(value, field)
+                problem_text = misfit(value, field)
                 if problem_text:
                     return OutputError(
                         f"{where} does not fit the schema in column {field.name!r}: {problem_text}",
@@ -97,7 +97,8 @@ class OutputRows:
         return OutputError(f"operator {self._operator}: outputs do not fit the schema: {error}")
 
 
-def _array(column: Sequence[Any], kind: pa.DataType) -> pa.Array:
+def fitted(column: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    """Values as an array of this type; raises if one of them does not fit as it is."""
     if not pa.types.is_integer(kind):
         return pa.array(column, type=kind)
     # SUBTLE: asked for integers, Arrow would take 1.5 and make it 1. So let it find the type, and cast safely.
@@ -109,11 +110,12 @@ def _array(column: Sequence[Any], kind: pa.DataType) -> pa.Array:
     return found.cast(kind)
 
 
-def _misfit(value: Any, field: pa.Field) -> str | None:
+def misfit(value: Any, field: pa.Field) -> str | None:
+    """Why a value does not fit a column; None if it does."""
     if value is None:
         return None if field.nullable else "it is null, but the column is declared NOT NULL"
     try:
-        _array([value], field.type)
+        fitted([value], field.type)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         return f"{value!r} ({type(value).__name__}) is not a {field.type}: {error}"
     return None

@@ -260,7 +260,7 @@ class OperatorRuntime(TableRuntime[RowTable]):
 
     def _forget(self, key: Any, rows: Rows, grouped: Grouped) -> None:
         # Where the rows begin says which key of the batch it is, and that, of which key group.
-        at = bisect_left(grouped.bounds, rows.start)
+        at = bisect_left(grouped.bounds, rows._start)
         group, _, _ = grouped.groups[bisect_right(grouped.groups, at, key=_end_of)]
         self._table.stores[group].forget([key])
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections import namedtuple
 from collections.abc import Iterator, Sequence
-from functools import partial
 from itertools import repeat
-from typing import Any, NamedTuple
+from operator import index as as_index
+from typing import Any, NoReturn
 
 import numpy as np
 import pyarrow as pa
@@ -57,7 +57,7 @@ def values(column: pa.Array) -> list[Any]:
 class SortedBatch:
     """A sub-batch whose rows are looked at in the order of their keys."""
 
-    __slots__ = ("_batch", "_names", "_order", "_row_type", "_rows", "_sorted")
+    __slots__ = ("_batch", "_names", "_order", "_row_type", "_rows", "_sorted", "_table")
 
     def __init__(self, batch: pa.RecordBatch, names: tuple[str, ...], row: Any, order: np.ndarray) -> None:
         self._batch = batch
@@ -65,73 +65,114 @@ class SortedBatch:
         self._row_type = row
         self._order = pa.array(order)
         self._rows: list[Any] | None = None
-        self._sorted: dict[str, pa.Array] = {}
+        self._sorted: dict[int, pa.Array] = {}
+        self._table: pa.RecordBatch | None = None
 
     def rows(self) -> list[Any]:
         """All rows as objects."""
         if self._rows is None:
-            columns = [values(self.column(name)) for name in self._names]
+            columns = [values(self._column(at)) for at in range(len(self._names))]
             make = self._row_type._make
             self._rows = list(map(make, zip(*columns, strict=True))) if columns else []
         return self._rows
 
     def column(self, name: str) -> pa.Array:
         """One column, in the order of the keys."""
-        found = self._sorted.get(name)
+        if name not in self._names:
+            raise KeyError(f"no column {name!r}; there are: {', '.join(self._names)}")
+        return self._column(self._names.index(name))
+
+    def table(self) -> pa.RecordBatch:
+        """All columns, in the order of the keys."""
+        if self._table is None:
+            places = range(len(self._names))
+            schema = pa.schema([self._batch.schema.field(at) for at in places])
+            self._table = pa.RecordBatch.from_arrays([self._column(at) for at in places], schema=schema)
+        return self._table
+
+    def _column(self, at: int) -> pa.Array:
+        found = self._sorted.get(at)
         if found is None:
-            if name not in self._names:
-                raise KeyError(f"no column {name!r}; there are: {', '.join(self._names)}")
-            found = self._batch.column(self._names.index(name)).take(self._order)
-            self._sorted[name] = found
+            found = self._sorted[at] = self._batch.column(at).take(self._order)
         return found
 
 
-class _Span(NamedTuple):
-    batch: SortedBatch
-    start: int
-    stop: int
-
-
-class Rows(_Span):
+class Rows(Sequence[Any]):
     """The rows of one key in one call of ``process``, in arrival order.
 
-    SUBTLE: it is a tuple underneath only because tuples are made without a Python-level call, and one of
-    these is made per key and sub-batch. Its length and items are those of the rows.
+    They are read like a list: ``for row in rows``, ``len(rows)``, ``rows[0]``, ``rows[-10:]`` (which is a list). A row
+    has its values by name (``row.speed``, ``row["speed"]``) and by position (``row[0]``). :meth:`column` and
+    :meth:`to_arrow` give them as Arrow, without a Python object per row.
+
+    They are there for the call that got them. What is to stay belongs into state.
     """
 
-    __slots__ = ()
+    __slots__ = ("_batch", "_start", "_stop")
+
+    def __init__(self, batch: SortedBatch, start: int, stop: int) -> None:
+        self._batch = batch
+        self._start = start
+        self._stop = stop
 
     def __len__(self) -> int:
-        return self.stop - self.start
+        return self._stop - self._start
 
     def __bool__(self) -> bool:
-        return self.stop > self.start
+        return self._stop > self._start
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(self.batch.rows()[self.start : self.stop])
+        return iter(self._batch.rows()[self._start : self._stop])  # as _list(), but a call less: it is the hot one
 
     def __reversed__(self) -> Iterator[Any]:
-        return iter(self.batch.rows()[self.start : self.stop][::-1])
+        return iter(self._list()[::-1])
 
     def __contains__(self, row: object) -> bool:
-        return row in self.batch.rows()[self.start : self.stop]
+        return row in self._list()
 
     def __getitem__(self, index: Any) -> Any:
-        return self.batch.rows()[self.start : self.stop][index]
+        if isinstance(index, slice):
+            return self._list()[index]
+        try:
+            at, count = as_index(index), len(self)
+        except TypeError:
+            raise TypeError(
+                f"rows[{index!r}]: rows are indexed by position, as in rows[0]; rows.column(name) gives a column"
+            ) from None
+        if not -count <= at < count:
+            raise IndexError(f"row {at} of {count} rows")
+        return self._batch.rows()[at + (self._start if at >= 0 else self._stop)]
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Sequence) and list(self) == list(other)
+        return self._list() == list(other) if isinstance(other, Sequence) else NotImplemented
 
     __hash__ = None  # type: ignore[assignment]
 
+    def count(self, row: Any) -> int:
+        """How many of the rows are equal to this one, which may be a tuple; ``len(rows)`` counts them all."""
+        return self._list().count(row)
+
+    def index(self, row: Any, start: int = 0, stop: int | None = None) -> int:
+        """The position of the first row that is equal to this one, which may be a tuple; a ValueError if none is."""
+        return self._list().index(row, start, len(self) if stop is None else stop)
+
     def column(self, name: str) -> pa.Array:
         """One column of these rows as an Arrow array: no Python object per row."""
-        return self.batch.column(name).slice(self.start, self.stop - self.start)
+        return self._batch.column(name).slice(self._start, self._stop - self._start)
+
+    def to_arrow(self) -> pa.RecordBatch:
+        """All columns of these rows as an Arrow batch: no Python object per row, and no copy per key."""
+        return self._batch.table().slice(self._start, self._stop - self._start)
+
+    def _list(self) -> list[Any]:
+        return self._batch.rows()[self._start : self._stop]
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("rows are there for one call of process: keep list(rows) or rows.to_arrow() of them")
 
     def __repr__(self) -> str:
-        return f"Rows({list(self)!r})"
+        return f"Rows({self._list()!r})"
 
 
 def rows_of(batch: SortedBatch, bounds: list[int]) -> Iterator[Rows]:
     """The rows of each key, given where they begin and end."""
-    return map(partial(tuple.__new__, Rows), zip(repeat(batch), bounds, bounds[1:], strict=False))
+    return map(Rows, repeat(batch), bounds, bounds[1:])

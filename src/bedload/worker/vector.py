@@ -25,41 +25,9 @@ from bedload.store.columns.distinct import distinct
 from bedload.store.columns.index import Slots
 from bedload.worker.operator import Context, OperatorMeta, make_holder
 from bedload.worker.parameters import Values
+from bedload.worker.vector_batch import VectorBatch
 
 State = dict[str, npt.NDArray[Any]]
-
-
-class VectorBatch:
-    """A batch of input rows, as columns, and which key each row belongs to."""
-
-    def __init__(self, rows: pa.RecordBatch, index: npt.NDArray[np.int64], keys: list[pa.Array]) -> None:
-        self._rows = rows
-        self.index = index
-        """For each row, the position of its key in ``keys`` and in the arrays of the state."""
-        self.key_columns = keys
-        """The distinct keys, one Arrow array per key column."""
-
-    @property
-    def keys(self) -> pa.Array:
-        """The distinct keys, if the key is one column."""
-        if len(self.key_columns) != 1:
-            raise AttributeError("the key has several columns: use key_columns")
-        return self.key_columns[0]
-
-    def __len__(self) -> int:
-        return int(self._rows.num_rows)
-
-    def __getitem__(self, column: str) -> pa.Array:
-        """An input column, as an Arrow array."""
-        try:
-            return self._rows.column(column)
-        except KeyError:
-            raise KeyError(f"no column {column!r}; there are: {', '.join(self._rows.schema.names)}") from None
-
-    def numpy(self, column: str) -> npt.NDArray[Any]:
-        """An input column, as a NumPy array; nulls become NaN or None, as Arrow does it."""
-        values: npt.NDArray[Any] = self[column].to_numpy(zero_copy_only=False)
-        return values
 
 
 class VectorOperator(metaclass=OperatorMeta):
@@ -300,4 +268,4 @@ def _family(kind: pa.DataType) -> str:
     return str(kind)
 
 
-__all__ = ["VectorBatch", "VectorLogic", "VectorOperator", "check_vector_operator", "vector_columns"]
+__all__ = ["VectorLogic", "VectorOperator", "check_vector_operator", "vector_columns"]
