@@ -32,6 +32,7 @@ from pyspark.sql.types import DataType, DecimalType, StringType, StructType
 from bedload.checkpoint import paths
 from bedload.checkpoint.records import Manifest, OperatorSchema, SnapshotPart
 from bedload.checkpoint.strays import stray_files
+from bedload.checkpoint.uniform import uniform
 from bedload.control.coordinator import Coordinator
 from bedload.control.lineage import Lineage
 from bedload.core.errors import (
@@ -99,8 +100,9 @@ def deploy_with_initial_state(
         lineage = keeper.lineage(name, wanted, fresh=True)
         if known:
             driver.deploy(name, wanted.key_groups, payload, fresh=True, lineage=lineage)
-        manifest = manifest_of(turn, lineage.schema, parts)
         keeper.checkpoint.check_fence()
+        made = manifest_of(turn, lineage.schema, parts)
+        manifest = uniform(keeper.checkpoint.storage, name, lineage.schema, made)
         keeper.checkpoint.write_manifest(name, manifest)
     except BaseException:
         _clean_up(keeper, name, turn)
