@@ -70,15 +70,15 @@ def stamped_type(kind: pa.DataType, zone: str) -> pa.DataType:
     return pa.list_(kind.value_field.with_type(stamped_type(kind.value_type, zone)))
 
 
-def zones_of(column: pa.Array) -> set[str]:
-    """The zones of all datetimes in a column, and ``NO_STAMP`` if there are some that no timestamp of their zone is."""
+def zones_of(column: pa.Array, *, exact: bool = True) -> set[str]:
+    """The zones of all datetimes in a column; if ``exact``, ``NO_STAMP`` for those that no timestamp of their zone is."""
     found: set[str] = set()
 
     def look(moments: pa.Array) -> pa.Array:
         parts = _Moments(moments)
         for zone in parts.zones():
             found.add(zone)
-            if not parts.is_exact(zone):
+            if exact and not parts.is_exact(zone):
                 found.add(NO_STAMP)
         return moments
 

@@ -32,6 +32,7 @@ from pyspark.sql.types import DataType, DecimalType, StringType, StructType
 from bedload.checkpoint import paths
 from bedload.checkpoint.records import Manifest, OperatorSchema, SnapshotPart
 from bedload.checkpoint.strays import stray_files
+from bedload.checkpoint.timestamps import NAIVE, UTC, has_datetimes, stamped_type
 from bedload.checkpoint.uniform import uniform
 from bedload.control.coordinator import Coordinator
 from bedload.control.lineage import Lineage
@@ -243,6 +244,9 @@ def _key(name: OperatorName, df: DataFrame, column: str | None, field: pa.Field)
 def _variable(name: OperatorName, df: DataFrame, column: str, start: Start) -> Column:
     where = f"operator {name}: the column {column!r} of initial_state, for the variable {start.name!r},"
     wanted = _spark_type(start.type)
+    if has_datetimes(start.type) and df.schema[column].dataType.simpleString() != wanted.simpleString():
+        kinds = [_spark_type(stamped_type(start.type, zone)) for zone in (NAIVE, UTC)]
+        wanted = next((kind for kind in kinds if kind.simpleString() == df.schema[column].dataType.simpleString()), kinds[1])
     # A Decimal is kept as text, so that 1.0 stays apart from 1.00.
     if str(start.declared) == "Decimal" and isinstance(df.schema[column].dataType, DecimalType):
         return F.col(_quoted(column)).cast(StringType())

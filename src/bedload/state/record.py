@@ -17,10 +17,9 @@ specs they cost several times that.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, partial
 from itertools import accumulate
 from operator import attrgetter
-from types import CodeType
 from typing import Any
 
 import numpy as np
@@ -28,6 +27,7 @@ import numpy as np
 from bedload.core.errors import StateTypeError
 from bedload.state.arrays import ArrayNode, differ, frozen, settled
 from bedload.state.codec import check_value
+from bedload.state.generated import function
 from bedload.state.handling import handling
 from bedload.state.journal import Journal, Tracked
 from bedload.state.opaque import decode_opaque, encode_opaque
@@ -129,12 +129,12 @@ class RecordLayout:
         """Of the arrays of a key."""
         self.scalars_only = not self._arrays and all(v.live is None and v.encode is None for v in self._variables)
         scope = self._scope()
-        self.fill = _function("fill(obj, journal)", self._fill_lines(), scope)
+        self.fill = function("fill(obj, journal)", self._fill_lines(), scope)
         self.image = self._image(scope)
-        self.restore = _function("restore(obj, image)", self._restore_lines(), scope)
-        self.adopt = _function("adopt(obj, journal)", self._adopt_lines(), scope)
-        self.changed = _function("changed(obj, image)", self._changed_lines(), scope)
-        self.written = _function("written(objs, images)", [f"return [{self._written()}]"], scope)
+        self.restore = function("restore(obj, image)", self._restore_lines(), scope)
+        self.adopt = function("adopt(obj, journal)", self._adopt_lines(), scope)
+        self.changed = function("changed(obj, image)", self._changed_lines(), scope)
+        self.written = function("written(objs, images)", [f"return [{self._written()}]"], scope)
 
     @cached_property
     def gather(self) -> Callable[..., None] | None:
@@ -155,7 +155,7 @@ class RecordLayout:
         ]
         head = ["add_key = keys.append", *(f"add{i} = column{i}.append" for i in numbers)]
         columns = "".join(f", column{i}" for i in numbers)
-        made: Callable[..., None] = _function(f"gather(objs, absent, keys{columns})", [*head, *lines], self._scope())
+        made: Callable[..., None] = function(f"gather(objs, absent, keys{columns})", [*head, *lines], self._scope())
         return made
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -247,7 +247,7 @@ class RecordLayout:
             ]
         lines += [f"    obj.{name} = settle{i}(obj.{name}, None if new else image[{i}])" for i, name, _ in self._arrays]
         names = "".join(f", fresh{i}, changed{i}" for i, _ in live)
-        made: Callable[..., None] = _function(
+        made: Callable[..., None] = function(
             f"sort_out(objs, journal, absent{names})", lines if live or self._arrays else [], self._scope()
         )
         return made
@@ -292,7 +292,7 @@ class RecordLayout:
         ]
         lines = [f"image = ({''.join(item + ', ' for item in items)})"]
         lines += [f"obj.{name} = image[{i}].copy()" for i, name, _ in self._arrays]
-        made: Callable[[Any], tuple[Any, ...]] = _function("image(obj)", [*lines, "return image"], scope)
+        made: Callable[[Any], tuple[Any, ...]] = function("image(obj)", [*lines, "return image"], scope)
         return made
 
     def _restore_lines(self) -> list[str]:
@@ -391,17 +391,3 @@ def _rooted(node: TypeNode, value: Any, place: int) -> bool:
         nodes = node.items * len(value) if node.repeated else node.items
         return len(nodes) == len(value) and all(_rooted(n, v, place) for n, v in zip(nodes, value, strict=True))
     return isinstance(value, Tracked) and value._bl_owner is None and bool(value._bl_key == place)
-
-
-@lru_cache(maxsize=1024)
-def _compiled(text: str) -> CodeType:
-    return compile(text, "<state layout>", "exec")
-
-
-def _function(signature: str, lines: list[str], scope: dict[str, Any]) -> Any:
-    body = "".join(f"    {line}\n" for line in lines or ["pass"])
-    made: dict[str, Any] = {}
-    exec(_compiled(f"def {signature}:\n{body}"), scope, made)
-    (function,) = made.values()
-    function.__qualname__ = f"RecordLayout.{function.__name__}"
-    return function
