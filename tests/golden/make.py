@@ -5,8 +5,8 @@ them, epochs that were run again, a snapshot, patches, keys that went. Beside it
 runtimes had it in memory when they wrote it. ``tests/unit/test_golden_checkpoints.py`` reads them with the code of
 today, and has the code of today write them again.
 
-They are made once for a version of the format, by operators of that version. Never write those of a version that was released again: files like them
-are out there. A change that needs that is a new version, with a folder of its own.
+They are made once for a version of the format, by operators of that version. Never write those of a version that was
+released again: files like them are out there. A change that needs that is a new version, with a folder of its own.
 """
 
 import dataclasses
@@ -185,7 +185,7 @@ class Maker:
 
     def snapshot(self) -> None:
         """Of the head."""
-        parts = compact(self.storage, NAME, self.record.turn, target_bytes=3000)
+        parts = compact(self.storage, NAME, self.record.turn, target_bytes=600)
         manifest = uniform(self.storage, NAME, self.schema, manifest_of(self.record, self.schema, parts))
         self.checkpoint.write_manifest(NAME, manifest)
         folder = paths.snapshot(NAME, self.record.turn)

@@ -131,7 +131,13 @@ def test_which_zone_says_it_all(values: list[Any], zone: str, shown: str) -> Non
 
 def test_arrow_gets_a_zone_that_it_knows() -> None:
     kinds = {zone: stamped_type(MOMENT, zone).tz for zone in ("", "+00:00", "-03:30", "Europe/Berlin", "+01:02:03")}
-    assert kinds == {"": None, "+00:00": "UTC", "-03:30": "-03:30", "Europe/Berlin": "Europe/Berlin", "+01:02:03": "UTC"}
+    assert kinds == {
+        "": None,
+        "+00:00": "UTC",
+        "-03:30": "-03:30",
+        "Europe/Berlin": "Europe/Berlin",
+        "+01:02:03": "UTC",
+    }
 
 
 NESTED = pa.map_(pa.string(), pa.list_(pa.struct([("n", pa.int64()), ("at", MOMENT)])))
@@ -323,7 +329,9 @@ def test_a_manifest_that_is_there_already_counts(tmp_path: Path) -> None:
     made.epoch({key: None if key % 2 else AUTUMN for key in KEYS})
     record = made.evolving.writer.records[-1]
     folder = paths.snapshot(OPERATOR, record.turn)
-    parts = write_parts(made.storage, folder, made.schema, made.evolving.restore().chunks(chunk_groups=1), target_bytes=1)
+    parts = write_parts(
+        made.storage, folder, made.schema, made.evolving.restore().chunks(chunk_groups=1), target_bytes=1
+    )
     manifest = manifest_of(record, made.schema, parts)
     assert not is_uniform(manifest)
     first = Filing(made.checkpoint).write_manifest(OPERATOR, manifest)

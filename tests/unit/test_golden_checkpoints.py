@@ -69,7 +69,9 @@ def test_the_changed_operator_goes_on_from_the_state_before_the_change(version: 
     assert found.keys() == {str(key) for key, _ in wanted["turns"][last]["state"]}
     row = dict(found["a"]["dict"]) if layout == "rows" else dict(next(iter(found.values()))["dict"])
     if layout == "rows" and version == 2:
-        assert row["here"] == {"datetime": repr(OPERATORS[2].dt.datetime(2024, 10, 27, 2, 30, tzinfo=OPERATORS[2].BERLIN))}
+        assert row["here"] == {
+            "datetime": repr(OPERATORS[2].dt.datetime(2024, 10, 27, 2, 30, tzinfo=OPERATORS[2].BERLIN))
+        }
         assert row["weights"] == {"float64": [[-1.0, -1.0, -1.0], [3.0, 5.0, 7.0]]}
         assert row["tallies"] == {"int64": [0, 1, 254, 255]}
         assert row["since"] == {"datetime": "datetime.datetime(2024, 2, 29, 0, 0, tzinfo=datetime.timezone.utc)"}

@@ -204,4 +204,4 @@ def test_lists_become_arrays(tmp_path: Path) -> None:
     holes = pa.array([[[1, None], [3, 4]]], pa.list_(pa.list_(pa.float32())))
     result, _ = written(tmp_path, np.ndarray, array((2, 2), "float32"), holes)
     assert result.error is not None
-    assert "has values that are not of its type (float32[2, 2])" in str(from_wire(*result.error))
+    assert "there are nulls in an array, float32[2, 2]; put numbers in their places" in str(from_wire(*result.error))

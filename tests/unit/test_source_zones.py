@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
-from pyspark.sql.types import LongType, StructType
+from pyspark.sql.types import BooleanType, LongType, StringType, StructType, TimestampNTZType, TimestampType
 from tests.checkpoint_states import OPERATOR
 from tests.evolving import SCRIPT, deployment, operator, schema_for
 from tests.golden.make import NAME
@@ -33,6 +33,7 @@ from bedload.spark.source_zones import zones_shown
 GROUPS = 8
 BERLIN = zoneinfo.ZoneInfo("Europe/Berlin")
 NOON = dt.datetime(2024, 7, 1, 12)
+MOMENT = StructType().add("wall", TimestampNTZType()).add("zone", StringType()).add("fold", BooleanType())
 STRUCT = "struct<wall:timestamp_ntz,zone:string,fold:boolean>"
 
 
@@ -225,15 +226,15 @@ def test_a_schema_that_is_given_is_not_looked_up(tmp_path: Path) -> None:
     made.epoch(k1=put("at", NOON.replace(tzinfo=BERLIN)))
     whole = source_of(made).schema()
     assert whole["at"].dataType.simpleString() == "timestamp"
-    for kind in ("timestamp", STRUCT):
-        wanted = StructType.fromDDL(f"car long, at {kind}")
+    for kind in (TimestampType(), MOMENT):
+        wanted = StructType().add("car", LongType()).add("at", kind)
         reader = source_of(made).reader(wanted)
         assert isinstance(reader, StateReader)
         rows = [row for part in reader.partitions() for batch in reader.read(part) for row in batch.to_pylist()]
         assert [row["car"] for row in rows] == [1]
         assert rows[0]["at"] == (
             NOON.replace(hour=10, tzinfo=dt.UTC)
-            if kind == "timestamp"
+            if kind == TimestampType()
             else {"wall": NOON, "zone": "Europe/Berlin", "fold": False}
         )
 
@@ -243,11 +244,13 @@ def test_a_schema_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     made.epoch(k1=put("at", NOON.replace(tzinfo=BERLIN)))
     with pytest.raises(SchemaError, match="column 'at' of the state is timestamp, not bigint"):
         source_of(made).reader(StructType().add("at", LongType()))
-    reader = source_of(made).reader(StructType.fromDDL("at timestamp_ntz"))
-    with pytest.raises(SchemaError, match="'at' was to be read as timestamps without a zone, and holds datetimes of an"):
+    reader = source_of(made).reader(StructType().add("at", TimestampNTZType()))
+    with pytest.raises(
+        SchemaError, match="'at' was to be read as timestamps without a zone, and holds datetimes of an"
+    ):
         [list(reader.read(part)) for part in reader.partitions()]
     made.epoch(k1=put("at", NOON))
-    reader = source_of(made).reader(StructType.fromDDL("at timestamp"))
+    reader = source_of(made).reader(StructType().add("at", TimestampType()))
     with pytest.raises(SchemaError, match=r"read as timestamps of a zone, .*leave the schema out"):
         [list(reader.read(part)) for part in reader.partitions()]
 
@@ -280,5 +283,5 @@ def test_a_damaged_file_is_an_error_at_once(tmp_path: Path) -> None:
     for worker in record.workers:
         file = tmp_path / paths.delta(OPERATOR, record.turn, worker)
         file.write_bytes(file.read_bytes()[:-1])
-    with pytest.raises(CheckpointDamaged, match="the segment .* is damaged"):
+    with pytest.raises(CheckpointDamaged, match=r"the segment .* is damaged"):
         source.schema()

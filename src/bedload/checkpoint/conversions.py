@@ -148,7 +148,13 @@ def _compile_array(old: Shape, new: Shape) -> Convert | None:
     if not np.can_cast(old.name, new.name, "safe"):
         raise Refused(f"not every {old.name} is a {new.name}; keep the dtype, or add a variable")
     kind = pa.from_numpy_dtype(np.dtype(new.name))
-    return lambda column: nested(_exactly(flat_values(column), kind), new.dims)
+
+    def convert(column: pa.Array) -> pa.Array:
+        flat = flat_values(column)
+        # Arrow makes no short floats of booleans.
+        return nested(_exactly(flat.cast(pa.uint8()) if old.name == "bool" else flat, kind), new.dims)
+
+    return convert
 
 
 def _compile_list(old: Shape, new: Shape, kind: pa.DataType) -> Convert | None:
@@ -193,7 +199,9 @@ def _compile_tuple(old: Shape, new: Shape, kind: pa.DataType) -> Convert | None:
     inner = [_compile(o, n, kind.field(i).type) for i, (o, n) in enumerate(pairs)]
     if not any(inner):
         return None
-    return lambda column: with_fields(kind, column, [_with(convert, column.field(i)) for i, convert in enumerate(inner)])
+    return lambda column: with_fields(
+        kind, column, [_with(convert, column.field(i)) for i, convert in enumerate(inner)]
+    )
 
 
 def _compile_dataclass(old: Shape, new: Shape, kind: pa.DataType) -> Convert | None:

@@ -33,8 +33,8 @@ from bedload.state.kinds import Layout, VariableKind
 
 FORMAT_NAME = "bedload-checkpoint"
 VERSION = 2
-"""Of the layout. It goes up when an older Bedload would misread what this one writes. 2 came with timestamps in the place
-of datetimes, and with arrays."""
+"""Of the layout. It goes up when an older Bedload would misread what this one writes. 2 came with timestamps in the
+place of datetimes, and with arrays."""
 
 Runs: TypeAlias = tuple[tuple[int, int], ...]
 """The owner of each key group, run-length encoded: (worker, how many groups in a row)."""

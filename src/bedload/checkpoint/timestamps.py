@@ -52,7 +52,7 @@ def has_datetimes(kind: pa.DataType) -> bool:
 
 def is_dated(variable: Variable) -> bool:
     """Whether a variable holds datetimes; columns have timestamps."""
-    return variable.kind is not VariableKind.COLUMN and has_datetimes(variable.field.type)
+    return variable.kind != VariableKind.COLUMN and has_datetimes(variable.field.type)
 
 
 @cache
@@ -71,7 +71,7 @@ def stamped_type(kind: pa.DataType, zone: str) -> pa.DataType:
 
 
 def zones_of(column: pa.Array, *, exact: bool = True) -> set[str]:
-    """The zones of all datetimes in a column; if ``exact``, ``NO_STAMP`` for those that no timestamp of their zone is."""
+    """The zones of all datetimes in a column; if ``exact``, also ``NO_STAMP`` where no timestamp of its zone is one."""
     found: set[str] = set()
 
     def look(moments: pa.Array) -> pa.Array:
@@ -149,7 +149,8 @@ class _Moments:
         return bool((back == wall).all() and (again == fold).all())
 
     def _rows(self, zone: str) -> Flags:
-        return ~self._null & (self._code == self._names.index(zone))
+        rows: Flags = ~self._null & (self._code == self._names.index(zone))
+        return rows
 
 
 def _from_stamps(stamps: pa.Array, zone: str) -> pa.Array:
@@ -207,12 +208,14 @@ def _each(column: pa.Array, kind: pa.DataType, convert: Callable[[pa.Array], pa.
     if not has_datetimes(column.type) and not has_datetimes(kind):
         return column
     if pa.types.is_struct(kind):
-        return with_fields(kind, column, [_each(column.field(i), field.type, convert) for i, field in enumerate(kind)])
+        # Flattened: of a struct that is null, what is in it does not count.
+        parts = zip(column.flatten(), kind, strict=True)
+        return with_fields(kind, column, [_each(part, field.type, convert) for part, field in parts])
     if column.offset or len(column.values) != column.offsets[-1].as_py() or column.offsets[0].as_py():
         column = column.take(pa.array(np.arange(len(column))))  # what lies around a slice is not to be looked at
     if pa.types.is_map(kind):
         fields = [kind.key_field, kind.item_field]
-        parts = zip((column.keys, column.items), fields, strict=True)
-        made = [_each(part, field.type, convert) for part, field in parts]
+        entries = zip((column.keys, column.items), fields, strict=True)
+        made = [_each(part, field.type, convert) for part, field in entries]
         return with_entries(kind, column, pa.StructArray.from_arrays(made, fields=fields))
     return with_entries(kind, column, _each(column.values, kind.value_type, convert))

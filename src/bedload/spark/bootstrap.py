@@ -246,7 +246,9 @@ def _variable(name: OperatorName, df: DataFrame, column: str, start: Start) -> C
     wanted = _spark_type(start.type)
     if has_datetimes(start.type) and df.schema[column].dataType.simpleString() != wanted.simpleString():
         kinds = [_spark_type(stamped_type(start.type, zone)) for zone in (NAIVE, UTC)]
-        wanted = next((kind for kind in kinds if kind.simpleString() == df.schema[column].dataType.simpleString()), kinds[1])
+        wanted = next(
+            (kind for kind in kinds if kind.simpleString() == df.schema[column].dataType.simpleString()), kinds[1]
+        )
     # A Decimal is kept as text, so that 1.0 stays apart from 1.00.
     if str(start.declared) == "Decimal" and isinstance(df.schema[column].dataType, DecimalType):
         return F.col(_quoted(column)).cast(StringType())

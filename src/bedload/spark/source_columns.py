@@ -133,8 +133,8 @@ def _checked(name: str, column: pa.Array, zone: str) -> pa.Array:
     if there and zone_shown(there) != zone:
         wanted = "without a zone" if zone == NAIVE else "of a zone"
         raise SchemaError(
-            f"state variable {name!r} was to be read as timestamps {wanted}, and holds datetimes of another kind: leave "
-            "the schema out, and it is read as it is"
+            f"state variable {name!r} was to be read as timestamps {wanted}, and holds datetimes of another kind: "
+            "leave the schema out, and it is read as it is"
         )
     return column
 

@@ -1,8 +1,8 @@
 """NumPy arrays of a fixed shape and dtype as state.
 
-To operator code a state array is a plain ``numpy.ndarray``. All of NumPy writes into its memory, through views, ``out=``
-and C code, and nothing of that can be hooked. So it is memory that is tracked: operator code never gets hold of
-committed memory. The array that it works on is a copy, made when the key is first touched in an epoch; the committed
+To operator code a state array is a plain ``numpy.ndarray``. All of NumPy writes into its memory, through views,
+``out=`` and C code, and nothing of that can be hooked. So it is memory that is tracked: operator code never gets hold
+of committed memory. The array that it works on is a copy, made when the key is first touched in an epoch; the committed
 one is the before-image. At the seal the bytes of both are compared, and what differs is copied once more.
 
 Invariants: between epochs the array of a key is contiguous, read-only, and nobody else's: to write into one that was
@@ -101,8 +101,8 @@ def fitted(node: ArrayNode, value: Any) -> Array:
         if np.can_cast(value.dtype, node.numpy, "safe") and not rounds:
             return value.astype(node.numpy)
     raise StateTypeError(
-        f"expected {node}, got {value.dtype}{list(value.shape)}. Change the array in place (self.x[:] = ...), or convert "
-        f"what you assign: .astype({node.dtype!r})"
+        f"expected {node}, got {value.dtype}{list(value.shape)}. Change the array in place (self.x[:] = ...), or "
+        f"convert what you assign: .astype({node.dtype!r})"
     )
 
 
@@ -186,5 +186,14 @@ def flat_values(column: pa.Array) -> pa.Array:
 
 def column_arrays(node: ArrayNode, column: pa.Array) -> list[Array]:
     """The arrays of a column without nulls, each its own."""
-    block = flat_values(column).to_numpy(zero_copy_only=False).reshape(-1, *node.dims)
+    flat = flat_values(column)
+    if flat.null_count:
+        raise StateTypeError(f"there are nulls in an array, {node}; put numbers in their places")
+    block = flat.to_numpy(zero_copy_only=False).reshape(-1, *node.dims)
     return [np.array(value) for value in block]
+
+
+def array_of_lists(node: ArrayNode, value: Any) -> Array:
+    """The array of what Arrow gives for one."""
+    (made,) = column_arrays(node, pa.array([value], list_type(node)))
+    return made

@@ -29,14 +29,13 @@ import numbers
 import operator
 from collections.abc import Callable, Iterable
 from decimal import Decimal
-from functools import cache
+from functools import cache, partial
 from typing import Any, TypeAlias
 
-import numpy as np
 import pyarrow as pa
 
 from bedload.core.errors import StateTypeError
-from bedload.state.arrays import ArrayNode, array_column, column_arrays, fitted, list_type
+from bedload.state.arrays import ArrayNode, array_column, array_of_lists, column_arrays, fitted, list_type
 from bedload.state.handling import mismatch
 from bedload.state.heap import Heap
 from bedload.state.moments import MOMENT, decode_moment, encode_moment
@@ -330,7 +329,7 @@ def decoder(node: TypeNode) -> Convert | None:
         case OpaqueNode():
             return lambda value: decode_opaque(node, value)
         case ArrayNode():
-            return lambda value: np.array(value, node.numpy)
+            return partial(array_of_lists, node)
     raise AssertionError(node)
 
 

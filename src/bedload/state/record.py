@@ -235,7 +235,8 @@ class RecordLayout:
     def sort_out(self) -> Callable[..., None]:
         """``sort_out(objs, journal, absent, *takers)`` adopts the containers of objects, and hands out what is new.
 
-        Arrays become what they are between epochs. Each variable of containers has two takers: of those that are new, and of those that have changed.
+        Arrays become what they are between epochs. Each variable of containers has two takers: of those that are new,
+        and of those that have changed.
         """
         live = [(i, v) for i, v in enumerate(self._variables) if v.live is not None]
         lines = ["for obj in objs:", "    image = obj._bedload_image", "    new = image is absent"]

@@ -228,7 +228,7 @@ def _array_node(where: str, annotation: Any, declared: Declaration) -> ArrayNode
         )
     if annotated_dtype(annotation) not in (None, node.dtype):
         raise StateTypeError(
-            f"{where}: the annotation says {annotated_dtype(annotation)}, and bl.array() {node.dtype}; give both one dtype"
+            f"{where}: the annotation says {annotated_dtype(annotation)}, and bl.array() {node.dtype}; let both say one"
         )
     return node
 
