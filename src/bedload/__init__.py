@@ -40,7 +40,17 @@ from typing import TYPE_CHECKING, Any
 from bedload.core import errors
 from bedload.migration.strategies import STRATEGIES as strategies  # noqa: N811 - a public name like the others
 from bedload.migration.strategies import Strategy
-from bedload.state import Heap, counter, deque, heap, list, map, set, value  # noqa: A004 - named for what they declare
+from bedload.state import (
+    Heap,
+    array,
+    counter,
+    deque,
+    heap,
+    list,  # noqa: A004 - named for what it declares
+    map,  # noqa: A004 - named for what it declares
+    set,  # noqa: A004 - named for what it declares
+    value,
+)
 from bedload.worker.operator import Context, Operator
 from bedload.worker.parameters import param
 from bedload.worker.rows import Rows
@@ -71,6 +81,7 @@ __all__ = [
     "VectorOperator",
     "__version__",
     "agg",
+    "array",
     "attach",
     "counter",
     "deque",

@@ -1,12 +1,12 @@
-"""Writes the golden checkpoints: ``python -m tests.golden.make tests/golden/v1``.
+"""Writes the golden checkpoints: ``python -m tests.golden.make tests/golden/v2``.
 
 A golden checkpoint is one of each layout with everything in it: two attachments with a change of the operator between
 them, epochs that were run again, a snapshot, patches, keys that went. Beside it is the state at each turn, as the
 runtimes had it in memory when they wrote it. ``tests/unit/test_golden_checkpoints.py`` reads them with the code of
 today, and has the code of today write them again.
 
-They are made once for a version of the format. Never write those of a version that was released again: files like them
-are out there. A change that needs that is a new version, with a folder of its own.
+They are made once for a version of the format, by operators of that version. Never write those of a version that was
+released again: files like them are out there. A change that needs that is a new version, with a folder of its own.
 """
 
 import dataclasses
@@ -17,46 +17,63 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 
 from bedload.checkpoint import paths
 from bedload.checkpoint.checkpoint import Checkpoint
 from bedload.checkpoint.compaction import compact
-from bedload.checkpoint.records import Claim, Format, OperatorSchema, TurnRecord, encode, manifest_of, pack_owners
+from bedload.checkpoint.records import (
+    VERSION,
+    Claim,
+    Format,
+    OperatorSchema,
+    TurnRecord,
+    encode,
+    manifest_of,
+    pack_owners,
+)
 from bedload.checkpoint.restore import Restore
 from bedload.checkpoint.segments import SegmentMeta, write_segment
 from bedload.checkpoint.storage import Storage, open_storage
+from bedload.checkpoint.strays import stray_files
+from bedload.checkpoint.uniform import uniform
 from bedload.core.ids import Epoch, Generation, KeyGroup, QueryId, Turn, WorkerId, make_turn
 from bedload.keys import hash_columns, key_groups
 from bedload.worker.operator import state_of
 from bedload.worker.runtime import Runtime
 from bedload.worker.state_schema import state_schema
-from tests.golden import operators as golden
+from tests.golden import operators as version_1
+from tests.golden import operators_2 as version_2
 
 QUERY = QueryId("11111111-2222-3333-4444-555555555555")
-OWNERS = [group % 2 for group in range(golden.GROUPS)]
 LAYOUTS = ("rows", "columns")
+OPERATORS: dict[int, Any] = {1: version_1, 2: version_2}
+"""By the version of the format; whatever of them does not differ is the first one's."""
+NAME = version_1.NAME
+GROUPS = version_1.GROUPS
+OWNERS = [group % 2 for group in range(GROUPS)]
 
 
-def deployment_of(layout: str, version: int) -> Any:
+def deployment_of(golden: Any, layout: str, version: int) -> Any:
     return golden.rows_deployment(version) if layout == "rows" else golden.columns_deployment(version)
 
 
-def schema_of(layout: str, version: int) -> OperatorSchema:
-    deployment = deployment_of(layout, version)
+def schema_of(golden: Any, layout: str, version: int) -> OperatorSchema:
+    deployment = deployment_of(golden, layout, version)
     if layout == "rows":
-        return state_schema(deployment, ["key"], golden.ROW_KEYS, golden.GROUPS, state_of(deployment.operator))
-    return state_schema(deployment, ["id", "site"], golden.COLUMN_KEYS, golden.GROUPS)
+        return state_schema(deployment, ["key"], golden.ROW_KEYS, GROUPS, state_of(deployment.operator))
+    return state_schema(deployment, ["id", "site"], golden.COLUMN_KEYS, GROUPS)
 
 
-def input_of(layout: str, version: int, epoch: list[Any]) -> pa.RecordBatch:
+def input_of(golden: Any, layout: str, version: int, epoch: list[Any]) -> pa.RecordBatch:
     if layout == "rows":
         rows = pa.RecordBatch.from_pylist([{"key": key, "step": step} for key, step in epoch])
         keys = [rows.column(0)]
     else:
         rows = pa.RecordBatch.from_pylist(epoch, golden.column_input(version))
         keys = [rows.column(0), rows.column(1)]
-    groups = key_groups(hash_columns(keys), golden.GROUPS)
+    groups = key_groups(hash_columns(keys), GROUPS)
     return rows.append_column("bedload_group", pa.array(groups, pa.int16()))
 
 
@@ -74,6 +91,8 @@ def plain(value: Any) -> Any:
         return {"tuple": [plain(item) for item in value]}
     if isinstance(value, list):
         return [plain(item) for item in value]
+    if isinstance(value, np.ndarray):
+        return {str(value.dtype): value.tolist()}
     if isinstance(value, set):
         return {"set": sorted((plain(item) for item in value), key=json.dumps)}
     return value if value is None or type(value) in (bool, int, str) else {type(value).__name__: repr(value)}
@@ -84,15 +103,17 @@ def state_of_runtime(runtime: Runtime) -> list[Any]:
     return sorted(([plain(key), plain(row)] for key, row in runtime.snapshot()), key=lambda pair: json.dumps(pair[0]))
 
 
-def start(layout: str, version: int, checkpoint: Checkpoint | None = None, turn: Turn | None = None) -> Runtime:
+def start(
+    golden: Any, layout: str, version: int, checkpoint: Checkpoint | None = None, turn: Turn | None = None
+) -> Runtime:
     """A runtime with nothing, or with the state at a turn."""
-    runtime: Runtime = deployment_of(layout, version).start(WorkerId(0))
+    runtime: Runtime = deployment_of(golden, layout, version).start(WorkerId(0))
     if checkpoint is None or turn is None:
-        runtime.install([KeyGroup(group) for group in range(golden.GROUPS)], None)
+        runtime.install([KeyGroup(group) for group in range(GROUPS)], None)
         return runtime
-    schemas = {schema.number: schema for schema in checkpoint.schemas(golden.NAME)}
-    plan = checkpoint.load_history(golden.NAME).restore_plan(turn)
-    restore = Restore(checkpoint.storage, golden.NAME, schemas[version], plan, schemas=schemas, threads=1)
+    schemas = {schema.number: schema for schema in checkpoint.schemas(NAME)}
+    plan = checkpoint.load_history(NAME).restore_plan(turn)
+    restore = Restore(checkpoint.storage, NAME, schemas[version], plan, schemas=schemas, threads=1)
     for groups, state in restore.chunks():
         runtime.install([KeyGroup(group) for group in groups], state)
     return runtime
@@ -101,8 +122,8 @@ def start(layout: str, version: int, checkpoint: Checkpoint | None = None, turn:
 class Maker:
     """Writes one checkpoint."""
 
-    def __init__(self, storage: Storage, layout: str) -> None:
-        self.storage, self.layout = storage, layout
+    def __init__(self, storage: Storage, golden: Any, layout: str) -> None:
+        self.storage, self.golden, self.layout = storage, golden, layout
         storage.write(paths.FORMAT, encode(Format(id="0" * 32, bedload="0.1.0")))
         self.checkpoint = Checkpoint.open(storage)
         self.generation = Generation(0)
@@ -119,10 +140,10 @@ class Maker:
         )
         self.storage.write(paths.generation(self.generation), encode(claim))
         base = version - 1 or None
-        schema = msgspec.structs.replace(schema_of(self.layout, version), base=base)
-        self.schema = self.checkpoint.add_schema(golden.NAME, schema)
+        schema = msgspec.structs.replace(schema_of(self.golden, self.layout, version), base=base)
+        self.schema = self.checkpoint.add_schema(NAME, schema)
         assert self.schema.number == version
-        self.runtime = start(self.layout, version, self.checkpoint, self.head)
+        self.runtime = start(self.golden, self.layout, version, self.checkpoint, self.head)
 
     def run(self, rows: pa.RecordBatch, *, again: bool = False, replayed: bool = False) -> None:
         """One epoch; ``replayed``: Spark will not commit it; ``again``: it is the one before, run again."""
@@ -142,8 +163,8 @@ class Maker:
             workers=(WorkerId(0), WorkerId(1)),
             committed={QUERY: Epoch(self.epoch - 1)} if self.epoch else {},
         )
-        self.checkpoint.write_turn(golden.NAME, record)
-        self.runtime.begin(record.epoch, [KeyGroup(group) for group in range(golden.GROUPS)])
+        self.checkpoint.write_turn(NAME, record)
+        self.runtime.begin(record.epoch, [KeyGroup(group) for group in range(GROUPS)])
         self.runtime.apply(rows)
         self.runtime.seal()
         delta = self.runtime.delta()
@@ -151,11 +172,11 @@ class Maker:
         owner = [OWNERS[group] for group in delta.column("bedload_group").to_pylist()]
         for worker in record.workers:
             mine = delta.filter(pa.array([it == worker for it in owner]))
-            meta = SegmentMeta(golden.NAME, turn, worker, record.epoch, QUERY)
-            write_segment(self.storage, paths.delta(golden.NAME, turn, worker), mine if mine.num_rows else None, meta)
+            meta = SegmentMeta(NAME, turn, worker, record.epoch, QUERY)
+            write_segment(self.storage, paths.delta(NAME, turn, worker), mine if mine.num_rows else None, meta)
         if replayed:
             self.runtime.abort()
-            self.storage.write(paths.abandoned(golden.NAME, turn), b"")
+            self.storage.write(paths.abandoned(NAME, turn), b"")
             return
         self.runtime.commit()
         self.head = turn
@@ -164,18 +185,21 @@ class Maker:
 
     def snapshot(self) -> None:
         """Of the head."""
-        parts = compact(self.storage, golden.NAME, self.record.turn, target_bytes=3000)
-        self.checkpoint.write_manifest(golden.NAME, manifest_of(self.record, self.schema, parts))
+        parts = compact(self.storage, NAME, self.record.turn, target_bytes=600)
+        manifest = uniform(self.storage, NAME, self.schema, manifest_of(self.record, self.schema, parts))
+        self.checkpoint.write_manifest(NAME, manifest)
+        folder = paths.snapshot(NAME, self.record.turn)
+        self.storage.delete(stray_files(self.storage, folder, manifest.parts))
 
 
-def make(folder: Path, layout: str) -> None:
+def make(folder: Path, golden: Any, layout: str) -> None:
     """Write a checkpoint of this layout and what is to be found in it."""
-    maker = Maker(open_storage(str(folder / layout / "checkpoint")), layout)
+    maker = Maker(open_storage(str(folder / layout / "checkpoint")), golden, layout)
     epochs: Any = golden.ROW_EPOCHS if layout == "rows" else golden.COLUMN_EPOCHS
     for version, all_epochs in epochs.items():
         maker.attach(version)
         for number, epoch in enumerate(all_epochs):
-            rows = input_of(layout, version, epoch)
+            rows = input_of(golden, layout, version, epoch)
             if number == 1:
                 maker.run(rows, replayed=True)
             maker.run(rows, again=number == 1)
@@ -190,4 +214,4 @@ if __name__ == "__main__":
     if target.exists():
         raise SystemExit(f"{target} is there: golden files are written once")
     for one in LAYOUTS:
-        make(target, one)
+        make(target, OPERATORS[VERSION], one)

@@ -8,6 +8,7 @@ from collections import Counter, deque
 from decimal import Decimal
 from typing import Any, ClassVar, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -94,9 +95,22 @@ class Large(Commanded):
     own: deque[int] | None = bl.value()
     queue: bl.Heap[tuple[int, list[int]]] = bl.heap()
     top: bl.Heap[float] = bl.heap(maxlen=3)
+    grid: np.ndarray = bl.array((2, 2), "float32", default=-0.0)
+    marks: np.ndarray = bl.array(3, "uint8")
+    times: dict[str, dt.datetime] = bl.map()
 
     def run(self, what: int, n: int) -> None:
-        match what % 18:
+        match what % 21:
+            case 18:
+                row = self.grid[n % 2]
+                row *= -1 if n % 3 else 1
+            case 19:
+                if n % 2:
+                    np.add(self.marks, n, out=self.marks)
+                else:
+                    self.marks = np.full(3, n, "uint8")
+            case 20:
+                self.times[f"k{n % 3}"] = dt.datetime(2026, 1, 1 + n, tzinfo=dt.UTC if n % 2 else None)
             case 0:
                 self.text += str(n)
             case 1:

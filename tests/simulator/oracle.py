@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bedload.core.ids import Epoch, OperatorName, QueryId
-from tests.simulator.workload import FORGET_AT, RECENT, EpochPlan, Kind, QueryPlan
+from tests.simulator.workload import FORGET_AT, RECENT, EpochPlan, Kind, QueryPlan, moment
 
 History = tuple[tuple[QueryId, Epoch], ...]
 """Committed epochs, in the order in which they were committed."""
@@ -47,6 +47,12 @@ class KeyState:
         ends = all(self.seen.get(source, [])[-len(seqs) :] == seqs for source, seqs in recent.items())
         if not ends or len(actual["recent"]) != min(RECENT, self.count):
             return f"recent is {actual['recent']}, which does not end {self.seen}"
+        sums = [self.count, sum(map(sum, self.seen.values()))]
+        if "sums" in actual and actual["sums"].tolist() != sums:
+            return f"sums are {actual['sums']}, not {sums}"
+        latest = {source: repr(moment(source, seqs[-1])) for source, seqs in self.seen.items()}
+        if "latest" in actual and {source: repr(at) for source, at in actual["latest"].items()} != latest:
+            return f"latest is {actual['latest']}, not {latest}"
         return None
 
 

@@ -8,13 +8,16 @@ state, of several types, so that the before-images of each are put back by every
 from __future__ import annotations
 
 import collections
+import datetime as dt
 import enum
 import types
+import zoneinfo
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 
 from bedload import state as bl
@@ -64,6 +67,12 @@ def check_time(ctx: Context) -> None:
     """Raise if an operator is told a wrong time."""
     told, right = EpochTime(ctx.watermark, ctx.now), time_of(ctx.epoch)
     assert told == right, f"{ctx}: the time is {told}, and not {right}"
+
+
+def moment(source: int, seq: int) -> dt.datetime:
+    """The time of a row: naive, or of one of two zones."""
+    zone = (None, dt.UTC, zoneinfo.ZoneInfo("Europe/Berlin"))[(source + seq // 4) % 3]
+    return dt.datetime(2024, 10, 27, 2, seq % 60, tzinfo=zone, fold=zone is not None and zone is not dt.UTC and seq % 2)
 
 
 class Row(NamedTuple):
@@ -136,6 +145,10 @@ class _Simulated(Operator):
     count: int = bl.value(0)
     seen: dict[int, list[int]] = bl.map()
     recent: collections.deque[int] = bl.deque(maxlen=RECENT)
+    sums: np.ndarray = bl.array(2, "int64")
+    """How many rows, and the sum of their numbers."""
+    latest: dict[int, dt.datetime] = bl.map()
+    """Of each source, as :func:`moment` says; of several zones, so that files of a snapshot do not agree on one."""
 
     def tallied(self) -> Counter[int]:
         """The rows of each source. The state variable has one name or another (see :func:`make_deployment`)."""
@@ -155,6 +168,10 @@ class _Simulated(Operator):
         if self.changed:
             self.touched += 1  # type: ignore[attr-defined]
         self.recent.append(row.source * 1000 + row.seq)
+        part = self.sums[1:]
+        part += row.seq
+        self.sums[0] += 1
+        self.latest[row.source] = moment(row.source, row.seq)
         # After the changes, so that a failure leaves some behind to be rolled back.
         match self.poison.touch(row.source, row.seq):
             case Harm.FORGET:

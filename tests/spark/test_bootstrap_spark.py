@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import shutil
 from collections import Counter
@@ -9,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
@@ -103,6 +105,39 @@ def test_columns_of_every_kind_are_taken_and_cast_where_nothing_is_lost(
     visits(cluster, stream, initial_state=given)
     assert dict(cluster.state("Visits").get(3) or {}) == {"n": 5, "last": "x", "tags": {"a", "b"}}
     assert dict(cluster.state("Visits").get(4) or {}) == {"n": 6, "last": None, "tags": set()}
+
+
+class Timed(bl.Operator):
+    at: dt.datetime | None = bl.value()
+    wall: dt.datetime | None = bl.value()
+    times: dict[str, dt.datetime] = bl.map()
+    grid: np.ndarray = bl.array((2, 2), "float32")
+
+    def process(self, key: Any, rows: Any, ctx: Any) -> None: ...
+
+
+def test_timestamps_become_datetimes_and_lists_arrays(
+    spark: SparkSession, cluster: bl.Cluster, stream: DataFrame, tmp_path: Path
+) -> None:
+    given = spark.sql(
+        "SELECT 3L AS car, timestamp'2024-07-01 12:00:00 UTC' AS at, timestamp_ntz'2024-07-01 12:00:00' AS wall, "
+        "map('a', timestamp'2024-07-01 12:00:00 UTC') AS times, array(array(1f, 2f), array(3f, 4f)) AS grid "
+        "UNION ALL SELECT 4L, NULL, NULL, map(), array(array(0f, 0f), array(0f, 0f))"
+    )
+    cluster.apply(stream, key="car", operator=Timed, schema="car long", initial_state=given)
+    state = cluster.state("Timed").get(3)
+    assert state is not None
+    noon = dt.datetime(2024, 7, 1, 12, tzinfo=dt.UTC)
+    assert state["at"] == state["times"]["a"] == noon
+    assert str(state["at"].tzinfo) == spark.conf.get("spark.sql.session.timeZone")
+    assert state["wall"] == noon.replace(tzinfo=None)
+    assert (state["grid"].dtype, state["grid"].tolist()) == (np.float32, [[1, 2], [3, 4]])
+    df = spark.read.format("bedload").option("operatorName", "Timed").load(str(tmp_path / "state"))
+    assert df.drop("key_group").schema.simpleString() == given.schema.simpleString()
+    assert df.drop("key_group").orderBy("car").collect() == given.orderBy("car").collect()
+    with pytest.raises(SchemaError, match="is string, but the state has timestamp: cast it"):
+        late = spark.sql("SELECT 3L AS car, '2024-07-01' AS at")
+        cluster.apply(stream, key="car", operator=Timed, schema="car long", initial_state=late, name="other")
 
 
 def test_an_aggregate_goes_by_its_own_name(

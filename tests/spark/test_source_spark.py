@@ -8,11 +8,13 @@ import datetime as dt
 import re
 import subprocess
 import sys
+import zoneinfo
 from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
@@ -45,6 +47,9 @@ class Car(bl.Operator):
     raw: bytes = bl.value(b"")
     day: dt.date = bl.value(dt.date(2026, 1, 1))
     at: dt.datetime = bl.value(dt.datetime(2026, 1, 1))
+    since: dt.datetime | None = bl.value()
+    mixed: dt.datetime | None = bl.value()
+    grid: np.ndarray = bl.array((2, 2), "float32")
     took: dt.timedelta = bl.value(dt.timedelta(0))
     price: Decimal = bl.value(Decimal("0"))
     pair: tuple[int, str] = bl.value((0, ""))
@@ -69,6 +74,9 @@ class Car(bl.Operator):
         self.name, self.on, self.ratio = f"car-{key}", True, self.n / 2
         self.raw, self.pair, self.stop.minutes = b"\x00\x01", (self.n, "x"), self.n
         self.took, self.price = dt.timedelta(seconds=self.n), Decimal(self.n) / 100
+        self.since = dt.datetime(2026, 1, 1, tzinfo=dt.UTC if self.n % 2 else zoneinfo.ZoneInfo("Europe/Berlin"))
+        self.mixed = dt.datetime(2026, 1, 1, tzinfo=dt.UTC if key % 2 else None)
+        np.add(self.grid[1], key, out=self.grid[1])
         if key == 9 and self.n >= 30:
             ctx.forget()
 
@@ -116,7 +124,8 @@ def test_a_state_of_every_type_is_a_table(spark: SparkSession, made: Made) -> No
     df = load(spark, made)
     assert df.schema.simpleString() == (
         "struct<car:bigint,n:bigint,ratio:double,on:boolean,name:string,raw:binary,day:date,"
-        "at:struct<wall:timestamp_ntz,zone:string,fold:boolean>,took:interval day to second,price:string,"
+        "at:timestamp_ntz,since:timestamp,mixed:struct<wall:timestamp_ntz,zone:string,fold:boolean>,"
+        "grid:array<array<float>>,took:interval day to second,price:string,"
         "pair:struct<f0:bigint,f1:string>,stop:struct<place:string,minutes:bigint>,thing:binary,recent:array<bigint>,"
         "seen:map<string,bigint>,maybe:array<struct<key:string,value:bigint>>,tags:array<string>,"
         "tally:map<string,bigint>,last:array<bigint>,key_group:int>"
@@ -125,7 +134,12 @@ def test_a_state_of_every_type_is_a_table(spark: SparkSession, made: Made) -> No
     n = EPOCHS * ROWS // CARS
     assert rows.keys() == set(range(CARS))
     row = rows[3]
-    thing, group = row.pop("thing"), row.pop("key_group")
+    thing, group, since = row.pop("thing"), row.pop("key_group"), row.pop("since")
+    zone = dt.UTC if n % 2 else zoneinfo.ZoneInfo("Europe/Berlin")
+    assert since.timestamp() == dt.datetime(2026, 1, 1, tzinfo=zone).timestamp()  # collected in this machine's zone
+    assert row["grid"][0] == [0, 0]
+    assert row["grid"][1][0] == row["grid"][1][1] > 0
+    del row["grid"]
     assert 0 <= group < 32
     assert thing
     assert row | {"tags": sorted(row["tags"])} == {
@@ -136,7 +150,8 @@ def test_a_state_of_every_type_is_a_table(spark: SparkSession, made: Made) -> No
         "name": "car-3",
         "raw": b"\x00\x01",
         "day": dt.date(2026, 1, 1),
-        "at": {"wall": dt.datetime(2026, 1, 1), "zone": None, "fold": False},
+        "at": dt.datetime(2026, 1, 1),
+        "mixed": {"wall": dt.datetime(2026, 1, 1), "zone": "+00:00", "fold": False},
         "took": dt.timedelta(seconds=n),
         "price": str(Decimal(n) / 100),
         "pair": {"f0": n, "f1": "x"},

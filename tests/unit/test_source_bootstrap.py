@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import datetime as dt
+import zoneinfo
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -19,7 +22,8 @@ from bedload.checkpoint.storage import open_storage
 from bedload.core.errors import CheckpointError, StoreError, from_wire
 from bedload.core.ids import Generation, Turn, make_turn
 from bedload.spark.bootstrap import INITIAL_QUERY, manifest_of
-from bedload.spark.bootstrap_task import RESULT, Result, Start, Task, decode_result, whole_groups
+from bedload.spark.bootstrap_task import RESULT, Result, Start, Task, decode_result, starts_of_rows, whole_groups
+from bedload.state import array, build_specs, codec, map, value  # noqa: A004 - named for what they declare
 from bedload.store.deltas import GROUP
 from bedload.worker.durable import Place
 
@@ -140,3 +144,64 @@ def test_a_key_group_of_two_tasks_is_refused() -> None:
     parts = [SnapshotPart(groups=(3, 5), rows=2, files={}), SnapshotPart(groups=(3,), rows=1, files={})]
     with pytest.raises(CheckpointError, match="key groups 3 of the initial state were written by several tasks"):
         manifest_of(TURN, COUNTS, parts)
+
+
+def written(folder: Path, annotation: Any, declaration: Any, given: pa.Array) -> tuple[Result, list[Any]]:
+    """What becomes of a column that Spark gave for a variable of an ``Operator``."""
+    specs = build_specs("Op", {"v": annotation}, {"v": declaration})
+    schema = schema_of({"car": pa.int64()}, {"v": codec.arrow_schema(specs).field("v").type}, groups=1, kind="value")
+    (start,) = (replace(start, column="bedload_value_0") for start in starts_of_rows(specs))
+    keys = pa.array(range(len(given)), pa.int64())
+    rows = pa.RecordBatch.from_arrays(
+        [pa.array([0] * len(given), pa.int16()), keys, given], [GROUP, "bedload_key_0", "bedload_value_0"]
+    )
+    result = run(task(folder, start, schema=schema), [rows])
+    found = []
+    for part in result.parts:
+        state = read_part(open_storage(str(folder)), paths.snapshot(OPERATOR, TURN), schema, part, part.groups)
+        found += [row["v"] for row in codec.decode(specs, state)]
+    return result, found
+
+
+NOON = dt.datetime(2024, 7, 1, 12)
+
+
+@pytest.mark.parametrize(
+    ("zone", "shown"),
+    [
+        (None, NOON),
+        ("UTC", NOON.replace(tzinfo=zoneinfo.ZoneInfo("UTC"))),
+        ("Europe/Berlin", NOON.replace(hour=14, tzinfo=zoneinfo.ZoneInfo("Europe/Berlin"))),
+    ],
+)
+def test_timestamps_become_datetimes_of_their_zone(tmp_path: Path, zone: str | None, shown: dt.datetime) -> None:
+    kind = pa.timestamp("us", zone)
+    given = pa.array([NOON, None], pa.timestamp("us")).cast(pa.int64()).cast(kind)
+    result, found = written(tmp_path / "one", dt.datetime | None, value(), given)
+    assert result.error is None
+    assert repr(found) == repr([shown, None])
+    entries = pa.array([[("a", 0)]], pa.map_(pa.string(), pa.int64())).cast(pa.map_(pa.string(), kind))
+    _, found = written(tmp_path / "map", dict[str, dt.datetime], map(), entries)
+    assert [moment.tzinfo for moment in found[0].values()] == [shown.tzinfo]
+
+
+def test_structs_stay_what_they_are(tmp_path: Path) -> None:
+    moment = NOON.replace(fold=1, tzinfo=dt.UTC)
+    specs = build_specs("Op", {"v": dt.datetime | None}, {"v": value()})
+    _, found = written(tmp_path, dt.datetime | None, value(), codec.encode(specs, [{"v": moment}]).column("v"))
+    assert (repr(found[0]), found[0].fold) == (repr(moment), 1)
+
+
+def test_lists_become_arrays(tmp_path: Path) -> None:
+    given = pa.array([[[1, 2], [3, 4]]], pa.list_(pa.list_(pa.float32())))
+    result, found = written(tmp_path, np.ndarray, array((2, 2), "float32"), given)
+    assert result.error is None
+    assert (found[0].dtype, found[0].tolist()) == (np.float32, [[1, 2], [3, 4]])
+    short = pa.array([[[1, 2], [3]]], pa.list_(pa.list_(pa.float32())))
+    result, _ = written(tmp_path, np.ndarray, array((2, 2), "float32"), short)
+    assert result.error is not None
+    assert "has values that are not of its type (float32[2, 2])" in str(from_wire(*result.error))
+    holes = pa.array([[[1, None], [3, 4]]], pa.list_(pa.list_(pa.float32())))
+    result, _ = written(tmp_path, np.ndarray, array((2, 2), "float32"), holes)
+    assert result.error is not None
+    assert "there are nulls in an array, float32[2, 2]; put numbers in their places" in str(from_wire(*result.error))

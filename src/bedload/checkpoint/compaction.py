@@ -23,6 +23,7 @@ from bedload.checkpoint.pools import THREADS, Pools
 from bedload.checkpoint.records import OperatorSchema, SnapshotPart
 from bedload.checkpoint.snapshots import TARGET_BYTES, write_parts
 from bedload.checkpoint.storage import Storage, open_storage
+from bedload.checkpoint.uniform import zones_before
 from bedload.core.errors import CheckpointError, from_wire, to_wire
 from bedload.core.ids import OperatorName, Turn
 
@@ -69,7 +70,8 @@ def compact(
     checkpoint = Checkpoint.open(storage, pools=pools)
     restore, schema = restore_at(checkpoint, operator, turn, threads=threads)
     chunks = restore.chunks(groups, progress=progress)
-    return write_parts(storage, paths.snapshot(operator, turn), schema, chunks, target_bytes=target_bytes)
+    folder, zones = paths.snapshot(operator, turn), zones_before(restore.snapshot)
+    return write_parts(storage, folder, schema, chunks, target_bytes=target_bytes, zones=zones)
 
 
 def restore_at(

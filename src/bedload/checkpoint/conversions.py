@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 
 from bedload.checkpoint.records import Variable
 from bedload.checkpoint.shapes import FieldShape, Shape, ShapeKind, unpack_value
+from bedload.state.arrays import flat_values, nested
 from bedload.state.kinds import VariableKind
 
 Convert: TypeAlias = Callable[[pa.Array], pa.Array]
@@ -123,6 +124,8 @@ def _compile(old: Shape, new: Shape, kind: pa.DataType) -> Convert | None:
             return None
         case ShapeKind.DATACLASS:
             return _compile_dataclass(old, new, kind)
+        case ShapeKind.ARRAY:
+            return _compile_array(old, new)
         case ShapeKind.TUPLE:
             return _compile_tuple(old, new, kind)
         case ShapeKind.DICT | ShapeKind.COUNTER:
@@ -131,10 +134,27 @@ def _compile(old: Shape, new: Shape, kind: pa.DataType) -> Convert | None:
             inner = _compile_list(old, new, kind.field("items").type)
             if inner is None:
                 return None
-            return lambda column: _struct(kind, column, [inner(column.field("items")), column.field("maxlen")])
+            return lambda column: with_fields(kind, column, [inner(column.field("items")), column.field("maxlen")])
         case ShapeKind.LIST | ShapeKind.SET | ShapeKind.DEQUE | ShapeKind.REPEATED:
             return _compile_list(old, new, kind)
     return None  # one scalar
+
+
+def _compile_array(old: Shape, new: Shape) -> Convert | None:
+    if old.dims != new.dims:
+        raise Refused("an array keeps its shape; keep it, or add a variable")
+    if old.name == new.name:
+        return None
+    if not np.can_cast(old.name, new.name, "safe"):
+        raise Refused(f"not every {old.name} is a {new.name}; keep the dtype, or add a variable")
+    kind = pa.from_numpy_dtype(np.dtype(new.name))
+
+    def convert(column: pa.Array) -> pa.Array:
+        flat = flat_values(column)
+        # Arrow makes no short floats of booleans.
+        return nested(_exactly(flat.cast(pa.uint8()) if old.name == "bool" else flat, kind), new.dims)
+
+    return convert
 
 
 def _compile_list(old: Shape, new: Shape, kind: pa.DataType) -> Convert | None:
@@ -148,7 +168,7 @@ def _compile_list(old: Shape, new: Shape, kind: pa.DataType) -> Convert | None:
     def convert(column: pa.Array) -> pa.Array:
         if most is not None:
             column = _last(column, most)
-        return column if inner is None else _list(kind, column, inner(column.values))
+        return column if inner is None else with_entries(kind, column, inner(column.values))
 
     return convert
 
@@ -167,7 +187,7 @@ def _compile_map(old: Shape, new: Shape, kind: pa.DataType) -> Convert | None:
     def convert(column: pa.Array) -> pa.Array:
         of = (column.values.field("key"), column.values.field("value")) if was_list else (column.keys, column.items)
         made = [of[0] if keys is None else keys(of[0]), of[1] if values is None else values(of[1])]
-        return _list(kind, column, pa.StructArray.from_arrays(made, fields=fields))
+        return with_entries(kind, column, pa.StructArray.from_arrays(made, fields=fields))
 
     return convert
 
@@ -179,7 +199,9 @@ def _compile_tuple(old: Shape, new: Shape, kind: pa.DataType) -> Convert | None:
     inner = [_compile(o, n, kind.field(i).type) for i, (o, n) in enumerate(pairs)]
     if not any(inner):
         return None
-    return lambda column: _struct(kind, column, [_with(convert, column.field(i)) for i, convert in enumerate(inner)])
+    return lambda column: with_fields(
+        kind, column, [_with(convert, column.field(i)) for i, convert in enumerate(inner)]
+    )
 
 
 def _compile_dataclass(old: Shape, new: Shape, kind: pa.DataType) -> Convert | None:
@@ -214,7 +236,7 @@ def _compile_dataclass(old: Shape, new: Shape, kind: pa.DataType) -> Convert | N
         children = [
             inner.take(everywhere) if origin is None else _with(inner, column.field(origin)) for origin, inner in made
         ]
-        return _struct(kind, column, children)
+        return with_fields(kind, column, children)
 
     return convert
 
@@ -237,12 +259,13 @@ def _exactly(column: pa.Array, kind: pa.DataType) -> pa.Array:
         return made
 
 
-def _struct(kind: pa.DataType, column: pa.Array, children: Sequence[pa.Array]) -> pa.Array:
+def with_fields(kind: pa.DataType, column: pa.Array, children: Sequence[pa.Array]) -> pa.Array:
+    """The structs of a column with other fields."""
     mask = column.is_null() if column.null_count else None
     return pa.StructArray.from_arrays(children, fields=list(kind), mask=mask)
 
 
-def _list(kind: pa.DataType, column: pa.Array, child: pa.Array) -> pa.Array:
+def with_entries(kind: pa.DataType, column: pa.Array, child: pa.Array) -> pa.Array:
     """The lists or maps of a column with other entries, as many as before."""
     return pa.Array.from_buffers(kind, len(column), column.buffers()[:2], -1, column.offset, [child])
 

@@ -1,9 +1,10 @@
 """State that was stored by an older definition of its operator, converted for the present one.
 
 What can change: state variables and columns come (they start with their default), go (they are dropped), are renamed by
-declaration, or get a wider type: int to float, T to T | None, a larger or no maxlen, and in columns numbers of more
-bits or digits. Fields of dataclasses come with a default and are renamed by declaration, at any depth. A smaller maxlen
-keeps the last entries, as the next append would. Everything else is refused, and the refusal lists it.
+declaration, or get a wider type: int to float, T to T | None, a larger or no maxlen, in arrays a dtype that has all of
+the old one's values, and in columns numbers of more bits or digits. Fields of dataclasses come with a default and are
+renamed by declaration, at any depth. A smaller maxlen keeps the last entries, as the next append would. Everything else
+is refused, and the refusal lists it.
 
 Invariants: a conversion depends on nothing but the two schemas and those between them, so a restore gives what the
 workers once had, however often it is done; it loses nothing but what the definition dropped; an int that no float

@@ -15,6 +15,7 @@ from bedload.checkpoint.history import Garbage, History
 from bedload.checkpoint.intact import advise
 from bedload.checkpoint.records import Manifest, TurnRecord
 from bedload.checkpoint.strays import stray_files
+from bedload.checkpoint.uniform import is_uniform, uniform
 from bedload.core.errors import CheckpointDamaged, EpochNotRetained
 from bedload.core.ids import OperatorName, Turn, WorkerId
 
@@ -55,9 +56,12 @@ class Filing:
     def write_manifest(self, operator: OperatorName, manifest: Manifest) -> Manifest:
         """Make a snapshot count; gives the manifest that does, which may be that of an attempt before this one."""
         self.checkpoint.check_fence()
+        storage = self.checkpoint.storage
+        # SUBTLE: of one that was made before, and was said to have failed, the files that it replaced are gone.
+        if not is_uniform(manifest) and not storage.exists(paths.manifest(operator, manifest.turn)):
+            manifest = uniform(storage, operator, self.checkpoint.schema(operator, manifest.schema), manifest)
         counts = self.checkpoint.write_manifest(operator, manifest, again=True)
         # What another attempt left would be counted by whoever reads the folder as plain Parquet.
-        storage = self.checkpoint.storage
         storage.delete(stray_files(storage, paths.snapshot(operator, manifest.turn), counts.parts))
         return counts
 

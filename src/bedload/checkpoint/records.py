@@ -32,8 +32,9 @@ from bedload.keys import MAX_KEY_GROUPS
 from bedload.state.kinds import Layout, VariableKind
 
 FORMAT_NAME = "bedload-checkpoint"
-VERSION = 1
-"""Of the layout. It goes up when an older Bedload would misread what this one writes."""
+VERSION = 2
+"""Of the layout. It goes up when an older Bedload would misread what this one writes. 2 came with timestamps in the
+place of datetimes, and with arrays."""
 
 Runs: TypeAlias = tuple[tuple[int, int], ...]
 """The owner of each key group, run-length encoded: (worker, how many groups in a row)."""
@@ -187,6 +188,11 @@ class FileInfo(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int
     xxh3: str
     """XXH3-64 of the file, 16 hexadecimal digits."""
+    zone: str | msgspec.UnsetType = msgspec.UNSET
+    """Of a variable with datetimes: they are timestamps of this zone, or structs (``NO_STAMP`` in
+    :mod:`bedload.checkpoint.timestamps`). Older files have structs."""
+    zones: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
+    """And the zones that there are."""
 
     def __post_init__(self) -> None:
         # What is read or deleted by it must lie in the snapshot's folder, whoever wrote the manifest.

@@ -69,7 +69,7 @@ class Restore:
         self._operator = operator
         self._schema = schema
         self._schemas = {**(schemas or {}), schema.number: schema}
-        self._manifest, self._turns = plan
+        self.snapshot, self._turns = plan
         self._threads = threads or min(4, os.cpu_count() or 1)
         self._pools = pools
 
@@ -122,8 +122,8 @@ class Restore:
     def _eras(self, variables: Sequence[str] | None) -> list[_Era]:
         """The plan by schema, oldest first; the last era is in the wanted one, with these variables."""
         plan: list[tuple[int, list[TurnRecord]]] = []
-        if self._manifest is not None:
-            plan.append((self._manifest.schema, []))
+        if self.snapshot is not None:
+            plan.append((self.snapshot.schema, []))
         for record in self._turns:
             if not plan or plan[-1][0] != record.schema:
                 plan.append((record.schema, []))
@@ -195,7 +195,7 @@ class Restore:
 
     def _pieces(self, wanted: Sequence[int], chunk_groups: int, era: _Era) -> Iterator[_Piece]:
         rest, form = set(wanted), era.form
-        parts = () if self._manifest is None else self._parts(self._manifest, era.schema)
+        parts = () if self.snapshot is None else self._parts(self.snapshot, era.schema)
         for part in parts:
             groups = [group for group in part.groups if group in rest]
             rest.difference_update(groups)
@@ -225,8 +225,8 @@ class Restore:
 
     @property
     def _folder(self) -> str:
-        assert self._manifest is not None
-        return paths.snapshot(self._operator, self._manifest.turn)
+        assert self.snapshot is not None
+        return paths.snapshot(self._operator, self.snapshot.turn)
 
     def _segment(
         self, form: StateForm, record: TurnRecord, worker: WorkerId, wanted: Sequence[int], only: KeyFilter | None

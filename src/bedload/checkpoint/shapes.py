@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from bedload.core.errors import CheckpointDamaged, StateTypeError
 from bedload.state import StateSpec
+from bedload.state.arrays import ArrayNode
 from bedload.state.arrow import arrow_type, encoder
 from bedload.state.types import (
     CounterNode,
@@ -60,6 +61,7 @@ class ShapeKind(enum.StrEnum):
     DICT = "dict"
     COUNTER = "Counter"
     DATACLASS = "dataclass"
+    ARRAY = "array"
     OPAQUE = "opaque"
     """What only a codec can read."""
 
@@ -74,8 +76,10 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Of a dataclass."""
     maxlen: int | None = None
     name: str = ""
-    """Of the dataclass, or the annotation of an opaque value."""
+    """Of the dataclass, the dtype of an array, or the annotation of an opaque value."""
     codec: str = ""
+    dims: tuple[int, ...] = ()
+    """The shape of an array."""
 
     def __str__(self) -> str:
         inside = ", ".join(map(str, self.items))
@@ -90,6 +94,8 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
                 return f"deque[{inside}]"
             case ShapeKind.DATACLASS:
                 return self.name
+            case ShapeKind.ARRAY:
+                return f"{self.name}[{', '.join(map(str, self.dims))}]"
             case ShapeKind.OPAQUE:
                 return f"{self.name} by {self.codec}"
         return f"{self.kind}[{inside}]" if self.items else str(self.kind)
@@ -132,6 +138,8 @@ def shape_of(node: TypeNode) -> Shape:
             declared = {field.name: field for field in dataclasses.fields(node.cls)}
             fields = tuple(_field(declared[name], of) for name, of in node.fields)
             return Shape(kind=ShapeKind.DATACLASS, name=str(node), fields=fields)
+        case ArrayNode(dims, dtype):
+            return Shape(kind=ShapeKind.ARRAY, name=dtype, dims=dims)
         case OpaqueNode():
             return Shape(kind=ShapeKind.OPAQUE, name=str(node), codec=node.codec)
     raise AssertionError(node)

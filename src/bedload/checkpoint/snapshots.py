@@ -7,6 +7,10 @@ and the variable. Row *i* of all files of a part is the same key. A key group is
 Invariants: a file is what the manifest tells by its size and checksum, or :class:`CheckpointDamaged` names it; key
 groups without keys belong to a part but have no row group; a part without keys has no files.
 
+Datetimes are timestamps where all of a file have one zone (:mod:`bedload.checkpoint.timestamps`). Parts are written by
+many at once, who do not know of each other's zones; that the files of a variable are all alike in the end is seen to by
+:mod:`bedload.checkpoint.uniform`. The manifest has the zone.
+
 A file's name ends in its checksum, so two attempts at a snapshot never write the same file with different content,
 however late one of them comes. What an attempt leaves behind, :mod:`bedload.checkpoint.strays` finds.
 
@@ -19,8 +23,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from threading import Lock
+from types import MappingProxyType
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
@@ -30,6 +36,7 @@ from bedload.checkpoint.forms import StateForm, groups_of
 from bedload.checkpoint.parquet_types import stored_type
 from bedload.checkpoint.records import FileInfo, OperatorSchema, SnapshotPart
 from bedload.checkpoint.storage import Storage, without_secrets
+from bedload.checkpoint.timestamps import NO_STAMP, is_dated, stamped, stamped_type, unstamped, zone_for, zones_of
 from bedload.core.errors import CheckpointDamaged
 from bedload.store.deltas import GROUP, spans
 
@@ -41,20 +48,40 @@ KEYS_ONLY = "bedload_keys"
 
 
 def write_part(
-    storage: Storage, folder: str, schema: OperatorSchema, batch: pa.RecordBatch, groups: Sequence[int] | None = None
+    storage: Storage,
+    folder: str,
+    schema: OperatorSchema,
+    batch: pa.RecordBatch,
+    groups: Sequence[int] | None = None,
+    *,
+    zones: Mapping[str, str] = MappingProxyType({}),
+    only: Sequence[str] | None = None,
 ) -> SnapshotPart:
-    """Write the files of some key groups; ``groups`` names them if some may have no keys."""
+    """Write the files of some key groups; ``groups`` names them if some may have no keys.
+
+    ``zones`` says what zone the datetimes of a variable had before, or have to have now. ``only`` names the variables.
+    """
     there = spans(groups_of(batch))
     held = tuple(group for group, _, _ in there)
     covered = held if groups is None else tuple(sorted(groups))
     files: dict[str, FileInfo] = {}
     if batch.num_rows:
-        for variable, table in _tables(schema, batch).items():
+        form = StateForm.of(schema, only)
+        form.check(batch, where="a snapshot to be written")
+        dated = {variable.name for variable in schema.variables if is_dated(variable)}
+        for variable in form.variables or [KEYS_ONLY]:
+            column = batch.column(variable) if form.variables else None
+            zone, found = (None, set()) if variable not in dated else _zone(column, zones.get(variable))
+            if zone not in (None, NO_STAMP):
+                column = stamped(column, zone)
+            table = _table(schema, form, batch, variable, column)
             data = _parquet(table, [(first, end) for _, first, end in there])
             digest = xxhash.xxh3_64_hexdigest(data)
             path = paths.part(variable, covered[0], digest)
             storage.write(f"{folder}/{path}", data)
-            files[variable] = FileInfo(path=path, bytes=int(data.size), xxh3=digest)
+            info = FileInfo(path=path, bytes=int(data.size), xxh3=digest)
+            told = {} if zone is None else {"zone": zone, "zones": tuple(sorted(found))}
+            files[variable] = msgspec.structs.replace(info, **told)
     return SnapshotPart(groups=covered, rows=batch.num_rows, files=files)
 
 
@@ -65,8 +92,12 @@ def write_parts(
     chunks: Iterable[tuple[Sequence[int], pa.RecordBatch]],
     *,
     target_bytes: int = TARGET_BYTES,
+    zones: Mapping[str, str] = MappingProxyType({}),
 ) -> list[SnapshotPart]:
-    """Write key groups as they come, in parts of about this size. A key group is in one part, however large it is."""
+    """Write key groups as they come, in parts of about this size. A key group is in one part, however large it is.
+
+    ``zones``: as for :func:`write_part`.
+    """
     written: list[SnapshotPart] = []
     pending: list[pa.RecordBatch] = []
     covered: list[int] = []
@@ -79,7 +110,7 @@ def write_parts(
             table = table.sort_by(GROUP)
         batches = table.combine_chunks().to_batches()
         batch = batches[0] if batches else StateForm.of(schema).empty()
-        written.append(write_part(storage, folder, schema, batch, covered))
+        written.append(write_part(storage, folder, schema, batch, covered, zones=zones))
         pending.clear()
         covered.clear()
         size = 0
@@ -130,7 +161,8 @@ class PartReader:
                 if table.num_rows != keyed.num_rows:
                     raise file.damaged(f"it has {table.num_rows} rows where {first.where} has {keyed.num_rows}")
                 columns[file.variable] = table.column(file.variable)
-        return _in_form(self._form, columns, first)
+        zones = {file.variable: file.zone for file in files if file.zone is not None}
+        return _in_form(self._form, columns, first, zones)
 
     def _open(self) -> list[_File]:
         with self._lock:
@@ -156,6 +188,8 @@ class _File:
 
     def __init__(self, storage: Storage, path: str, variable: str, info: FileInfo) -> None:
         self.variable = variable
+        self.zone = None if info.zone in (msgspec.UNSET, NO_STAMP) else info.zone
+        """Of the timestamps in it that are datetimes."""
         self.where = f"{without_secrets(storage.url)}/{path}"
         try:
             data = pa.py_buffer(storage.read(path))
@@ -199,19 +233,26 @@ class _File:
 # --- steps ---
 
 
-def _tables(schema: OperatorSchema, batch: pa.RecordBatch) -> Mapping[str, pa.Table]:
-    form = StateForm.of(schema)
-    form.check(batch, where="a snapshot to be written")
-    keys = [_stored(batch.column(name)) for name in form.key_columns]
-    tables = {}
-    for variable in form.variables or [KEYS_ONLY]:
-        columns = [batch.column(GROUP), *keys]
-        names = [GROUP, *_key_names(schema, variable)]
-        if form.variables:
-            columns.append(_stored(batch.column(variable)))
-            names.append(variable)
-        tables[variable] = pa.Table.from_arrays(columns, names=names)
-    return tables
+def _zone(column: pa.Array, before: str | None) -> tuple[str, set[str]]:
+    """As what the datetimes of a file are stored, and the zones that they have.
+
+    It goes on as it was where it can, so that all who write parts do the same.
+    """
+    zones = zones_of(column)
+    if before is not None and (before == NO_STAMP or zones <= {before}):
+        return before, zones
+    return zone_for(zones), zones
+
+
+def _table(
+    schema: OperatorSchema, form: StateForm, batch: pa.RecordBatch, variable: str, column: pa.Array | None
+) -> pa.Table:
+    columns = [batch.column(GROUP), *(_stored(batch.column(name)) for name in form.key_columns)]
+    names = [GROUP, *_key_names(schema, variable)]
+    if column is not None:
+        columns.append(_stored(column))
+        names.append(variable)
+    return pa.Table.from_arrays(columns, names=names)
 
 
 def _stored(column: pa.Array) -> pa.Array:
@@ -252,14 +293,20 @@ def _own(file: _File, form: StateForm) -> list[str]:
     return [file.variable] if file.variable in form.variables else []
 
 
-def _in_form(form: StateForm, columns: Mapping[str, pa.ChunkedArray], file: _File) -> pa.RecordBatch:
+def _in_form(
+    form: StateForm, columns: Mapping[str, pa.ChunkedArray], file: _File, zones: Mapping[str, str]
+) -> pa.RecordBatch:
     arrays = []
     for field in form.schema:
         column: Any = columns[field.name].combine_chunks()
         if isinstance(column, pa.ChunkedArray):
             column = column.chunk(0) if column.num_chunks else pa.nulls(0, column.type)
+        zone = zones.get(field.name)
         try:
-            arrays.append(column.cast(field.type))
+            if zone is None:
+                arrays.append(column.cast(field.type))
+            else:
+                arrays.append(unstamped(column.cast(stamped_type(field.type, zone)), field.type, zone))
         except pa.ArrowException as bad:
             raise file.damaged(f"its column {field.name!r} is {column.type}, and not {field.type} ({bad})") from bad
     return pa.RecordBatch.from_arrays(arrays, schema=form.schema)

@@ -32,6 +32,8 @@ from pyspark.sql.types import DataType, DecimalType, StringType, StructType
 from bedload.checkpoint import paths
 from bedload.checkpoint.records import Manifest, OperatorSchema, SnapshotPart
 from bedload.checkpoint.strays import stray_files
+from bedload.checkpoint.timestamps import NAIVE, UTC, has_datetimes, stamped_type
+from bedload.checkpoint.uniform import uniform
 from bedload.control.coordinator import Coordinator
 from bedload.control.lineage import Lineage
 from bedload.core.errors import (
@@ -99,8 +101,9 @@ def deploy_with_initial_state(
         lineage = keeper.lineage(name, wanted, fresh=True)
         if known:
             driver.deploy(name, wanted.key_groups, payload, fresh=True, lineage=lineage)
-        manifest = manifest_of(turn, lineage.schema, parts)
         keeper.checkpoint.check_fence()
+        made = manifest_of(turn, lineage.schema, parts)
+        manifest = uniform(keeper.checkpoint.storage, name, lineage.schema, made)
         keeper.checkpoint.write_manifest(name, manifest)
     except BaseException:
         _clean_up(keeper, name, turn)
@@ -241,6 +244,11 @@ def _key(name: OperatorName, df: DataFrame, column: str | None, field: pa.Field)
 def _variable(name: OperatorName, df: DataFrame, column: str, start: Start) -> Column:
     where = f"operator {name}: the column {column!r} of initial_state, for the variable {start.name!r},"
     wanted = _spark_type(start.type)
+    if has_datetimes(start.type) and df.schema[column].dataType.simpleString() != wanted.simpleString():
+        kinds = [_spark_type(stamped_type(start.type, zone)) for zone in (NAIVE, UTC)]
+        wanted = next(
+            (kind for kind in kinds if kind.simpleString() == df.schema[column].dataType.simpleString()), kinds[1]
+        )
     # A Decimal is kept as text, so that 1.0 stays apart from 1.00.
     if str(start.declared) == "Decimal" and isinstance(df.schema[column].dataType, DecimalType):
         return F.col(_quoted(column)).cast(StringType())

@@ -21,10 +21,12 @@ from bedload.checkpoint import paths
 from bedload.checkpoint.forms import StateForm, groups_of
 from bedload.checkpoint.records import OperatorSchema, SnapshotPart
 from bedload.checkpoint.snapshots import write_parts
+from bedload.checkpoint.timestamps import NAIVE, has_datetimes, stamped_type, unstamped
 from bedload.core.errors import BedloadError, DataError, NullKey, StateTypeError, StoreError, to_wire
 from bedload.core.ids import OperatorName, Turn
 from bedload.state import StateSpec
 from bedload.state.arrow import arrow_type, decode_all, decoder, encoder
+from bedload.state.moments import MOMENT
 from bedload.state.types import OptionalNode, ScalarNode, TypeNode
 from bedload.store.columns import ColumnSpec
 from bedload.store.columns.index import KeyIndex
@@ -132,7 +134,7 @@ class Task:
                 operator=self.operator,
             )
         try:
-            made = column.cast(start.type)
+            made = _in_state(column, start.type)
             if start.declared is not None:
                 decode_all(start.declared, made.to_pylist())
         except BedloadError as bad:
@@ -144,6 +146,24 @@ class Task:
                 operator=self.operator,
             ) from bad
         return made
+
+
+def _in_state(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    """What Spark gave as a column of the state: its timestamps are datetimes of their zone, as in a row."""
+    stamps = _timestamps(column.type, kind)
+    if stamps is None:
+        return column.cast(kind)
+    zone = stamps.tz or NAIVE
+    return unstamped(column.cast(stamped_type(kind, zone)), kind, zone)
+
+
+def _timestamps(given: pa.DataType, kind: pa.DataType) -> pa.DataType | None:
+    """The timestamps that were given where the state has datetimes; None if it has none there."""
+    if kind == MOMENT:
+        return given if pa.types.is_timestamp(given) else None
+    inner = range(kind.num_fields if has_datetimes(kind) else 0)
+    found = (_timestamps(given.field(i).type, kind.field(i).type) for i in inner)
+    return next((stamps for stamps in found if stamps is not None), None)
 
 
 class _Keys:

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
+from bedload.core.errors import CheckpointDamaged
+
 if TYPE_CHECKING:
     import pyarrow as pa
 
@@ -35,11 +37,20 @@ class BedloadSource(DataSource):
 
     def schema(self) -> StructType:
         """The columns of the table; from here on it is clear which state is read."""
-        return self._columns().schema
+        from bedload.spark.source_zones import zones_shown
+
+        try:
+            zones = zones_shown(self._resolved())
+        except CheckpointDamaged as bad:
+            zones = zones_shown(self._again(bad))
+        return self._columns(zones).schema
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Reads the columns of a schema: all, or those that the user wrote down."""
-        return StateReader(self._resolved(), self._columns().select(schema))
+        from bedload.spark.source_columns import zones_in
+
+        view = self._resolved()
+        return StateReader(view, self._columns(zones_in(view.schema, schema)).select(schema))
 
     def _resolved(self) -> View:
         from bedload.spark.source_options import parse_options
@@ -49,11 +60,21 @@ class BedloadSource(DataSource):
             self._view = resolve(parse_options(self.options))
         return self._view
 
-    def _columns(self) -> Columns:
+    def _again(self, error: CheckpointDamaged) -> View:
+        """The same state, if files of it were replaced since it was looked for."""
+        from bedload.spark.source_read import is_missing
+        from bedload.spark.source_view import refreshed
+
+        if not is_missing(error):
+            raise error
+        self._view = refreshed(self._resolved())
+        return self._view
+
+    def _columns(self, zones: dict[str, str]) -> Columns:
         from bedload.spark.source_columns import columns_of
 
         view = self._resolved()
-        return columns_of(view.schema, view.variables, changes=view.feed is not None)
+        return columns_of(view.schema, view.variables, changes=view.feed is not None, zones=zones)
 
 
 @dataclass

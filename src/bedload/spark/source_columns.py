@@ -13,13 +13,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
+from types import MappingProxyType
 
 import pyarrow as pa
-from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+from pyspark.sql.pandas.types import from_arrow_schema, from_arrow_type, to_arrow_schema
 from pyspark.sql.types import StructType
 
 from bedload.checkpoint.parquet_types import stored_type
-from bedload.checkpoint.records import OperatorSchema
+from bedload.checkpoint.records import OperatorSchema, Variable
+from bedload.checkpoint.timestamps import NAIVE, NO_STAMP, UTC, is_dated, stamped, stamped_type, zone_shown, zones_of
 from bedload.core.errors import SchemaError, StateTypeError
 from bedload.store.deltas import GROUP, key_column
 
@@ -44,6 +46,8 @@ class Columns:
     schema: StructType
     sources: tuple[str, ...]
     """Names in state form, or ``batch_id`` and ``change_type``."""
+    zones: dict[str, str]
+    """Of variables whose datetimes are timestamps, by name."""
 
     @cached_property
     def arrow(self) -> pa.Schema:
@@ -52,7 +56,12 @@ class Columns:
 
     def batch(self, columns: Mapping[str, pa.Array]) -> pa.RecordBatch:
         """The table's columns out of those of the state."""
-        arrays = [columns[source].cast(field.type) for source, field in zip(self.sources, self.arrow, strict=True)]
+        arrays = []
+        for source, field in zip(self.sources, self.arrow, strict=True):
+            column, zone = columns[source], self.zones.get(source)
+            if zone is not None:
+                column = stamped(_checked(source, column, zone), zone)
+            arrays.append(column.cast(field.type))
         return pa.RecordBatch.from_arrays(arrays, schema=self.arrow)
 
     def select(self, wanted: StructType) -> Columns:
@@ -72,11 +81,20 @@ class Columns:
                     "schema out, or read it as it is and cast it"
                 )
             at.append(i)
-        return Columns(wanted, tuple(self.sources[i] for i in at))
+        return Columns(wanted, tuple(self.sources[i] for i in at), self.zones)
 
 
-def columns_of(schema: OperatorSchema, variables: Iterable[str] | None = None, *, changes: bool = False) -> Columns:
-    """The table of an operator's state with all variables or with some, or of what changed in it."""
+def columns_of(
+    schema: OperatorSchema,
+    variables: Iterable[str] | None = None,
+    *,
+    changes: bool = False,
+    zones: Mapping[str, str] = MappingProxyType({}),
+) -> Columns:
+    """The table of an operator's state with all variables or with some, or of what changed in it.
+
+    ``zones`` says of which variables the datetimes are timestamps, and of what zone.
+    """
     chosen = None if variables is None else set(variables)
     wanted = [variable for variable in schema.variables if chosen is None or variable.name in chosen]
     names = [variable.name for variable in wanted]
@@ -85,10 +103,40 @@ def columns_of(schema: OperatorSchema, variables: Iterable[str] | None = None, *
     if changes:
         fields += [(first[0], BATCH, pa.int64()), (first[1], CHANGE, pa.string())]
     fields += [(name, key_column(i), kind) for i, (name, kind) in enumerate(zip(keys, schema.keys.types, strict=True))]
-    fields += [(variable.name, variable.name, variable.field.type) for variable in wanted]
+    stamps = {name: zone for name, zone in zones.items() if zone != NO_STAMP}
+    fields += [(variable.name, variable.name, _kind(variable, stamps)) for variable in wanted]
     fields.append((group, GROUP, pa.int32()))
     readable_schema = pa.schema([pa.field(name, _readable_as(name, kind)) for name, _, kind in fields])
-    return Columns(from_arrow_schema(readable_schema), tuple(source for _, source, _ in fields))
+    return Columns(from_arrow_schema(readable_schema), tuple(source for _, source, _ in fields), stamps)
+
+
+def zones_in(schema: OperatorSchema, table: StructType) -> dict[str, str]:
+    """The zones by which the columns of a table have the types that they have."""
+    kinds = {field.name.lower(): field.dataType.simpleString() for field in table.fields}
+    found = {}
+    for variable in filter(is_dated, schema.variables):
+        for zone in (UTC, NAIVE, NO_STAMP):
+            kind = from_arrow_type(readable(_kind(variable, {variable.name: zone}))).simpleString()
+            if variable.name not in found or kind == kinds.get(variable.name.lower()):
+                found[variable.name] = zone
+    return found
+
+
+def _kind(variable: Variable, zones: Mapping[str, str]) -> pa.DataType:
+    kind, zone = variable.field.type, zones.get(variable.name, NO_STAMP)
+    return kind if zone == NO_STAMP else stamped_type(kind, zone)
+
+
+def _checked(name: str, column: pa.Array, zone: str) -> pa.Array:
+    """The datetimes of a column, all of which are naive, or all aware."""
+    there = zones_of(column, exact=False)
+    if there and zone_shown(there) != zone:
+        wanted = "without a zone" if zone == NAIVE else "of a zone"
+        raise SchemaError(
+            f"state variable {name!r} was to be read as timestamps {wanted}, and holds datetimes of another kind: "
+            "leave the schema out, and it is read as it is"
+        )
+    return column
 
 
 def _names(

@@ -93,7 +93,7 @@ def read(view: View, groups: Sequence[int], variables: Sequence[str]) -> Iterato
     try:
         yield from _state(view, groups, variables, done)
     except CheckpointDamaged as bad:
-        if not _is_missing(bad):
+        if not is_missing(bad):
             raise
         rest = [group for group in groups if group not in done]
         yield from _state(refreshed(view), rest, variables, done)
@@ -108,7 +108,8 @@ def _state(view: View, groups: Sequence[int], variables: Sequence[str], done: se
         done.update(chunk)
 
 
-def _is_missing(error: BaseException | None) -> bool:
+def is_missing(error: BaseException | None) -> bool:
+    """Whether it is about a file that is not there."""
     while error is not None:
         if isinstance(error, FileNotFoundError):
             return True
@@ -124,7 +125,7 @@ def _changes_or_again(view: View, groups: Sequence[int], variables: Sequence[str
         # All files are read before the first row is given.
         epochs = _Epochs(view, groups, variables)
     except CheckpointDamaged as bad:
-        if not _is_missing(bad):
+        if not is_missing(bad):
             raise
         epochs = _Epochs(refreshed(view), groups, variables)
     yield from epochs.changes()

@@ -20,7 +20,7 @@ from bedload.state.changes import (
 from bedload.state.heap import Heap
 from bedload.state.journal import Journal, Tracked
 from bedload.state.record import RecordLayout
-from bedload.state.specs import Declaration, StateSpec, build_specs, counter, deque, heap, value
+from bedload.state.specs import Declaration, StateSpec, array, build_specs, counter, deque, heap, value
 from bedload.state.specs import list_ as list  # noqa: A004 - public as bl.list
 from bedload.state.specs import map_ as map  # noqa: A004 - public as bl.map
 from bedload.state.specs import set_ as set  # noqa: A004 - public as bl.set
@@ -50,6 +50,7 @@ __all__ = [
     "TrackedMap",
     "TrackedSet",
     "TypeNode",
+    "array",
     "build_specs",
     "codec",
     "counter",

@@ -8,8 +8,7 @@ with ``__index__``; to a declared float, of a real number that a float holds exa
 Python              Arrow
 ==================  ===========================================================================
 int                 int64; larger ones are refused
-datetime            struct of wall (timestamp[us]), zone (string, null if naive) and fold: naive and
-                    aware stay apart, and so do zones of the same offset
+datetime            struct of wall, zone and fold: see :mod:`bedload.state.moments`
 timedelta           duration[us]; beyond 292,000 years refused
 Decimal             string: a decimal128 column has one scale, and so would lose ``1.0`` against ``1.00``
 tuple               struct of f0, f1, ...; ``tuple[X, ...]`` a list
@@ -17,11 +16,9 @@ set, list, Heap     list; that of a heap is in heap order
 deque               list if declared by ``bl.deque``, else struct of items and maxlen
 dict, Counter       map; with None allowed as a key, a list of key and value, as Arrow's keys are not null
 dataclass           struct
+array               fixed-size list, one within the other for more dimensions
 with a codec        binary
 ==================  ===========================================================================
-
-Aware datetimes need a ``datetime.timezone`` or a ``zoneinfo.ZoneInfo`` with a key: others have no name
-to find them by again.
 """
 
 from __future__ import annotations
@@ -30,17 +27,18 @@ import collections
 import datetime as dt
 import numbers
 import operator
-import zoneinfo
 from collections.abc import Callable, Iterable
 from decimal import Decimal
-from functools import cache
+from functools import cache, partial
 from typing import Any, TypeAlias
 
 import pyarrow as pa
 
 from bedload.core.errors import StateTypeError
+from bedload.state.arrays import ArrayNode, array_column, array_of_lists, column_arrays, fitted, list_type
 from bedload.state.handling import mismatch
 from bedload.state.heap import Heap
+from bedload.state.moments import MOMENT, decode_moment, encode_moment
 from bedload.state.opaque import decode_opaque, encode_opaque
 from bedload.state.types import (
     CounterNode,
@@ -68,7 +66,7 @@ _ARROW_SCALARS: dict[type, pa.DataType] = {
     str: pa.string(),
     bytes: pa.binary(),
     dt.date: pa.date32(),
-    dt.datetime: pa.struct([("wall", pa.timestamp("us")), ("zone", pa.string()), ("fold", pa.bool_())]),
+    dt.datetime: MOMENT,
     dt.timedelta: pa.duration("us"),
     Decimal: pa.string(),
 }
@@ -101,6 +99,8 @@ def arrow_type(node: TypeNode) -> pa.DataType:
             return _struct(fields)
         case OpaqueNode():
             return pa.binary()
+        case ArrayNode():
+            return list_type(node)
     raise AssertionError(node)
 
 
@@ -147,6 +147,8 @@ def encoder(node: TypeNode) -> Convert:
             return _struct_encoder(node)
         case OpaqueNode():
             return lambda value: _encode_checked(node, value)
+        case ArrayNode():
+            return lambda value: fitted(node, value).tolist()
     raise AssertionError(node)
 
 
@@ -159,6 +161,19 @@ def encode_all(node: TypeNode, values: Any) -> list[Any]:
             return list(values)
     encode = encoder(node)
     return [encode(value) for value in values]
+
+
+def encoded_column(node: TypeNode, values: Any, rows: int | None = None, at: Any = ()) -> pa.Array:
+    """A column of plain values; with ``rows`` it is so long, null but for the rows ``at``."""
+    if isinstance(node, ArrayNode):
+        return array_column(node, values, rows, at)
+    encoded = encode_all(node, values)
+    if rows is not None and len(encoded) < rows:
+        spread: list[Any] = [None] * rows
+        for i, value in zip(at, encoded, strict=True):
+            spread[i] = value
+        encoded = spread
+    return pa.array(encoded, arrow_type(node))
 
 
 def _exact(node: ScalarNode, py: type) -> Convert:
@@ -203,12 +218,6 @@ def _encode_decimal(value: Any) -> str:
     return str(value)
 
 
-def _encode_datetime(value: Any) -> dict[str, Any]:
-    if not isinstance(value, dt.datetime) or value != value:  # pandas' NaT is one, and none
-        raise mismatch(ScalarNode(dt.datetime), value)
-    return {"wall": value.replace(tzinfo=None), "zone": _zone_name(value.tzinfo), "fold": bool(value.fold)}
-
-
 def _encode_timedelta(value: Any) -> dt.timedelta:
     if not isinstance(value, dt.timedelta):
         raise mismatch(ScalarNode(dt.timedelta), value)
@@ -217,23 +226,11 @@ def _encode_timedelta(value: Any) -> dt.timedelta:
     return value
 
 
-def _zone_name(zone: dt.tzinfo | None) -> str | None:
-    if zone is None:
-        return None
-    if isinstance(zone, zoneinfo.ZoneInfo) and zone.key:
-        return zone.key
-    if isinstance(zone, dt.timezone):
-        return dt.datetime(2000, 1, 1, tzinfo=zone).isoformat()[19:]
-    raise StateTypeError(
-        f"the time zone {zone!r} has no name to find it by again; use datetime.timezone or zoneinfo.ZoneInfo"
-    )
-
-
 _SCALAR_ENCODERS: dict[type, Convert] = {
     int: _encode_int,
     float: _encode_float,
     Decimal: _encode_decimal,
-    dt.datetime: _encode_datetime,
+    dt.datetime: encode_moment,
     dt.timedelta: _encode_timedelta,
 }
 
@@ -331,6 +328,8 @@ def decoder(node: TypeNode) -> Convert | None:
             return _struct_decoder(node)
         case OpaqueNode():
             return lambda value: decode_opaque(node, value)
+        case ArrayNode():
+            return partial(array_of_lists, node)
     raise AssertionError(node)
 
 
@@ -340,26 +339,21 @@ def decode_all(node: TypeNode, values: list[Any]) -> list[Any]:
     return values if decode is None else [decode(value) for value in values]
 
 
+def decoded_column(node: TypeNode, column: pa.Array) -> list[Any]:
+    """The plain values of a column that has the type of the node."""
+    if isinstance(node, ArrayNode) and not column.null_count:
+        return list(column_arrays(node, column))
+    numbers = not column.null_count and (pa.types.is_integer(column.type) or pa.types.is_floating(column.type))
+    # Several times as fast as to_pylist.
+    return decode_all(node, column.to_numpy().tolist() if numbers else column.to_pylist())
+
+
 def _decode(node: TypeNode, value: Any) -> Any:
     decode = decoder(node)
     return value if decode is None else decode(value)
 
 
-def _decode_datetime(value: dict[str, Any]) -> dt.datetime:
-    wall: dt.datetime = value["wall"]
-    return wall.replace(tzinfo=_zone(value["zone"]), fold=int(value["fold"]))
-
-
-@cache
-def _zone(name: str | None) -> dt.tzinfo | None:
-    if name is None:
-        return None
-    if name[0] in "+-":
-        return dt.datetime.fromisoformat("2000-01-01T00:00:00" + name).tzinfo
-    return zoneinfo.ZoneInfo(name)
-
-
-_SCALAR_DECODERS: dict[type, Convert] = {dt.datetime: _decode_datetime, Decimal: Decimal}
+_SCALAR_DECODERS: dict[type, Convert] = {dt.datetime: decode_moment, Decimal: Decimal}
 
 
 def _map_decoder(key: TypeNode, value: TypeNode) -> Convert:

@@ -13,11 +13,12 @@ import datetime as dt
 from array import array
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
-from functools import cache
+from functools import cache, partial
 from itertools import chain
 from operator import attrgetter
 from typing import Any, TypeAlias
 
+from bedload.state.arrays import ArrayNode, fitted
 from bedload.state.arrow import encoder
 from bedload.state.heap import Heap
 from bedload.state.types import (
@@ -68,6 +69,8 @@ def check_whole(node: TypeNode) -> Check:
             return _check_map(Counter, check_whole(key), check_whole(_INT))
         case StructNode(cls=cls):
             return _check_struct(cls, {name: check_whole(field) for name, field in node.fields})
+        case ArrayNode():
+            return _each(partial(fitted, node))
     return _each(encoder(node))
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 
 from bedload.core.errors import StateTypeError
-from bedload.state.arrow import arrow_type, decode_all, encode_all, encoder
+from bedload.state.arrow import arrow_type, decoded_column, encoded_column, encoder
 from bedload.state.specs import StateSpec
 
 
@@ -49,7 +49,7 @@ def decode(specs: Sequence[StateSpec], batch: pa.RecordBatch) -> list[dict[str, 
                 "declare the type that it was stored with"
             )
         try:
-            values = decode_all(spec.type, column.to_pylist())
+            values = decoded_column(spec.type, column)
         except StateTypeError as bad:
             raise StateTypeError(f"state variable {spec.name!r}: {bad.message}") from None
         for row, value in zip(rows, values, strict=True):
@@ -74,8 +74,7 @@ def _field(spec: StateSpec) -> pa.Field:
 
 def _column(spec: StateSpec, rows: Sequence[Mapping[str, Any]], keys: Sequence[Any] | None) -> pa.Array:
     try:
-        values = [row[spec.name] for row in rows]
-        return pa.array(encode_all(spec.type, values), arrow_type(spec.type))
+        return encoded_column(spec.type, [row[spec.name] for row in rows])
     except (StateTypeError, KeyError, ValueError, TypeError, OverflowError, pa.ArrowException) as bad:
         # The fast way does not know the row: go through them one by one to name it.
         for i, row in enumerate(rows):

@@ -15,6 +15,7 @@ class VariableKind(enum.StrEnum):
     COUNTER = "counter"
     DEQUE = "deque"
     HEAP = "heap"
+    ARRAY = "array"
     STRUCT = "struct"
     """A value that is a dataclass."""
     OPAQUE = "opaque"

@@ -2,7 +2,8 @@
 
 A record is an instance of a class whose ``__slots__`` are the state names. Scalars are plain
 attributes with nothing in between; their before-image is one tuple per key and epoch. Containers are
-tracked and log for themselves, so the image just holds the container that was there.
+tracked and log for themselves, so the image just holds the container that was there. Of a NumPy array the image is the
+array itself: to take it puts a copy in its place, for the epoch to work on (:mod:`bedload.state.arrays`).
 
 Invariants: an image is a tuple in the order of the specs; ``None`` stands for "no image", which is a
 new key to ``changes`` and ``changed``, and an untouched one to ``snapshot``; after ``adopt`` every
@@ -16,14 +17,17 @@ specs they cost several times that.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cached_property, lru_cache
+from functools import cached_property, partial
 from itertools import accumulate
 from operator import attrgetter
-from types import CodeType
 from typing import Any
 
+import numpy as np
+
 from bedload.core.errors import StateTypeError
+from bedload.state.arrays import ArrayNode, differ, frozen, settled
 from bedload.state.codec import check_value
+from bedload.state.generated import function
 from bedload.state.handling import handling
 from bedload.state.journal import Journal, Tracked
 from bedload.state.opaque import decode_opaque, encode_opaque
@@ -38,13 +42,14 @@ _WRAPPERS = (OptionalNode, TupleNode)
 class _Variable:
     """One variable as the layout works with it."""
 
-    __slots__ = ("decode", "encode", "live", "name", "spec")
+    __slots__ = ("array", "decode", "encode", "live", "name", "spec")
 
     def __init__(self, spec: StateSpec) -> None:
         self.spec = spec
         self.name = spec.name
         self.live = handling(spec.type)
         node = spec.type
+        self.array = node if isinstance(node, ArrayNode) else None
         self.encode: Callable[[Any], bytes] | None = None
         self.decode: Callable[[bytes], Any] | None = None
         if isinstance(node, OpaqueNode):
@@ -70,7 +75,7 @@ class _Variable:
             return self.live.plain(value)
         if self.encode is not None and self.decode is not None:
             return self.decode(self.encode(value))
-        return value
+        return value if self.array is None else np.array(value)
 
     def changed(self, value: Any, before: Any) -> bool:
         """Whether a live value differs from its before-image."""
@@ -78,12 +83,16 @@ class _Variable:
             return value is not before or self.live.differs(value)
         if self.encode is not None:
             return bool(self.encode(value) != before)
+        if self.array is not None:
+            return differ(value, before)
         return bool(value is not before and value != before)
 
     def committed(self, before: Any) -> Any:
         """The plain committed value, from the before-image."""
         if self.live is not None:
             return self.live.committed(before)
+        if self.array is not None:
+            return before.copy()
         return before if self.decode is None else self.decode(before)
 
 
@@ -115,14 +124,17 @@ class RecordLayout:
         self._containers = tuple(name for name, tracked in zip(self.names, self.tracked, strict=True) if tracked)
         self._numbers = tuple(accumulate(self.tracked[:-1], initial=0))
         """For each variable, how many with containers come before it: its place on an object."""
-        self.scalars_only = all(v.live is None and v.encode is None for v in self._variables)
+        self._arrays = tuple((i, v.name, v.array) for i, v in enumerate(self._variables) if v.array is not None)
+        self.array_bytes = sum(node.nbytes for _, _, node in self._arrays)
+        """Of the arrays of a key."""
+        self.scalars_only = not self._arrays and all(v.live is None and v.encode is None for v in self._variables)
         scope = self._scope()
-        self.fill = _function("fill(obj, journal)", self._fill_lines(), scope)
+        self.fill = function("fill(obj, journal)", self._fill_lines(), scope)
         self.image = self._image(scope)
-        self.restore = _function("restore(obj, image)", self._restore_lines(), scope)
-        self.adopt = _function("adopt(obj, journal)", self._adopt_lines(), scope)
-        self.changed = _function("changed(obj, image)", self._changed_lines(), scope)
-        self.written = _function("written(objs, images)", [f"return [{self._written()}]"], scope)
+        self.restore = function("restore(obj, image)", self._restore_lines(), scope)
+        self.adopt = function("adopt(obj, journal)", self._adopt_lines(), scope)
+        self.changed = function("changed(obj, image)", self._changed_lines(), scope)
+        self.written = function("written(objs, images)", [f"return [{self._written()}]"], scope)
 
     @cached_property
     def gather(self) -> Callable[..., None] | None:
@@ -143,7 +155,7 @@ class RecordLayout:
         ]
         head = ["add_key = keys.append", *(f"add{i} = column{i}.append" for i in numbers)]
         columns = "".join(f", column{i}" for i in numbers)
-        made: Callable[..., None] = _function(f"gather(objs, absent, keys{columns})", [*head, *lines], self._scope())
+        made: Callable[..., None] = function(f"gather(objs, absent, keys{columns})", [*head, *lines], self._scope())
         return made
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -158,6 +170,12 @@ class RecordLayout:
                 value = getattr(obj, name, None)
                 if isinstance(value, Tracked):
                     object.__setattr__(value, "_bl_key", None)
+
+    def reopen(self, objs: Iterable[Any]) -> None:
+        """Operator code runs on sealed objects again: give it arrays to write into."""
+        for _, name, _ in self._arrays:
+            for obj in objs:
+                setattr(obj, name, np.array(getattr(obj, name)))
 
     def changes(self, obj: Any, image: tuple[Any, ...] | None) -> dict[str, Any]:
         """What a backup must write: for each changed variable a plain value, or a container's changes."""
@@ -188,7 +206,11 @@ class RecordLayout:
         """Install plain values on new objects, a column at a time; a variable without one gets its default."""
         for number, variable in zip(self._numbers, self._variables, strict=True):
             name, live = variable.name, variable.live
-            if name not in values:
+            if variable.array is not None:
+                start = [variable.spec.fresh_default()] * len(objs) if name not in values else values[name]
+                for obj, value in zip(objs, start, strict=True):
+                    setattr(obj, name, frozen(value))
+            elif name not in values:
                 for obj in objs:
                     setattr(obj, name, variable.fresh(journal, _place(obj, number)))
             elif live is None:
@@ -213,7 +235,8 @@ class RecordLayout:
     def sort_out(self) -> Callable[..., None]:
         """``sort_out(objs, journal, absent, *takers)`` adopts the containers of objects, and hands out what is new.
 
-        Each variable of containers has two takers: of those that are new, and of those that have changed.
+        Arrays become what they are between epochs. Each variable of containers has two takers: of those that are new,
+        and of those that have changed.
         """
         live = [(i, v) for i, v in enumerate(self._variables) if v.live is not None]
         lines = ["for obj in objs:", "    image = obj._bedload_image", "    new = image is absent"]
@@ -223,9 +246,10 @@ class RecordLayout:
                 f"    if new or x is not image[{i}]: fresh{i}(x)",
                 f"    elif {self._is_dirty(i, v)}: changed{i}(x)",
             ]
+        lines += [f"    obj.{name} = settle{i}(obj.{name}, None if new else image[{i}])" for i, name, _ in self._arrays]
         names = "".join(f", fresh{i}, changed{i}" for i, _ in live)
-        made: Callable[..., None] = _function(
-            f"sort_out(objs, journal, absent{names})", lines if live else [], self._scope()
+        made: Callable[..., None] = function(
+            f"sort_out(objs, journal, absent{names})", lines if live or self._arrays else [], self._scope()
         )
         return made
 
@@ -235,7 +259,8 @@ class RecordLayout:
     # --- the generated functions: v0, v1, ... are the variables, d0, d1, ... shared defaults ---
 
     def _scope(self) -> dict[str, Any]:
-        scope: dict[str, Any] = {"Tracked": Tracked, "mend": self._mend, "rooted": _rooted}
+        scope: dict[str, Any] = {"Tracked": Tracked, "mend": self._mend, "rooted": _rooted, "differ": differ}
+        scope |= {f"settle{i}": partial(settled, node) for i, _, node in self._arrays}
         for i, variable in enumerate(self._variables):
             scope[f"v{i}"] = variable
             scope[f"encode{i}"], scope[f"decode{i}"] = variable.encode, variable.decode
@@ -253,20 +278,22 @@ class RecordLayout:
                 lines.append(f"obj.{v.name} = adopt{i}(d{i}, journal, None, id(obj) + {self._numbers[i]})")
             elif v.encode is not None:
                 lines.append(f"obj.{v.name} = v{i}.fresh(journal, 0)")
+            elif v.array is not None:
+                lines.append(f"obj.{v.name} = d{i}.copy()")
             else:
                 lines.append(f"obj.{v.name} = d{i}")
         return lines
 
     def _image(self, scope: dict[str, Any]) -> Callable[[Any], tuple[Any, ...]]:
         # attrgetter gives a tuple for two names or more, in one call that never leaves C.
-        if len(self.names) > 1 and all(v.encode is None for v in self._variables):
+        if len(self.names) > 1 and not self._arrays and all(v.encode is None for v in self._variables):
             return attrgetter(*self.names)
         items = [
             f"obj.{v.name}" if v.encode is None else f"encode{i}(obj.{v.name})" for i, v in enumerate(self._variables)
         ]
-        made: Callable[[Any], tuple[Any, ...]] = _function(
-            "image(obj)", [f"return ({''.join(item + ', ' for item in items)})"], scope
-        )
+        lines = [f"image = ({''.join(item + ', ' for item in items)})"]
+        lines += [f"obj.{name} = image[{i}].copy()" for i, name, _ in self._arrays]
+        made: Callable[[Any], tuple[Any, ...]] = function("image(obj)", [*lines, "return image"], scope)
         return made
 
     def _restore_lines(self) -> list[str]:
@@ -315,6 +342,8 @@ class RecordLayout:
                 lines += [f"x = obj.{v.name}", f"if x is not image[{i}] or differs{i}(x): return True"]
             elif v.encode is not None:
                 lines.append(f"if encode{i}(obj.{v.name}) != image[{i}]: return True")
+            elif v.array is not None:
+                lines.append(f"if differ(obj.{v.name}, image[{i}]): return True")
             else:
                 lines += [
                     f"x, old = obj.{v.name}, image[{i}]",
@@ -330,6 +359,8 @@ class RecordLayout:
         name, node = variable.name, variable.spec.type
         if variable.encode is not None:
             return f"encode{i}(obj.{name}) != image[{i}]"
+        if variable.array is not None:
+            return f"differ(obj.{name}, image[{i}])"
         if variable.live is not None:
             test = "differs" if is_exact(node) else "dirty"
             return f"(x := obj.{name}) is not image[{i}] or {test}{i}(x)"
@@ -361,17 +392,3 @@ def _rooted(node: TypeNode, value: Any, place: int) -> bool:
         nodes = node.items * len(value) if node.repeated else node.items
         return len(nodes) == len(value) and all(_rooted(n, v, place) for n, v in zip(nodes, value, strict=True))
     return isinstance(value, Tracked) and value._bl_owner is None and bool(value._bl_key == place)
-
-
-@lru_cache(maxsize=1024)
-def _compiled(text: str) -> CodeType:
-    return compile(text, "<state layout>", "exec")
-
-
-def _function(signature: str, lines: list[str], scope: dict[str, Any]) -> Any:
-    body = "".join(f"    {line}\n" for line in lines or ["pass"])
-    made: dict[str, Any] = {}
-    exec(_compiled(f"def {signature}:\n{body}"), scope, made)
-    (function,) = made.values()
-    function.__qualname__ = f"RecordLayout.{function.__name__}"
-    return function

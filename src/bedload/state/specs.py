@@ -14,7 +14,10 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Final, get_args
 
+import numpy as np
+
 from bedload.core.errors import StateTypeError
+from bedload.state.arrays import ArrayNode, annotated_dtype, array_node, fitted, is_array_type, pack_array, unpack_array
 from bedload.state.arrow import encoder
 from bedload.state.kinds import VariableKind
 from bedload.state.opaque import check_codec, decode_opaque, encode_opaque
@@ -55,6 +58,9 @@ class Declaration:
     maxlen: int | None = None
     codec: Codec | None = None
     renamed_from: str | None = None
+    shape: Any = ()
+    dtype: Any = None
+    """Of an array."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -65,6 +71,7 @@ class StateSpec:
     kind: VariableKind
     type: TypeNode
     default: Any = dataclasses.field(hash=False)
+    """Of an array its bytes."""
     maxlen: int | None
     codec: Codec | None
     renamed_from: str | None = dataclasses.field(default=None, compare=False)
@@ -77,6 +84,8 @@ class StateSpec:
             return make()
         if isinstance(self.type, OpaqueNode):
             return decode_opaque(self.type, encode_opaque(self.type, self.default))
+        if isinstance(self.type, ArrayNode):
+            return unpack_array(self.type, self.default)
         return self.default
 
 
@@ -146,6 +155,17 @@ def heap(maxlen: int | None = None, *, renamed_from: str | None = None) -> Any:
     return Declaration(VariableKind.HEAP, maxlen=maxlen, renamed_from=renamed_from)
 
 
+def array(
+    shape: int | tuple[int, ...], dtype: Any = "float64", *, default: Any = 0, renamed_from: str | None = None
+) -> Any:
+    """A NumPy array of fixed shape and dtype, changed in place or assigned: ``self.w[3] += 1``, ``self.w = a @ b``.
+
+    ``dtype`` is a boolean, an integer or a float, as NumPy names it. ``default`` is what a new key starts with: a
+    number for all places, or an array that broadcasts to the shape.
+    """
+    return Declaration(VariableKind.ARRAY, default=default, renamed_from=renamed_from, shape=shape, dtype=dtype)
+
+
 def build_specs(
     cls_name: str, annotations: Mapping[str, Any], declarations: Mapping[str, Declaration]
 ) -> tuple[StateSpec, ...]:
@@ -167,6 +187,10 @@ def _build(where: str, name: str, annotation: Any, declared: Declaration) -> Sta
         node = _value_node(where, annotation, declared)
         default = _value_default(where, node, declared)
         return StateSpec(name, VariableKind.VALUE, node, default, None, declared.codec, declared.renamed_from)
+    if declared.kind is VariableKind.ARRAY:
+        array_type = _array_node(where, annotation, declared)
+        start = _array_default(where, array_type, declared.default)
+        return StateSpec(name, VariableKind.ARRAY, array_type, start, None, None, declared.renamed_from)
     node = _container_node(where, annotation, declared)
     return StateSpec(name, declared.kind, node, None, declared.maxlen, None, declared.renamed_from)
 
@@ -193,6 +217,39 @@ def _container_node(where: str, annotation: Any, declared: Declaration) -> TypeN
     return node
 
 
+def _array_node(where: str, annotation: Any, declared: Declaration) -> ArrayNode:
+    try:
+        node = array_node(declared.shape, declared.dtype)
+    except ValueError as bad:
+        raise StateTypeError(f"{where}: bl.array(): {bad}") from None
+    if annotation is not NO_DEFAULT and not is_array_type(annotation):
+        raise StateTypeError(
+            f"{where}: bl.array() does not fit the annotation {annotation}; annotate it as np.ndarray, or not at all"
+        )
+    if annotated_dtype(annotation) not in (None, node.dtype):
+        raise StateTypeError(
+            f"{where}: the annotation says {annotated_dtype(annotation)}, and bl.array() {node.dtype}; let both say one"
+        )
+    return node
+
+
+def _array_default(where: str, node: ArrayNode, default: Any) -> bytes:
+    try:
+        given = np.asarray(default)
+        if given.ndim == 0 and given.dtype.kind in "iuf":  # a Python number has no dtype of its own
+            number = given.item()
+            made = np.full(node.dims, node.numpy.type(number))
+            if made.flat[0] != number and number == number:
+                raise ValueError(f"{default!r} is no {node.dtype}")
+        else:
+            made = fitted(node, np.broadcast_to(given, node.dims).copy())
+    except (StateTypeError, ValueError, TypeError, OverflowError) as bad:
+        raise StateTypeError(
+            f"{where}: the default {default!r:.100} does not fit {node}: {getattr(bad, 'message', bad)}"
+        ) from None
+    return pack_array(node, made)
+
+
 def _value_node(where: str, annotation: Any, declared: Declaration) -> TypeNode:
     if declared.codec is not None:
         if declared.codec not in get_args(Codec):
@@ -209,6 +266,8 @@ def _value_node(where: str, annotation: Any, declared: Declaration) -> TypeNode:
         if type(declared.default) in SCALARS:
             return ScalarNode(type(declared.default))
         raise StateTypeError(f"{where}: no type can be inferred from the default; annotate the variable")
+    if is_array_type(annotation):
+        raise StateTypeError(f"{where}: bl.value() does not fit a NumPy array; use bl.array(shape, dtype)")
     parsed = parse_type(annotation, where)
     for kind, (container, _) in _NODES.items():
         if type(parsed) is container:

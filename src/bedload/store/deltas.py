@@ -28,7 +28,7 @@ from bedload.core.errors import ProtocolError, StateTypeError
 from bedload.core.ids import KeyGroup
 from bedload.keys.kinds import value_type
 from bedload.state import Changes, RecordLayout, StateSpec, codec
-from bedload.state.arrow import arrow_type, decode_all, encode_all
+from bedload.state.arrow import arrow_type, decoded_column, encoded_column
 from bedload.state.kinds import VariableKind
 from bedload.state.patches import Patch, has_patches, pack_patches, patch_encoder
 from bedload.state.types import OpaqueNode, OptionalNode, StructNode
@@ -287,10 +287,7 @@ def plain_columns(specs: Sequence[StateSpec], state: pa.RecordBatch) -> dict[str
                 f"state variable {spec.name!r} is stored as {column.type}, but {spec.type} is declared; "
                 "declare the type that it was stored with"
             )
-        numbers = not column.null_count and (pa.types.is_integer(column.type) or pa.types.is_floating(column.type))
-        # Several times as fast as to_pylist.
-        values = column.to_numpy().tolist() if numbers else column.to_pylist()
-        found[spec.name] = decode_all(spec.type, values)
+        found[spec.name] = decoded_column(spec.type, column)
     return found
 
 
@@ -300,13 +297,7 @@ _key_of = attrgetter("_bedload_key")
 def _column(spec: StateSpec, values: list[Any], keys: Sequence[Any], rows: int | None = None, at: Any = ()) -> pa.Array:
     """A column of whole values; with ``rows`` it is so long, null but for the rows ``at``."""
     try:
-        encoded = encode_all(spec.type, values)
-        if rows is not None and len(values) < rows:
-            spread: list[Any] = [None] * rows
-            for i, value in zip(at, encoded, strict=True):
-                spread[i] = value
-            encoded = spread
-        return pa.array(encoded, arrow_type(spec.type))
+        return encoded_column(spec.type, values, rows, at)
     except (StateTypeError, ValueError, TypeError, OverflowError, pa.ArrowException):
         # The slow way finds which one it is, and names it with its key.
         codec.encode((spec,), [{spec.name: value} for value in values], keys)

@@ -59,7 +59,9 @@ class RowStore:
         """The live objects of these keys, made if need be, with their before-images taken."""
         get, image = self._rows.get, self._layout.image
         touched = self._touched.append
-        self._sealed = False
+        if self._sealed:
+            self._layout.reopen(self._live())
+            self._sealed = False
         found: list[Any] = []
         add = found.append
         for key in keys:
@@ -256,7 +258,8 @@ class RowStore:
 
     def image_bytes(self) -> int:
         """Roughly the memory of the before-images; the logs of containers from a sample."""
-        return len(self._touched) * (_TUPLE + _VALUE * len(self._layout.names)) + self._journal.log_bytes()
+        image = _TUPLE + _VALUE * len(self._layout.names) + self._layout.array_bytes
+        return len(self._touched) * image + self._journal.log_bytes()
 
     def _live(self) -> list[Any]:
         """The touched objects that are still there."""

@@ -49,9 +49,9 @@ class Changing:
         self._change(Wish(Kind.UNPIN, self._quick(strategy), keys=tuple(self._format.hash(key) for key in keys)))
 
     def _quick(self, strategy: str | Strategy | None) -> Strategy | Auto:
-        # Nothing else waits for the time that the background leaves to others.
+        # Nothing else waits for the time that the background leaves to others, and there is no wire to spare.
         meant = strategy_named(strategy)
-        return meant if meant is AUTO else meant.with_(share=1.0)
+        return meant if meant is AUTO else meant.with_(share=1.0, bandwidth=None)
 
     def _change(self, wish: Wish) -> None:
         _, steps = self.coordinator.change("change", wish)
