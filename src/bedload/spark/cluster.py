@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -32,8 +32,9 @@ from bedload.spark.deployments import Deployments
 from bedload.spark.driver import Driver
 from bedload.spark.keeper import Keeper
 from bedload.spark.listener import ProgressListener
-from bedload.spark.moves import table_schema
+from bedload.spark.moves import MAIN_COLUMNS, table_schema
 from bedload.spark.plan import Plans, keep_empty_partitions
+from bedload.spark.schemas import KeyColumn
 from bedload.spark.state_view import OperatorState
 from bedload.spark.supervisor import Supervised, starter
 from bedload.spark.table import Table
@@ -47,6 +48,7 @@ _EPOCHS = (
     f"operator string, query string, epoch bigint, committed boolean, {EpochStats.columns()}, seconds double, "
     "watermark bigint, processing bigint"
 )
+_MAIN_OF_EPOCHS = ("operator", "epoch", "committed", "rows", "seconds", "watermark")
 
 
 def attach(
@@ -149,7 +151,7 @@ class Cluster:
         self,
         df: DataFrame,
         *,
-        key: str | list[str] | tuple[str, ...],
+        key: KeyColumn | Sequence[KeyColumn],
         operator: type[Operator] | type[VectorOperator],
         schema: str | StructType,
         name: str | None = None,
@@ -159,7 +161,7 @@ class Cluster:
     ) -> DataFrame:
         """Run a stateful operator on a streaming DataFrame; its outputs as a streaming DataFrame.
 
-        ``key``: the key column, or several. ``schema``: the output's columns, as a DDL string or a
+        ``key``: the name of the key column, or several in a list. ``schema``: the output's columns, as a DDL string or a
         ``StructType``. ``name``: the identity of the state, the operator's class name unless given; applying
         the same name again after its query stopped goes on with that state. ``fresh``: give up whatever
         state there is under that name and start empty.
@@ -177,7 +179,7 @@ class Cluster:
         self,
         df: DataFrame,
         *,
-        key: str | list[str] | tuple[str, ...],
+        key: KeyColumn | Sequence[KeyColumn],
         name: str | None = None,
         key_groups: int | None = None,
         fresh: bool = False,
@@ -273,13 +275,14 @@ class Cluster:
     def history(self) -> Table:
         """Every change of the cluster and what it cost, oldest first: a row per change and operator.
 
-        A list of dicts, which also is a DataFrame (``.df()``, ``.show()``), as :meth:`epochs` and :meth:`restoring`
-        are. With a checkpoint, changes of earlier attachments are in it too. ``outcome`` is ``done``, ``called off`` or
+        A list of dicts that prints as a table of the main columns, and also is a DataFrame (``.df()``), as
+        :meth:`epochs` and :meth:`restoring` are; ``.show(all_columns=True)`` shows everything. With a checkpoint,
+        changes of earlier attachments are in it too. ``outcome`` is ``done``, ``called off`` or
         what went wrong; ``stoppage_ms_*`` is how long rows of a key on its way were held up; ``spike`` is the longest
         epoch meanwhile over the median before, and ``stabilise_s`` the time until epochs were as short as before (null:
         not yet known).
         """
-        return Table(self._spark, table_schema(), self._driver.moves.rows())
+        return Table(self._spark, table_schema(), self._driver.moves.rows(), MAIN_COLUMNS)
 
     # --- keeping it ---
 
@@ -388,7 +391,7 @@ class Cluster:
             }
             for item in list(self._driver.ended)
         )
-        return Table(self._spark, _EPOCHS, rows)
+        return Table(self._spark, _EPOCHS, rows, _MAIN_OF_EPOCHS)
 
     def committed(self, name: str) -> dict[str, Epoch]:
         """The last committed epoch of each query that used this operator."""
@@ -439,7 +442,7 @@ class Cluster:
     # --- steps ---
 
     def _keyed(
-        self, name: OperatorName, df: DataFrame, key: str | list[str] | tuple[str, ...], key_groups: int | None
+        self, name: OperatorName, df: DataFrame, key: KeyColumn | Sequence[KeyColumn], key_groups: int | None
     ) -> Keyed:
         self._check_running()
         groups = self._attached.key_groups if key_groups is None else key_groups

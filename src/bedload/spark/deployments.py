@@ -122,7 +122,8 @@ class Deployments:
 
             return self._driver.call(look)
 
-        self.states[name] = OperatorState(name, applied.decoder, applied.keyed.types, where, self._credentials)
+        keyed = applied.keyed
+        self.states[name] = OperatorState(name, applied.decoder, keyed.types, where, self._credentials, keyed.names)
 
 
 def _differences(before: Shape, after: Shape) -> list[str]:

@@ -83,7 +83,7 @@ class InputFormat:
 
     def hash(self, key: Any) -> KeyHash:
         """The hash of a key, by which it is moved."""
-        return hash_key(canonical_key(key), self.key_types)
+        return hash_key(canonical_key(key), self.key_types, self._names)
 
 
 def _whole(column: Any, kind: pa.DataType) -> pa.Array:
