@@ -88,6 +88,9 @@ def attach(
     them, and what is needed to roll back. An epoch that takes more fails with ``TooLarge``. Left out, a quarter of the
     machine's memory, shared by the workers that the driver starts on its own machine.
 
+    With a ``local[...]`` master, Spark's tasks run with this Python from now on, whatever ``PYSPARK_PYTHON`` says; on a
+    cluster a tiny task on each executor looks whether its Python has what is needed (:class:`WrongPython`).
+
     Use it as a context manager, or call :meth:`Cluster.stop`. Sets
     ``spark.sql.execution.arrow.maxRecordsPerBatch`` to 65536 on the session unless it was changed from
     Spark's default of 10000: larger batches are faster here. :meth:`Cluster.apply` and :meth:`Cluster.aggregate` add
@@ -268,7 +271,7 @@ class Cluster:
         operator: str | type[Operator] | type[VectorOperator] | None = None,
         strategy: str | Strategy | None = None,
     ) -> Change:
-        """Have a pinned key live with its key group again."""
+        """Have a pinned key live with its key group again; :class:`MoveRefused` if it is not pinned."""
         self._check_running()
         return self._wishes.unpin([key], operator, strategy)
 
