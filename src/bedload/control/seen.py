@@ -1,4 +1,4 @@
-"""Where a change of the cluster is, for people: how much of it is done, and what it waits for. Nothing is decided here."""
+"""Where a change of the cluster is, for people: how much of it is done, and what it waits for. It decides nothing."""
 
 from __future__ import annotations
 

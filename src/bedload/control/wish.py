@@ -94,8 +94,8 @@ def check_wish(
             )
         if wish.kind is Kind.UNPIN and pinned.isdisjoint(wish.keys):
             raise MoveRefused(
-                f"{wish.what or f'unpin of keys of {name}'}: there is nothing to do, since no such key is pinned: it lives "
-                f"with its key group. A pin also ends with its worker"
+                f"{wish.what or f'unpin of keys of {name}'}: there is nothing to do, since no such key is pinned: it "
+                f"lives with its key group. A pin also ends with its worker"
             )
         if bad := [group for group in wish.groups if not 0 <= group < count]:
             raise MoveRefused(f"operator {name} has no key group {bad[0]}: they are 0 to {count - 1}")

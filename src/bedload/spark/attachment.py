@@ -81,7 +81,8 @@ class Attachment:
             raise DefinitionError(f"host={host!r}: use 'process', 'task', or leave it out")
         _set_up(spark, local=local)
         listen = "127.0.0.1" if local else str(spark.sparkContext.getConf().get("spark.driver.host"))
-        chosen: WorkerHost = ProcessHost(None if local else spark.sparkContext) if kind == "process" else TaskHost(spark)
+        executors = None if local else spark.sparkContext
+        chosen: WorkerHost = ProcessHost(executors) if kind == "process" else TaskHost(spark)
         keeper = None if url is None else Keeper(url, storage_options)
         secure = not is_loopback(listen) if encrypt is None else encrypt
         retention = Retention(retain_epochs)

@@ -164,9 +164,9 @@ class Cluster:
     ) -> DataFrame:
         """Run a stateful operator on a streaming DataFrame; its outputs as a streaming DataFrame.
 
-        ``key``: the name of the key column, or several in a list. ``schema``: the output's columns, as a DDL string or a
-        ``StructType``. ``name``: the identity of the state, the operator's class name unless given; applying
-        the same name again after its query stopped goes on with that state. ``fresh``: give up whatever
+        ``key``: the name of the key column, or several in a list. ``schema``: the output's columns, as a DDL
+        string or a ``StructType``. ``name``: the identity of the state, the operator's class name unless given;
+        applying the same name again after its query stopped goes on with that state. ``fresh``: give up whatever
         state there is under that name and start empty.
 
         ``initial_state``: what an operator without state starts with: a batch DataFrame with the key columns and a

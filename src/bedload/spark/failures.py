@@ -1,4 +1,4 @@
-"""Errors of ours in what Spark says of a failed task: Spark passes on the text, with Java's and its own frames around."""
+"""Errors of ours in what Spark says of a failed task: Spark passes the text on, with Java's frames around it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from bedload.core import errors
 from bedload.core.errors import BedloadError
 
 _OURS = re.compile(
-    r"bedload\.core\.errors\.(\w+): (.*?)\s*(?=\n\s+at [\w.$]+[.(]|\nDriver stacktrace|\n=== Streaming Query|\Z)", re.DOTALL
+    r"bedload\.core\.errors\.(\w+): (.*?)\s*(?=\n\tat |\nDriver stacktrace|\n=== Streaming Query|\Z)", re.DOTALL
 )
 _NAMED = re.compile(r"bedload\.core\.errors\.(\w+)")
 
@@ -21,7 +21,7 @@ def is_final(error: BaseException) -> bool:
 
 
 def ours(error: BaseException) -> BaseException:
-    """The error of ours that a failure of a query is about, with the user's own lines alone; else the failure itself."""
+    """The error of ours that a failed query is about, with the user's own lines alone; else the failure itself."""
     if isinstance(error, BedloadError):
         return error
     for name, message in _OURS.findall(str(error)):

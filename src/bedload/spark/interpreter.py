@@ -1,4 +1,4 @@
-"""Which Python Spark's tasks run with: on the driver's machine the driver's own, on a cluster one that is looked at once.
+"""Which Python Spark's tasks run with: on the driver's machine the driver's own, on a cluster one that is checked.
 
 Without it a task fails over a missing module, after many lines of Java, when the first query runs.
 """

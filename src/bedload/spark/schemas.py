@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
 import pyarrow as pa
@@ -52,7 +52,7 @@ KeyColumn: TypeAlias = str | Column
 
 def key_columns(operator: str, df: DataFrame, key: KeyColumn | Sequence[KeyColumn]) -> list[tuple[int, str]]:
     """Position and name of the key's columns."""
-    given = list(key) if isinstance(key, list | tuple) else [key]
+    given = list(key) if isinstance(key, Iterable) and not isinstance(key, str | Column) else [key]
     wanted = [_name(operator, it) if isinstance(it, Column) else it for it in given]
     if not wanted or not all(isinstance(name, str) for name in wanted):
         raise KeyColumnError(
@@ -79,8 +79,11 @@ def _name(operator: str, column: Column) -> str:
     """The name of a column that was given as ``F.col(name)`` or ``df.name``."""
     # SUBTLE: F.lit("k") reads as k, too. Spark's own node of the expression tells them apart.
     node = column._jc.node()
-    if node.getClass().getSimpleName() == "UnresolvedAttribute":
-        return ".".join(node.nameParts().apply(i) for i in range(node.nameParts().length()))
+    kind = node.getClass().getSimpleName()
+    if kind == "UnresolvedAttribute" and node.nameParts().length() == 1:  # F.col; several parts are a field of a struct
+        return str(node.nameParts().apply(0))
+    if kind == "ExpressionColumnNode" and node.expression().getClass().getSimpleName() == "AttributeReference":
+        return str(node.expression().name())  # of a DataFrame
     raise KeyColumnError(
         f"operator {operator}: the key {column!r} is an expression, and a key has to be a column of the input: make it "
         f"one before, df.withColumn('key', ...), and give its name, key='key'",

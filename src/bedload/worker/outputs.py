@@ -78,8 +78,8 @@ class OutputRows:
         if isinstance(row, (tuple, list)):
             return tuple(row)
         raise TypeError(
-            f"a row must be a tuple, a list or a dict, not {type(row).__name__}. Write `yield key, n` for one row; what "
-            f"is returned, unless it is a tuple or a dict, is taken for many"
+            f"a row must be a tuple, a list or a dict, not {type(row).__name__}. Write `yield key, n` for one row; "
+            f"what is returned, unless it is a tuple or a dict, is taken for many"
         )
 
     def _explain(self, error: Exception) -> OutputError:
