@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
+from pyspark.sql import functions as F
 
 import bedload as bl
 from bedload import errors
@@ -177,7 +177,9 @@ class Divides(bl.Operator):
 def test_of_a_failed_query_the_users_own_lines_are_easy_to_find(
     spark: SparkSession, cluster: bl.Cluster, tmp_path: Path
 ) -> None:
-    out = cluster.apply(numbers(spark).selectExpr("value as key"), key="key", operator=Divides, schema="key long, n long")
+    out = cluster.apply(
+        numbers(spark).selectExpr("value as key"), key="key", operator=Divides, schema="key long, n long"
+    )
     lines = fail(out, Sink(), tmp_path / "a").splitlines()
     first = next(i for i, line in enumerate(lines) if "errors.OperatorFailed: process of operator Divides" in line)
     assert first <= 2, "they come first"

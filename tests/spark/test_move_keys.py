@@ -59,7 +59,9 @@ def test_a_key_lives_with_its_worker_until_it_is_let_go_also_between_runs(
     run(out, sink, tmp_path / "spark", 4)
     two.unpin(0, operator=name).wait(PATIENCE)
     assert owner(two, name, 0) == home[0]
-    with pytest.raises(MoveRefused, match=f"unpin of key 0 of {name}: there is nothing to do, since no such key is pinned"):
+    with pytest.raises(
+        MoveRefused, match=f"unpin of key 0 of {name}: there is nothing to do, since no such key is pinned"
+    ):
         two.unpin(0, operator=name)
     two.pin(1, home[1], operator=name).wait(PATIENCE)
     run(out, sink, tmp_path / "spark", 6)

@@ -7,9 +7,8 @@ import pyarrow as pa
 import pytest
 from tests.unit.test_control_changes import moving, released, results, stop, weighed, wish
 from tests.unit.test_control_durable import NAME, Rig
-from tests.unit.test_control_transfer import W0, W1
+from tests.unit.test_control_transfer import W0, W1, flipped
 from tests.unit.test_control_transfer import Rig as TransferRig
-from tests.unit.test_control_transfer import flipped
 from tests.unit.transport_kit import HandClock
 
 from bedload.control.change import Change
@@ -243,8 +242,8 @@ def test_an_unpin_of_what_is_not_pinned_says_so() -> None:
     one, two = (over.error for over in results(rig.steps))
     assert isinstance(one, MoveRefused)
     assert one.message == (
-        "unpin of key 'a' of Count: there is nothing to do, since no such key is pinned: it lives with its key group. A "
-        "pin also ends with its worker"
+        "unpin of key 'a' of Count: there is nothing to do, since no such key is pinned: it lives with its key group. "
+        "A pin also ends with its worker"
     )
     assert isinstance(two, MoveRefused)
     assert two.message.startswith(f"unpin of keys of {NAME}: there is nothing to do")

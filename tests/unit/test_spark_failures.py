@@ -12,8 +12,8 @@ from bedload.core.errors import DefinitionError, OperatorFailed, StoreError, Wor
 from bedload.spark.failures import first_line, is_final, ours
 from bedload.spark.interpreter import _said, _wrong, check_python, use_own_python
 
-SPARK = """[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception: Job aborted due to stage failure: Task 0 \
-in stage 3.0 failed 1 times, most recent failure: Lost task 0.0 in stage 3.0 (TID 3) (host executor driver): \
+SPARK = """[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception: Job aborted due to stage failure: Task \
+0 in stage 3.0 failed 1 times, most recent failure: Lost task 0.0 in stage 3.0 (TID 3) (host executor driver): \
 org.apache.spark.api.python.PythonException: bedload.core.errors.{0}: process of operator Trip, key 'a' raised \
 ZeroDivisionError: division by zero
 Traceback (most recent call last):
@@ -40,7 +40,10 @@ def test_of_a_failed_query_our_error_is_left_with_the_users_own_lines() -> None:
     assert isinstance(found, OperatorFailed)
     assert found.message == OWN
     assert found.__notes__ == ["(What Spark says of it: query.exception().)"]
-    assert first_line(found) == "OperatorFailed: process of operator Trip, key 'a' raised ZeroDivisionError: division by zero"
+    assert (
+        first_line(found)
+        == "OperatorFailed: process of operator Trip, key 'a' raised ZeroDivisionError: division by zero"
+    )
 
 
 def test_what_is_no_error_of_ours_stays_as_it_is() -> None:
@@ -75,7 +78,7 @@ class Context:
     def sc(self) -> Any:
         return self
 
-    def getExecutorMemoryStatus(self) -> Any:  # noqa: N802 - Spark's name
+    def getExecutorMemoryStatus(self) -> Any:
         return self
 
     def size(self) -> int:
@@ -85,7 +88,7 @@ class Context:
         self.tasks = tasks
         return self
 
-    def mapPartitions(self, function: Any) -> Any:  # noqa: N802 - Spark's name
+    def mapPartitions(self, function: Any) -> Any:
         if self._outcome is None:
             self._outcome = list(function([0]))
         return self
@@ -109,7 +112,9 @@ def test_each_executor_is_asked_for_its_modules() -> None:
 
 
 def test_a_python_without_a_module_is_named_with_what_to_set() -> None:
-    lacks = Context([("/good (Python 3.11)", ""), ("/bad (Python 3.11)", "ModuleNotFoundError: No module named 'pyarrow'")])
+    lacks = Context(
+        [("/good (Python 3.11)", ""), ("/bad (Python 3.11)", "ModuleNotFoundError: No module named 'pyarrow'")]
+    )
     with pytest.raises(WrongPython, match="PYSPARK_PYTHON") as caught:
         check_python(lacks)  # type: ignore[arg-type]
     text = caught.value.message
@@ -132,7 +137,10 @@ def test_a_python_without_a_module_is_named_with_what_to_set() -> None:
             "worker has different version: 3.9 than that in driver: 3.11\nmore",
             "cannot run them ([PYTHON_VERSION_MISMATCH] Python in worker has different version: 3.9 than that",
         ),
-        ('java.io.IOException: Cannot run program "nope": error=2, No such file', "cannot run them (Cannot run program"),
+        (
+            'java.io.IOException: Cannot run program "nope": error=2, No such file',
+            "cannot run them (Cannot run program",
+        ),
         ("who knows", "cannot run them (who knows)"),
     ],
 )
@@ -146,7 +154,9 @@ def test_a_python_that_cannot_run_a_task_at_all_is_told_in_one_line(spark: str, 
 
 
 def test_attach_says_what_it_was_given_instead_of_a_session() -> None:
-    with pytest.raises(DefinitionError, match=r"attach\(None\): this is not a SparkSession; make one with SparkSession"):
+    with pytest.raises(
+        DefinitionError, match=r"attach\(None\): this is not a SparkSession; make one with SparkSession"
+    ):
         bl.attach(None)  # type: ignore[arg-type]
     remote = type("SparkSession", (), {"__module__": "pyspark.sql.connect.session", "__repr__": lambda _: "remote"})
     with pytest.raises(DefinitionError, match=r"attach\(remote\): this is a session of Spark Connect"):

@@ -11,7 +11,9 @@ from bedload.spark.moves import MAIN_COLUMNS, table_schema
 from bedload.spark.table import Table
 
 
-def table(rows: list[dict[str, Any]], schema: str = "kind string, keys bigint, seconds double", main: Any = ()) -> Table:
+def table(
+    rows: list[dict[str, Any]], schema: str = "kind string, keys bigint, seconds double", main: Any = ()
+) -> Table:
     return Table(None, schema, rows, main)  # type: ignore[arg-type]
 
 
@@ -49,7 +51,9 @@ def test_a_long_table_shows_its_end_and_an_empty_one_says_so() -> None:
 def test_values_are_short_and_readable() -> None:
     when = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
     row = {"a": "x" * 60, "b": True, "c": 12345.6, "d": when, "e": "two\nlines", "f": {1: 2}}
-    shown = str(table([row], "a string, b boolean, c double, d timestamp, e string, f map<int, bigint>")).splitlines()[1]
+    shown = str(table([row], "a string, b boolean, c double, d timestamp, e string, f map<int, bigint>")).splitlines()[
+        1
+    ]
     assert "x" * 37 + "..." in shown
     assert "x" * 38 not in shown
     assert "true" in shown
