@@ -56,6 +56,6 @@ def test_a_key_of_another_type_is_refused_with_the_name_of_its_column() -> None:
     state = OperatorState(
         OperatorName("rides"), ColumnDecoder(()), (pa.string(),), lambda: None, CREDENTIALS, ["car"]  # type: ignore[arg-type, return-value]
     )  # fmt: skip
-    for ask in (state.get, state.owner_of):
+    for ask in (state.get, state.hash_of):
         with pytest.raises(KeyTypeError, match=r"5 \(int\) is not a value of key column 'car'"):
             ask(5)

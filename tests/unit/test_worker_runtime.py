@@ -158,7 +158,7 @@ def test_an_undeclared_attribute_is_refused_with_a_hint() -> None:
         def process(self, key: Any, rows: Rows, ctx: Context) -> None:
             self.other = 1  # type: ignore[attr-defined]
 
-    with pytest.raises(OperatorFailed, match=r"declared on the class.*\nUndeclared has the state variables: none"):
+    with pytest.raises(OperatorFailed, match=r"declared on the class.* Undeclared has the state variables: none"):
         harness(Undeclared).feed(rows(("a", 1)))
 
 

@@ -18,7 +18,7 @@ from bedload.core.errors import WrongPython
 _NEEDED = ("pyarrow", "pandas", "bedload.spark.tasks")
 """What tasks import: Spark for Arrow batches, and we for feeders and workers."""
 
-_SAID = re.compile(r"\[PYTHON_VERSION_MISMATCH\][^\n]*|Cannot run program[^\n]*|\w*(?:Error|Exception): [^\n]*")
+_SAID = re.compile(r"\w*(?:Error|Exception): [^\n]*")
 _LACKS = re.compile(r"No module named '?([\w.]+)")
 
 
