@@ -46,8 +46,9 @@ from bedload.worker.rows import Rows
 
 if TYPE_CHECKING:
     from bedload.operators import aggregates as agg
-    from bedload.spark.changes import Change, MoveResult
+    from bedload.spark.changes import Change
     from bedload.spark.cluster import Cluster, attach
+    from bedload.spark.results import MoveResult
     from bedload.spark.state_view import OperatorState, StateAnswer
     from bedload.worker.vector import VectorBatch, VectorOperator
 
@@ -83,7 +84,7 @@ __all__ = [
 _LAZY = {
     "Change": "bedload.spark.changes",
     "Cluster": "bedload.spark.cluster",
-    "MoveResult": "bedload.spark.changes",
+    "MoveResult": "bedload.spark.results",
     "OperatorState": "bedload.spark.state_view",
     "StateAnswer": "bedload.spark.state_view",
     "VectorBatch": "bedload.worker.vector",

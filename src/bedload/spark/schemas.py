@@ -78,7 +78,7 @@ def key_columns(operator: str, df: DataFrame, key: KeyColumn | Sequence[KeyColum
 def _name(operator: str, column: Column) -> str:
     """The name of a column that was given as ``F.col(name)`` or ``df.name``."""
     # SUBTLE: F.lit("k") reads as k, too. Spark's own node of the expression tells them apart.
-    node = column._jc.node()
+    node = column._jc.node()  # type: ignore[operator]
     kind = node.getClass().getSimpleName()
     if kind == "UnresolvedAttribute" and node.nameParts().length() == 1:  # F.col; several parts are a field of a struct
         return str(node.nameParts().apply(0))
