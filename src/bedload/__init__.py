@@ -57,8 +57,9 @@ from bedload.worker.rows import Rows
 
 if TYPE_CHECKING:
     from bedload.operators import aggregates as agg
-    from bedload.spark.changes import Change, MoveResult
+    from bedload.spark.changes import Change
     from bedload.spark.cluster import Cluster, attach
+    from bedload.spark.results import MoveResult
     from bedload.spark.state_view import OperatorState, StateAnswer
     from bedload.worker.vector import VectorOperator
     from bedload.worker.vector_batch import RowsByKey, VectorBatch
@@ -98,7 +99,7 @@ __all__ = [
 _LAZY = {
     "Change": "bedload.spark.changes",
     "Cluster": "bedload.spark.cluster",
-    "MoveResult": "bedload.spark.changes",
+    "MoveResult": "bedload.spark.results",
     "OperatorState": "bedload.spark.state_view",
     "RowsByKey": "bedload.worker.vector_batch",
     "StateAnswer": "bedload.spark.state_view",

@@ -54,7 +54,7 @@ def make_wish(
     pinned = [pin.key for name in coordinator.operators for pin in coordinator.operator(name).routing.pins]
     if not kinds and len(members) == 1 and chance.happens(0.8):
         kind = Kind.RESCALE
-    elif kind is Kind.UNPIN and not pinned and (not kinds or "pin" in kinds):
+    elif kind is Kind.UNPIN and not pinned:
         kind = Kind.PIN
     strategy = _strategy(chance, strategies, durable=durable)
     if restarts(strategy) and kind not in (Kind.RESCALE, Kind.DRAIN):

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
 
 import bedload as bl
 from bedload import errors
+from tests.patience import PATIENCE
 from tests.spark.conftest import Sink, fail, numbers, run
 
 pytestmark = pytest.mark.spark
@@ -51,6 +56,32 @@ def test_what_is_wrong_with_an_application_is_said_at_once(spark: SparkSession, 
         apply(df=spark.range(3).selectExpr("id as key"))
     with pytest.raises(errors.DefinitionError, match="key groups"):
         apply(key_groups=0)
+
+
+def test_a_key_may_be_a_plain_column_and_no_expression(
+    spark: SparkSession, cluster: bl.Cluster, tmp_path: Path
+) -> None:
+    df = numbers(spark).selectExpr("value % 2 as key", "value", "struct(value) as s")
+    for number, key in enumerate((F.col("key"), df.key, df["key"], F.col("`key`"), [F.col("key"), "value"])):
+        name = f"Columns{number}"
+        out = cluster.apply(df, key=key, operator=Count, schema="key string, n long", name=name)
+        assert out.isStreaming
+    assert cluster.state("Columns4")._key_names == ["key", "value"]
+    for expression in (
+        F.lit("key"),
+        F.col("key") + 1,
+        F.upper("key"),
+        F.col("key").alias("value"),
+        F.col("s.value"),
+        [F.lit("key")],
+    ):
+        with pytest.raises(errors.KeyColumnError, match=r"is an expression.*withColumn\('key', \.\.\.\)"):
+            cluster.apply(df, key=expression, operator=Count, schema="key long, n long")
+    with pytest.raises(errors.KeyColumnError, match=r"'nope' is not there; the input has: key, value, s"):
+        cluster.apply(df, key=F.col("nope"), operator=Count, schema="key long, n long")
+    for nothing in (None, 5, [None]):
+        with pytest.raises(errors.KeyColumnError, match="must name one column, or a list of columns: key='car'"):
+            cluster.apply(df, key=nothing, operator=Count, schema="key long, n long")  # type: ignore[arg-type]
 
 
 def test_an_operator_that_cannot_be_shipped_is_refused_with_the_reason(
@@ -142,6 +173,77 @@ def test_what_goes_wrong_in_a_query_reaches_the_driver(
     error = fail(out, Sink(), tmp_path)
     for text in says:
         assert text in error
+
+
+class Divides(bl.Operator):
+    n: int = bl.value(0)
+
+    def process(self, key: Any, rows: bl.Rows, ctx: bl.Context) -> Any:
+        return key, 1 // self.n
+
+
+def test_of_a_failed_query_the_users_own_lines_are_easy_to_find(
+    spark: SparkSession, cluster: bl.Cluster, tmp_path: Path
+) -> None:
+    out = cluster.apply(
+        numbers(spark).selectExpr("value as key"), key="key", operator=Divides, schema="key long, n long"
+    )
+    writer = out.writeStream.format("noop").option("checkpointLocation", str(tmp_path))
+    with pytest.raises(StreamingQueryException) as whole:
+        writer.start().awaitTermination(PATIENCE)
+    lines = str(whole.value).splitlines()
+    first = next(i for i, line in enumerate(lines) if "errors.OperatorFailed: process of operator Divides" in line)
+    assert first <= 2, "they come first"
+    assert lines[first + 1] == "Traceback (most recent call last):"
+    assert lines[first + 2].startswith(f'  File "{__file__}"')
+    assert lines[first + 3].strip() == "return key, 1 // self.n"
+    assert not [line for line in lines if "bedload/" in line or "pyspark/" in line], "no frame of ours or PySpark's"
+
+    kept = cluster.run(writer)
+    with pytest.raises(errors.OperatorFailed) as caught:
+        kept.await_termination(PATIENCE)
+    told = caught.value.message.splitlines()
+    assert told[0].endswith(" raised ZeroDivisionError: integer division or modulo by zero")
+    assert told[1:3] == lines[first + 1 : first + 3]
+    assert told[-1] == "ZeroDivisionError: integer division or modulo by zero"
+    assert len(told) == 6, "nothing but the user's own lines"
+    assert "failed: OperatorFailed: process of operator Divides" in repr(kept)
+    with pytest.raises(errors.OperatorFailed):
+        cluster.wait_for_epoch(kept)
+
+
+def test_in_a_function_that_spark_calls_for_each_batch_our_error_is_still_found(
+    spark: SparkSession, cluster: bl.Cluster, tmp_path: Path
+) -> None:
+    df = numbers(spark).selectExpr("value as key")
+    out = cluster.apply(df, key="key", operator=Divides, schema="key long, n long", name="InEachBatch")
+    with (
+        cluster.run(out.writeStream.foreachBatch(Sink()).option("checkpointLocation", str(tmp_path))) as kept,
+        pytest.raises(errors.OperatorFailed) as caught,
+    ):
+        kept.await_termination(PATIENCE)
+    assert len(caught.value.message.splitlines()) == 6
+
+
+def test_an_error_in_a_function_of_the_users_keeps_its_frames(
+    spark: SparkSession, cluster: bl.Cluster, tmp_path: Path
+) -> None:
+    df = numbers(spark).select(F.udf(lambda value: 1 // (value - value), "long")("value").alias("key"))
+    out = cluster.apply(df, key="key", operator=Count, schema="key long, n long", name="BehindAFunction")
+    error = fail(out, Sink(), tmp_path)
+    assert "in <lambda>" in error
+    assert "ZeroDivisionError" in error
+
+
+def test_a_session_that_was_stopped_is_told_so() -> None:
+    code = (
+        "import bedload as bl\nfrom pyspark.sql import SparkSession\n"
+        "spark = SparkSession.builder.master('local[1]').config('spark.ui.enabled', 'false').getOrCreate()\n"
+        "spark.stop()\n"
+        "try:\n    bl.attach(spark)\nexcept bl.errors.DefinitionError as error:\n    print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE, check=True)
+    assert "attach(spark): the Spark session was stopped; make one with SparkSession.builder" in done.stdout
 
 
 def test_unknown_names_are_told_with_the_known_ones(cluster: bl.Cluster) -> None:

@@ -10,6 +10,7 @@ import sys
 import tempfile
 import threading
 import time
+import venv
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -189,18 +190,30 @@ def test_workers_end_when_the_driver_is_killed_even_in_the_middle_of_a_call(tmp_
         eventually(lambda: not any(map(alive, workers | nurseries)), "all ended by themselves")
 
 
+# --- the Python of Spark's tasks ---
+
+
+def test_in_local_mode_tasks_run_with_the_drivers_python_whatever_spark_is_told(tmp_path: Path) -> None:
+    bare = tmp_path / "bare"
+    venv.create(bare, with_pip=False)
+    with running("bare", tmp_path / "app", "local[2]", str(bare / "bin" / "python")) as app:
+        for _ in range(2):
+            assert app.expect("counted")["epochs"]["1"] == {str(key): 40 for key in range(20)}
+        app.ends()
+
+
 # --- a worker that does not start ---
 
 
 @pytest.fixture
-def python_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+def python_is(spark: SparkSession, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     """Replaces the Python that workers are started with by a shell script."""
+    monkeypatch.setattr(spark.sparkContext, "pythonExec", spark.sparkContext.pythonExec)  # so that it is put back
 
     def replace(script: str) -> None:
         path = tmp_path / "python"
         path.write_text(f"#!/bin/sh\n{script}\n")
         path.chmod(path.stat().st_mode | stat.S_IXUSR)
-        monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)  # Spark's own workers keep theirs
         monkeypatch.setattr(sys, "executable", str(path))
 
     return replace

@@ -59,9 +59,15 @@ def test_a_key_lives_with_its_worker_until_it_is_let_go_also_between_runs(
     run(out, sink, tmp_path / "spark", 4)
     two.unpin(0, operator=name).wait(PATIENCE)
     assert owner(two, name, 0) == home[0]
+    with pytest.raises(
+        MoveRefused, match=f"unpin of key 0 of {name}: there is nothing to do, since no such key is pinned"
+    ):
+        two.unpin(0, operator=name)
     two.pin(1, home[1], operator=name).wait(PATIENCE)
     run(out, sink, tmp_path / "spark", 6)
     check_epochs(kind, sink.epochs, 6)
+    kinds = [row["kind"] for row in two.history() if row["operator"] == name]
+    assert kinds == ["move", "move", "unpin", "unpin", "pin"], "as they were asked for"
     eventually(lambda: two.committed(name) != {} and max(two.committed(name).values()) == 5, "epoch 5 is committed")
     assert check_states(kind, states(two, kind, name)) == 5
     assert two.state(name).count() == KEYS

@@ -197,10 +197,12 @@ def test_a_cluster_without_operators_is_rescaled(spark: SparkSession, tmp_path: 
 def test_requests_wait_for_those_before_them_and_can_be_called_off(spark: SparkSession, durable: bl.Cluster) -> None:
     durable.rescale(2).wait(PATIENCE)
     first, second, third = durable.rescale(4), durable.rescale(3), durable.rescale(2)
-    assert third.stage == "waits for the change before it"
+    assert third.stage == "waits for the changes before it (rescale to 4 workers, rescale to 3 workers)"
+    assert str(third) == f"rescale to 2 workers: 0%, {third.stage}"
     assert third.cancel()
     with pytest.raises(MoveCancelled, match="called off"):
         third.wait(0)
+    assert repr(third) == "<rescale to 2 workers: called off>"
     assert third.done
     assert not third.cancel()
     second.wait(PATIENCE)
@@ -226,7 +228,8 @@ def test_a_change_that_is_called_off_while_its_workers_start_leaves_the_cluster_
         with pytest.raises(MoveCancelled):
             change.wait(PATIENCE)
         assert sorted(cluster.workers) == [0]
-        assert [row["outcome"] for row in cluster.history()] == ["called off"]
+        (row,) = cluster.history()
+        assert (row["outcome"], row["workers_before"], row["workers_after"]) == ("called off", 1, 1)
         cluster.rescale(2).wait(PATIENCE)
         assert sorted(cluster.workers) == [0, 1]
         run(out, sink, tmp_path / "spark", 4)
@@ -272,7 +275,7 @@ def test_a_cluster_that_stops_ends_its_changes(spark: SparkSession) -> None:
 
 
 def test_every_change_is_in_the_history_and_the_next_attachment_sees_it(
-    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
     place, sink = tmp_path / "checkpoint", Sink()
     with bl.attach(spark, workers=1, checkpoint=place) as cluster:
@@ -304,6 +307,18 @@ def test_every_change_is_in_the_history_and_the_next_attachment_sees_it(
             (2, 0, "move"),
         ]
         assert found[0]["requested"] < found[1]["requested"]
+        told = str(found).splitlines()
+        assert told[0].split()[:4] == ["number", "kind", "operator", "outcome"]
+        assert [line.split()[:4] for line in told[1:3]] == [
+            ["0", "rescale", "Kept", "done"],
+            ["0", "move", "Kept", "done"],
+        ]
+        assert all(len(line) <= 110 for line in told)
+        found.show()
+        found.show(1, vertical=True, all_columns=True)
+        shown = capsys.readouterr().out
+        assert shown.count("stoppage_ms_p99") == 2
+        assert shown.count("stabilise_s") == 1, "all columns on demand"
         assert "0000000001-0000000009-Kept.json" in caplog.text
         assert cluster.history().df().count() == 2
         epoch = cluster.epochs().df().collect()[-1].asDict()

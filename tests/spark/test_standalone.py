@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import venv
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -63,6 +64,20 @@ def test_workers_in_executors_count_right_survive_a_retry_and_give_their_slots_b
         app.expect("stopped after the session")
         app.ends()
     assert not any(alive(pid) for pid in workers)
+
+
+def test_a_python_without_our_packages_is_told_at_once_with_what_to_set(cluster: Standalone, tmp_path: Path) -> None:
+    bare = tmp_path / "bare"
+    venv.create(bare, with_pip=False)
+    python = str(bare / "bin" / "python")
+    with running("bare", tmp_path / "app", cluster.master, python) as app:
+        for _ in ("as tasks", "beside the driver"):
+            message = app.expect("wrong")["message"]
+            assert message.startswith(f"Spark's tasks run with {python}")
+            assert "lacks py" in message
+            assert "PYSPARK_PYTHON" in message
+            assert len(message.splitlines()) == 1
+        app.ends()
 
 
 def test_speculative_attempts_change_nothing_and_workers_get_none(cluster: Standalone, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from fsspec.registry import _registry as _REGISTRY
 
 from bedload.checkpoint.fsspec_storage import FsspecStorage, Retries, _remove_all
 from bedload.checkpoint.local_storage import LocalStorage
-from bedload.checkpoint.storage import Storage, local_path, open_storage, without_secrets
+from bedload.checkpoint.storage import Storage, failed, local_path, open_storage, without_secrets
 from bedload.core.errors import DefinitionError, StoreError
 
 _NUMBERS = itertools.count()
@@ -346,6 +346,26 @@ class _Flaky:
 
 def _remote(waits: list[float]) -> FsspecStorage:
     return FsspecStorage(f"memory://test-{next(_NUMBERS)}", retries=Retries(sleep=waits.append))
+
+
+@pytest.mark.parametrize("scheme", ["", "file://"])
+def test_a_folder_that_cannot_be_made_is_called_a_folder(scheme: str) -> None:
+    with pytest.raises(StoreError) as caught:
+        open_storage(f"{scheme}/proc/nowhere/state").write("a", b"")
+    assert caught.value.message == (
+        "cannot write file:///proc/nowhere/state/a: FileNotFoundError: [Errno 2] No such file or directory: "
+        "'/proc/nowhere'. The checkpoint is the local folder /proc/nowhere/state, which this process cannot make, read "
+        "or write: give it the right to, or choose another folder (a bucket is named by a URL, such as "
+        "s3://bucket/path)."
+    )
+
+
+def test_a_folder_without_the_right_to_it_is_called_a_folder_too() -> None:
+    error = failed("write", "file:///data/state", "a", PermissionError(errno.EACCES, "Permission denied", "/data"))
+    assert "[Errno 13] Permission denied: '/data'. The checkpoint is the local folder /data/state, " in error.message
+    assert "credentials" not in error.message
+    missing = failed("write", "s3://bucket/state", "a", FileNotFoundError("no such bucket"))
+    assert "See that the bucket or the host in the URL is there" in missing.message
 
 
 def test_what_fails_for_a_while_is_tried_again_longer_and_longer_apart() -> None:

@@ -256,7 +256,7 @@ def restarting() -> Rig:
     rig.progress(0)
     wish(rig, "rescale", "stop_restart", workers=3)
     assert started(rig.steps) == [0, 1, 2]
-    assert rig.coordinator.changes.seen(0)[0] is ChangePhase.RESTARTING
+    assert rig.coordinator.changes.seen(0).phase is ChangePhase.RESTARTING
     rig.forget_steps()
     return rig
 
@@ -339,13 +339,13 @@ def test_a_restart_does_not_wait_for_an_epoch_whose_query_has_ended_in_it(sealed
     rig.recorded()
     wish(rig, "rescale", "stop_restart", workers=3)
     rig.facts(active=False, committed=0 if sealed else None, log_read=True)
-    assert rig.coordinator.changes.seen(0)[0] is ChangePhase.HOLDING
+    assert rig.coordinator.changes.seen(0).phase is ChangePhase.HOLDING
     if sealed:
         rig.seal()
         rig.facts(active=False, committed=0, log_read=True)
     for worker, message in rig.told(m.Probe):
         rig.did(rig.coordinator.from_worker(m.Probed(WorkerId(worker), NAME, message.turn)))
-    assert rig.coordinator.changes.seen(0)[0] is ChangePhase.RESTARTING
+    assert rig.coordinator.changes.seen(0).phase is ChangePhase.RESTARTING
     assert rig.phase is (Phase.IDLE if sealed else Phase.ABORTED)
 
 

@@ -97,6 +97,10 @@ def test_rows_are_like_a_sequence_of_named_tuples() -> None:
         _ = one[0]["x"]
     with pytest.raises(KeyError, match="no column"):
         one.column("x")
+    with pytest.raises(AttributeError, match="no column 'x'; there are: a, b c"):
+        _ = one[0].x
+    assert not hasattr(one[0], "x")
+    assert copy.deepcopy(one[0]) == one[0]
 
 
 @pytest.mark.parametrize("at", [1, -2])
@@ -180,7 +184,8 @@ def test_tuples_dicts_and_iterables_become_rows() -> None:
         (("a", 2**70), ["column 'n'"]),
         (("a", 1, 2), ["3 columns", "car, n"]),
         ({"car": "a", "m": 1}, ["unknown columns", "m"]),
-        ([5], ["tuple, a list or a dict"]),
+        ([5], ["the list [5]", "A list is many rows", "5 is none", "(5,)"]),
+        (iter([5]), ["tuple, a list or a dict", "yield key, n"]),
     ],
 )
 def test_a_row_that_does_not_fit_names_operator_key_and_column(bad: Any, says: list[str]) -> None:
@@ -188,6 +193,15 @@ def test_a_row_that_does_not_fit_names_operator_key_and_column(bad: Any, says: l
         outputs(("good", 1), bad, ("good", 2)).batch()
     for text in ["operator Trip", "key 'key-1'", *says]:
         assert text in str(caught.value)
+
+
+def test_a_list_of_values_is_told_to_be_many_rows_and_what_to_write_for_one() -> None:
+    with pytest.raises(OutputError) as caught:
+        outputs(["a", 5])
+    assert caught.value.message == (
+        "operator Trip, key 'key-0': returned the list ['a', 5]. A list is many rows, so each of its items has to be "
+        "one, and 'a' is none. For a single row return a tuple: ('a', 5)"
+    )
 
 
 @pytest.mark.parametrize("bad", [5, "text", b"bytes"])

@@ -188,6 +188,16 @@ def test_refusal_names_the_column_of_a_composite_key() -> None:
         hash_key((1, 2), [pa.int64(), pa.string()])
 
 
+def test_a_refusal_names_the_column_if_its_name_is_known() -> None:
+    with pytest.raises(
+        KeyTypeError, match=r"2 \(int\) is not a value of key column 'lane', which has type string"
+    ) as it:
+        hash_key((1, 2), [pa.int64(), pa.string()], ["car", "lane"])
+    assert it.value.column == "lane"
+    with pytest.raises(KeyTypeError, match=r"the key has 2 columns \(car int64, lane string\)"):
+        hash_key(1, [pa.int64(), pa.string()], ["car", "lane"])
+
+
 def test_key_without_columns_is_refused() -> None:
     with pytest.raises(KeyTypeError, match="at least one column"):
         hash_columns([])

@@ -7,8 +7,9 @@ from concurrent.futures import Future
 import pytest
 
 from bedload.control.phases import ChangePhase
+from bedload.control.seen import Seen
 from bedload.control.wish import Kind, Wish
-from bedload.core.errors import DefinitionError, MoveCancelled, MoveRefused, UnknownOperator
+from bedload.core.errors import DefinitionError, MoveCancelled, MoveFailed, MoveRefused, UnknownOperator
 from bedload.core.ids import OperatorName
 from bedload.migration import AUTO, STRATEGIES
 from bedload.migration.record import MoveRecord
@@ -21,7 +22,7 @@ class Carrier:
     def __init__(self, refusal: Exception | None = None) -> None:
         self.wishes: list[Wish] = []
         self.future: Future[tuple[MoveRecord, ...]] = Future()
-        self.stages = [(ChangePhase.QUEUED, 0.0)]
+        self.stages = [Seen(ChangePhase.QUEUED)]
         self.cancelled: list[int] = []
         self._refusal = refusal
 
@@ -35,11 +36,11 @@ class Carrier:
         self.cancelled.append(number)
         return True
 
-    def seen(self, number: int) -> tuple[ChangePhase, float]:
+    def seen(self, number: int) -> Seen:
         stage = self.stages.pop(0)
         if not self.stages:
             self.stages.append(stage)
-            if stage[0] is ChangePhase.MOVING and not self.future.done():
+            if stage.phase is ChangePhase.MOVING and not self.future.done():
                 self.future.set_result(())
         return stage
 
@@ -67,7 +68,23 @@ def record(**more: object) -> MoveRecord:
 def test_keys_are_named_by_their_hash_and_each_once() -> None:
     carrier = Carrier()
     wishes(carrier, "Trip").move(iter([3, 5, 3]), None, 1, None, None)
-    assert carrier.wishes == [Wish(Kind.PIN, STRATEGIES["seamless"], worker=1, operator="Trip", keys=(3000, 5000))]  # type: ignore[arg-type]
+    assert carrier.wishes == [Wish(Kind.MOVE, STRATEGIES["seamless"], worker=1, operator="Trip", keys=(3000, 5000))]  # type: ignore[arg-type]
+
+
+def test_a_move_of_keys_is_a_move_and_a_pin_is_a_pin() -> None:
+    carrier = Carrier()
+    made = wishes(carrier, "Trip")
+    assert made.move([3], None, 1, None, None).what == "move of key 3 of Trip to worker 1"
+    assert made.pin([3], 1, None, None).what == "pin of key 3 of Trip to worker 1"
+    assert [(wish.kind.value, wish.what) for wish in carrier.wishes] == [
+        ("move", "move of key 3 of Trip to worker 1"),
+        ("pin", "pin of key 3 of Trip to worker 1"),
+    ]
+    assert all(wish.pins for wish in carrier.wishes)
+    with pytest.raises(DefinitionError, match=r"move\(keys=\.\.\.\) by stop_restart: .* is for rescale"):
+        made.move([3], None, 1, None, "stop_restart")
+    with pytest.raises(DefinitionError, match="to='edge': there are no sites"):
+        made.move([3], None, "edge", None, None)
 
 
 def test_an_operator_is_found_by_its_name_its_class_or_being_the_only_one() -> None:
@@ -135,13 +152,14 @@ def test_a_handle_follows_its_change_to_the_end() -> None:
     carrier = Carrier()
     change = Change(carrier, 7, "rescale to 3 workers", carrier.future)
     assert (change.done, change.result, change.progress) == (False, None, 0.0)
-    assert repr(change) == "<rescale to 3 workers: waits for the change before it, 0%>"
+    assert repr(change) == "<rescale to 3 workers: 0%, waits for the change before it>"
     with pytest.raises(TimeoutError, match=r"rescale to 3 workers is not over after 0 seconds \(waits for"):
         change.wait(0)
     carrier.future.set_result((record(),))
     assert (change.done, change.progress, change.stage) == (True, 1.0, "over")
     assert change.result == MoveResult("rescale to 3 workers", (record(),))
-    assert repr(change) == "<rescale to 3 workers: done>"
+    assert repr(change) == "<rescale to 3 workers: done in 0 ms>"
+    assert str(change) == str(change.result)
     assert not change.cancel()
     assert not carrier.cancelled, "what is over is not called off"
 
@@ -156,17 +174,44 @@ def test_a_handle_of_a_change_that_failed_raises_why() -> None:
         change.wait(0)
     with pytest.raises(MoveCancelled):
         _ = change.result
-    assert repr(change) == "<drain of worker 1: failed: called off>"
+    assert repr(change) == "<drain of worker 1: called off>"
+
+
+def test_a_handle_of_a_change_that_failed_shows_the_first_line_of_why() -> None:
+    carrier = Carrier()
+    change = Change(carrier, 7, "drain of worker 1", carrier.future)
+    carrier.future.set_exception(MoveFailed("worker 1 could not send\nTraceback"))
+    assert repr(change) == "<drain of worker 1: failed: worker 1 could not send>"
+    assert str(change).splitlines()[1:] == ["Traceback"]
+
+
+def test_a_handle_says_what_was_sent_and_what_it_waits_for() -> None:
+    carrier = Carrier()
+    carrier.stages = [Seen(ChangePhase.STARTING, 0.42, "the end of epoch 7 of <Trip>", 12_300_000)]
+    change = Change(carrier, 7, "rescale to 3 workers", carrier.future)
+    assert (change.progress, change.waits_for) == (0.42, "the end of epoch 7 of <Trip>")
+    assert change.stage == "waits for the end of epoch 7 of <Trip>"
+    assert str(change) == "rescale to 3 workers: 42%, 12.3 MB sent, waits for the end of epoch 7 of <Trip>"
+    assert repr(change) == f"<{change}>"
+    shown = change._repr_html_()
+    assert '<progress value="0.420">' in shown
+    assert "epoch 7 of &lt;Trip&gt;" in shown
+    with pytest.raises(TimeoutError, match=r"not over after 0 seconds \(waits for the end of epoch 7"):
+        change.wait(0)
+    carrier.future.set_result(())
+    assert change._repr_html_() == "<pre>rescale to 3 workers: done, no state moved</pre>"
 
 
 def test_outside_a_terminal_progress_is_a_line_for_each_stage(capsys: pytest.CaptureFixture[str]) -> None:
     carrier = Carrier()
-    carrier.stages = [(ChangePhase.STARTING, 0.0), (ChangePhase.STARTING, 0.0), (ChangePhase.MOVING, 0.4)]
+    start = Seen(ChangePhase.STARTING, waits_for="worker 2 to start")
+    carrier.stages = [start, start, Seen(ChangePhase.WEIGHING), Seen(ChangePhase.MOVING, 0.4, sent=2000)]
     result = Change(carrier, 7, "rescale to 3 workers", carrier.future).show()
     assert result.records == ()
     assert capsys.readouterr().out.splitlines() == [
-        "rescale to 3 workers: new workers start (0%)",
-        "rescale to 3 workers: state moves (40%)",
+        "rescale to 3 workers: 0%, waits for worker 2 to start",
+        "rescale to 3 workers: 0%, workers say what their key groups weigh",
+        "rescale to 3 workers: 40%, 2.0 kB sent, state moves",
         "rescale to 3 workers: done, no state moved",
     ]
 
@@ -175,7 +220,7 @@ def test_in_a_terminal_progress_is_a_bar(capsys: pytest.CaptureFixture[str], mon
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm")
     carrier = Carrier()
-    carrier.stages = [(ChangePhase.MOVING, 0.4)]
+    carrier.stages = [Seen(ChangePhase.MOVING, 0.4)]
     Change(carrier, 7, "drain of worker 1", carrier.future).show()
     shown = capsys.readouterr().out
     assert "drain of worker 1: state moves" in shown
@@ -195,6 +240,7 @@ def test_a_result_sums_up_its_operators_and_tells_the_worst_stoppage() -> None:
     assert (result.duration_s, result.moved_keys, result.moved_bytes) == (1.5, 15, 1_502_000)
     assert (result.stoppage_ms_p50, result.stoppage_ms_p99, result.stoppage_ms_max) == (0.0, 3.0, 9.0)
     assert (result.strategy, result.why) == ("seamless, adaptive", "it is small")
+    assert repr(result) == str(result), "it reads the same at a prompt"
     assert str(result).splitlines() == [
         "rescale to 3 workers: done in 1.5 s",
         "  Trip: 10 keys, 2.0 kB by seamless; stoppage p50 0.0, p99 3.0, max 0.0 ms over 4 keys with rows",

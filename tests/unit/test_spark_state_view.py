@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 from tests.patience import PATIENCE
 
-from bedload.core.errors import WorkerUnreachable
+from bedload.core.errors import KeyTypeError, WorkerUnreachable
 from bedload.core.ids import OperatorName, WorkerId
 from bedload.keys import RoutingTable
 from bedload.spark import state_view
@@ -50,3 +50,12 @@ def test_a_key_whose_state_does_not_come_is_not_waited_for_for_ever(monkeypatch:
         state.close()
         endpoint.stop()
         thread.join(PATIENCE)
+
+
+def test_a_key_of_another_type_is_refused_with_the_name_of_its_column() -> None:
+    state = OperatorState(
+        OperatorName("rides"), ColumnDecoder(()), (pa.string(),), lambda: None, CREDENTIALS, ["car"]  # type: ignore[arg-type, return-value]
+    )  # fmt: skip
+    for ask in (state.get, state.hash_of):
+        with pytest.raises(KeyTypeError, match=r"5 \(int\) is not a value of key column 'car'"):
+            ask(5)

@@ -121,7 +121,8 @@ def test_what_counts_as_rows(returned: Any) -> None:
         ("k", "return or yield rows"),
         (5, "return or yield rows"),
         ({"key": "k", "m": 1}, "unknown columns"),
-        ([5], "must be a tuple"),
+        ([5], "A list is many rows"),
+        (iter([5]), "must be a tuple"),
     ],
 )
 def test_what_does_not_fit_the_schema_is_named_with_its_key(returned: Any, says: str) -> None:
@@ -157,8 +158,79 @@ def test_an_undeclared_attribute_is_refused_with_a_hint() -> None:
         def process(self, key: Any, rows: Rows, ctx: Context) -> None:
             self.other = 1  # type: ignore[attr-defined]
 
-    with pytest.raises(OperatorFailed, match="declared on the class"):
+    with pytest.raises(OperatorFailed, match=r"declared on the class.* Undeclared has the state variables: none"):
         harness(Undeclared).feed(rows(("a", 1)))
+
+
+def failure(process: Any, **more: Any) -> str:
+    """What is said of an operator whose ``process`` fails."""
+    operator = type("Trip", (Counted,), {"process": process, **more})
+    with pytest.raises(OperatorFailed) as caught:
+        harness(operator).feed(rows(("a", 1)))
+    return caught.value.message
+
+
+class Counted(Operator):
+    n: int = bl.value(0)
+
+
+def test_advice_on_state_variables_is_for_attributes_of_the_operator_alone() -> None:
+    def reads(self: Any, key: Any, rows: Rows, ctx: Context) -> Any:
+        return key, self.nope
+
+    def assigns(self: Any, key: Any, rows: Rows, ctx: Context) -> Any:
+        self.nope = 1
+
+    def set_up(self: Any, ctx: Context) -> None:
+        self.model = 1
+
+    def overwrites(self: Any, key: Any, rows: Rows, ctx: Context) -> Any:
+        self.model = 2
+
+    for process in (reads, assigns, overwrites):
+        assert failure(process, setup=set_up).endswith("Trip has the state variables: n.")
+
+    class Other:
+        __slots__ = ()
+
+    other = Other()
+
+    def of_another(self: Any, key: Any, rows: Rows, ctx: Context) -> Any:
+        return other.nope  # type: ignore[attr-defined]
+
+    def to_another(self: Any, key: Any, rows: Rows, ctx: Context) -> Any:
+        other.nope = 1  # type: ignore[attr-defined]
+
+    def of_nothing(self: Any, key: Any, rows: Rows, ctx: Context) -> Any:
+        return None.nope  # type: ignore[attr-defined]
+
+    for process in (of_another, to_another, of_nothing):
+        assert "declared on the class" not in failure(process)
+
+
+def test_a_column_that_a_row_does_not_have_is_told_with_those_that_there_are() -> None:
+    def process(self: Any, key: Any, rows: Rows, ctx: Context) -> Any:
+        return key, rows[0].nope
+
+    message = failure(process)
+    assert "raised AttributeError: no column 'nope'; there are: key, n\n" in message
+    assert "declared on the class" not in message
+
+
+def test_of_a_failure_the_users_own_lines_are_shown_and_none_of_ours() -> None:
+    def process(self: Any, key: Any, rows: Rows, ctx: Context) -> Any:
+        try:
+            return key, rows[0]["nope"]
+        except KeyError as error:
+            raise ValueError("it is not there") from error
+
+    lines = failure(process).splitlines()
+    assert lines[0] == "process of operator Trip, key 'a', epoch 0, worker 0 raised ValueError: it is not there"
+    assert lines[1] == "Traceback (most recent call last):"
+    files = [line for line in lines if line.startswith("  File ")]
+    assert len(files) == 2, "one for each of the two exceptions"
+    assert all("test_worker_runtime.py" in line and "in process" in line for line in files)
+    assert any("KeyError" in line for line in lines)
 
 
 def test_an_assigned_container_is_rolled_back_like_any_other() -> None:

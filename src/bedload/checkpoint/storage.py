@@ -180,17 +180,16 @@ def failed(operation: str, url: str, path: str, cause: BaseException) -> StoreEr
     where = f"{without_secrets(url).rstrip('/')}/{path}" if path else without_secrets(url)
     said = str(cause) or type(cause).__name__
     return StoreError(
-        f"cannot {operation} {where}: {type(cause).__name__}: {said}. {_advice(cause)}",
+        f"cannot {operation} {where}: {type(cause).__name__}: {said}. {_advice(cause, url)}",
         operation=operation,
         path=where,
         cause=f"{type(cause).__name__}: {said}",
     )
 
 
-def _advice(cause: BaseException) -> str:
+def _advice(cause: BaseException, url: str) -> str:
     number = cause.errno if isinstance(cause, OSError) else None
-    if isinstance(cause, PermissionError) or "Credential" in type(cause).__name__:
-        return "Give the driver and the workers the right to read and write there (credentials are storage options)."
+    folder = url.removeprefix("file://") if url.startswith("file://") else None
     if number in (errno.ENOSPC, errno.EDQUOT):
         return "Free some space, or keep fewer epochs."
     if number == errno.EROFS:
@@ -201,6 +200,13 @@ def _advice(cause: BaseException) -> str:
         return (
             "See that the store is up and reachable from here; if it is only slow, raise the storage option deadline."
         )
+    if folder is not None and isinstance(cause, PermissionError | FileNotFoundError):
+        return (
+            f"The checkpoint is the local folder {folder}, which this process cannot make, read or write: give it the "
+            f"right to, or choose another folder (a bucket is named by a URL, such as s3://bucket/path)."
+        )
+    if isinstance(cause, PermissionError) or "Credential" in type(cause).__name__:
+        return "Give the driver and the workers the right to read and write there (credentials are storage options)."
     if isinstance(cause, FileNotFoundError):
         return "See that the bucket or the host in the URL is there and spelled right."
     return "See that the store is up and reachable from here, then start the query again."

@@ -57,8 +57,15 @@ class Change:
     @property
     def progress(self) -> float:
         """How much of it is done, from 0 to 1."""
-        parts = [it.progress for it in self.transfers.values()]
-        return sum(parts) / len(parts) if parts else 0.0
+        # An operator counts for as much as it has state.
+        sizes = {name: 1 + sum(it.bytes for it in self.weights.get(name, {}).values()) for name in self.transfers}
+        done = sum(sizes[name] * transfer.progress for name, transfer in self.transfers.items())
+        return done / sum(sizes.values()) if sizes else 0.0
+
+    @property
+    def sent(self) -> int:
+        """Bytes of state that were sent so far."""
+        return sum(it.tally.sent for it in self.transfers.values())
 
     @property
     def doom(self) -> BedloadError | None:

@@ -19,6 +19,7 @@ from bedload.control.instructions import ChangeResult, Instruction, StartWorkers
 from bedload.control.members import Members
 from bedload.control.phases import ChangePhase
 from bedload.control.restart import MAX_STARTS, Restart
+from bedload.control.seen import Seen, in_line, see
 from bedload.control.standing import Standing
 from bedload.control.transfer import Transfer
 from bedload.control.wish import Kind, Wish, check_wish, listed, members_after, strategy_for, target_of
@@ -78,12 +79,13 @@ class Changes:
             return False, []
         return True, self._fail(now, MoveCancelled(f"change {number} was called off; nothing had moved"))
 
-    def seen(self, number: ChangeId) -> tuple[ChangePhase, float]:
-        """Where a change is, and how much of it is done."""
-        change = self.current
-        if change is not None and change.number == number:
-            return change.phase, change.progress
-        return (ChangePhase.QUEUED if any(it.number == number for it in self._queue) else ChangePhase.OVER), 0.0
+    def seen(self, number: ChangeId) -> Seen:
+        """Where a change is, how much of it is done, and what it waits for."""
+        every = [*([] if self.current is None else [self.current]), *self._queue]
+        for place, change in enumerate(every):
+            if change.number == number:
+                return in_line(change, every[:place]) if place else see(change, {at.name: at for at in self._standings})
+        return Seen(ChangePhase.OVER)
 
     # --- events ---
 
@@ -360,6 +362,7 @@ class Changes:
         change.phase = ChangePhase.OVER
         if self.current is change:
             self.current = None
+        change.before = change.before or self._members.owning  # it was called off before it began
         now, workers = self._clock.monotonic(), len(self._members.owning)
         records = tuple(
             record_of(change, self._operators[name].standing, error, now=now, workers=workers)

@@ -187,6 +187,11 @@ class Coordinator:
             case m.Copied(operator=operator) | m.Arrived(operator=operator) | m.Released(operator=operator):
                 transfer = self._operators[operator].standing.transfer
                 return self._parts.then([] if transfer is None else transfer.from_worker(message, body))
+            case m.Progressed(operator=operator):
+                moving = self._operators[operator].standing.transfer
+                if moving is not None:
+                    moving.progressed(message)
+                return []
             case m.WorkerFailed():
                 return self._parts.then(self._worker_failed(message))
             case m.Weighed():

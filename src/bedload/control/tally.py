@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from bedload.control.phases import TransferPhase
+from bedload.core.ids import WorkerId
 from bedload.migration.record import stoppages
 from bedload.protocol import messages as m
 
@@ -33,6 +35,51 @@ class Tally:
     """Something was read from the checkpoint because a worker was lost."""
     since: float = 0.0
     """When what is under way began."""
+    sources: int = 0
+    """Old owners in the step that is under way."""
+    under_way: dict[WorkerId, m.Progressed] = field(default_factory=dict)
+    """How far they are, as far as they have said so."""
+    _share: float = 0.0
+    """How much of the step's bytes was sent."""
+    _before: int = 0
+    """Bytes of the steps before it."""
+
+    def begins(self, lots: Iterable[m.Lot]) -> None:
+        """A step begins, in which these pass on."""
+        self.sources, self.under_way = len({lot.source for lot in lots}), {}
+        self._share, self._before = 0.0, self.bytes
+
+    def progressed(self, message: m.Progressed) -> None:
+        """An old owner has sent some of what it has to."""
+        self.under_way[message.worker] = message
+        sent, left = self._sent, sum(it.left for it in self.under_way.values())
+        # Of those that have said nothing yet, nothing is known to be sent. What was shown is not taken back.
+        known = sent / max(1, sent + left) * len(self.under_way) / max(1, self.sources)
+        self._share = max(self._share, known)
+
+    @property
+    def _sent(self) -> int:
+        return sum(it.sent for it in self.under_way.values())
+
+    @property
+    def sent(self) -> int:
+        """Bytes of state that were sent so far."""
+        return self._before + max(self.bytes - self._before, self._sent)
+
+    def share(self, phase: TransferPhase, *, ahead: bool) -> float:
+        """How much of a step is done, from 0 to 1; ``ahead``: most of its state is copied before the flip."""
+        match phase:
+            case TransferPhase.COPYING:
+                return 0.9 * self._share
+            case TransferPhase.DUE:
+                return 0.9 if ahead else 0.0
+            case TransferPhase.FLIPPED:
+                return 0.92 if ahead else 0.95 * self._share
+            case TransferPhase.ARRIVED:
+                return 0.97
+            case TransferPhase.ENDING:
+                return 0.99
+        return 0.0
 
     def copied(self, now: float) -> None:
         """State was copied ahead."""

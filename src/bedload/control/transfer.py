@@ -92,14 +92,13 @@ class Transfer:
         """How much of it is done, from 0 to 1."""
         if self.done:
             return 1.0
-        of_step = {
-            TransferPhase.COPYING: 0.2,
-            TransferPhase.DUE: 0.4,
-            TransferPhase.FLIPPED: 0.6,
-            TransferPhase.ARRIVED: 0.8,
-            TransferPhase.ENDING: 0.9,
-        }
-        return (self._total - len(self._steps) + of_step.get(self.phase, 0.0)) / max(1, self._total)
+        step = 0.0 if self._again else self.tally.share(self.phase, ahead=self.strategy.copy_ahead)
+        return min(1.0, (self._total - len(self._steps) + step) / max(1, self._total))
+
+    @property
+    def missing(self) -> list[WorkerId]:
+        """Workers that have a part in it and are not there: they are being replaced."""
+        return sorted({it for lot in self._lots for it in (lot.source, lot.target) if not self._at.is_here(it)})
 
     @property
     def in_line(self) -> bool:
@@ -137,7 +136,12 @@ class Transfer:
     @property
     def due(self) -> bool:
         """Whether ownership flips at the next epoch boundary: state is ready, and all that have a part are there."""
-        return self.phase is TransferPhase.DUE and self._all_here
+        return self.phase is TransferPhase.DUE and not self.missing
+
+    def progressed(self, message: m.Progressed) -> None:
+        """An old owner says how much it has sent."""
+        if message.move == self._move:
+            self.tally.progressed(message)
 
     def from_worker(self, message: m.Copied | m.Arrived | m.Released, body: m.Body = None) -> list[Instruction]:
         """A worker says how far it is."""
@@ -333,11 +337,12 @@ class Transfer:
         self._again = False
         self._move = next(self._numbers)
         self._lots = lots_between(self._at.routing, self._steps[0])
+        self.tally.begins(self._lots)
         if not self._lots or self._at.nobody_has_state:
             self._switched = self._switched or bool(self._lots)
             self._at.set_routing(self._steps.popleft(), "no state has to move")
             return self._start()
-        if not self._all_here:
+        if self.missing:
             return []  # its replacement comes, or it is left out
         if not self.strategy.copy_ahead:
             self.phase = TransferPhase.DUE
@@ -384,11 +389,6 @@ class Transfer:
             self._steps.popleft()
         self.phase = TransferPhase.WAITING
         return self.go_on()
-
-    @property
-    def _all_here(self) -> bool:
-        here = self._at.is_here
-        return all(here(lot.source) and here(lot.target) for lot in self._lots)
 
     def _participants(self) -> list[WorkerId]:
         here = self._at.addresses

@@ -8,7 +8,7 @@ from __future__ import annotations
 import enum
 import itertools
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from bedload.core.errors import MoveRefused
 from bedload.core.ids import KeyGroup, KeyHash, OperatorName, WorkerId
@@ -49,6 +49,13 @@ class Wish:
     groups: tuple[KeyGroup, ...] = ()
     keys: tuple[KeyHash, ...] = ()
     """By their hash."""
+    what: str = field(default="", compare=False)
+    """The same in words, for people."""
+
+    @property
+    def pins(self) -> bool:
+        """Whether single keys get a place of their own."""
+        return self.kind is Kind.PIN or (self.kind is Kind.MOVE and bool(self.keys))
 
 
 def members_after(wish: Wish, members: tuple[WorkerId, ...]) -> tuple[WorkerId, ...]:
@@ -80,10 +87,15 @@ def check_wish(
     for name, table in tables.items() if wish.operator is None else [(wish.operator, tables[wish.operator])]:
         count = table.key_groups
         pinned = {pin.key for pin in table.pins}
-        if wish.kind is Kind.PIN and len(pinned.union(wish.keys)) > MAX_PINS:
+        if wish.pins and len(pinned.union(wish.keys)) > MAX_PINS:
             raise MoveRefused(
                 f"operator {name}: {len(pinned.union(wish.keys)):,} keys would have a place of their own, at most "
                 f"{MAX_PINS:,} can: move key groups, or unpin keys first"
+            )
+        if wish.kind is Kind.UNPIN and pinned.isdisjoint(wish.keys):
+            raise MoveRefused(
+                f"{wish.what or f'unpin of keys of {name}'}: there is nothing to do, since no such key is pinned: it "
+                f"lives with its key group. A pin also ends with its worker"
             )
         if bad := [group for group in wish.groups if not 0 <= group < count]:
             raise MoveRefused(f"operator {name} has no key group {bad[0]}: they are 0 to {count - 1}")
@@ -120,12 +132,11 @@ def target_of(
     match wish.kind:
         case Kind.RESCALE | Kind.DRAIN:
             return routing.reassign(members)
-        case Kind.MOVE:
+        case Kind.MOVE | Kind.PIN:
             assert wish.worker is not None
+            if wish.pins:
+                return plan.pin(routing, wish.keys, wish.worker)
             return plan.place(routing, wish.groups, wish.worker)
-        case Kind.PIN:
-            assert wish.worker is not None
-            return plan.pin(routing, wish.keys, wish.worker)
         case Kind.UNPIN:
             return plan.unpin(routing, wish.keys)
         case Kind.REBALANCE:

@@ -27,6 +27,7 @@
     │   ├── OperatorBusy           another running query uses this operator's state
     │   ├── UnknownOperator        no operator of that name has been applied
     │   ├── TooFewSlots            give Spark more task slots, or ask for fewer workers
+    │   ├── WrongPython            Spark's tasks run in a Python without what is needed: set PYSPARK_PYTHON
     │   ├── WorkerStartFailed      a worker process did not come up; carries the end of its log
     │   ├── WorkerLost             a worker died; its key groups are gone unless they are durable
     │   ├── WorkerUnreachable      no connection to an endpoint
@@ -194,6 +195,12 @@ class UnknownOperator(ClusterError, LookupError):
 
 class TooFewSlots(ClusterError):
     """Spark has not enough task slots for the workers and one feeder."""
+
+
+class WrongPython(ClusterError):
+    """The Python that Spark runs tasks with lacks what they need, or is none."""
+
+    retryable = False
 
 
 class WorkerStartFailed(ClusterError):

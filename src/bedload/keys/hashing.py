@@ -57,8 +57,8 @@ def hash_columns(columns: Sequence[pa.Array]) -> npt.NDArray[np.int64]:
     return seeds.view(np.int64)
 
 
-def hash_key(key: Key, types: Sequence[pa.DataType]) -> KeyHash:
-    """The hash of one key, whose columns have the given types.
+def hash_key(key: Key, types: Sequence[pa.DataType], names: Sequence[str] = ()) -> KeyHash:
+    """The hash of one key, whose columns have the given types; ``names``: those of the columns, for errors.
 
     Raises :class:`KeyTypeError` if a value is not one that its column can hold: a look-up with it could
     only miss.
@@ -72,12 +72,13 @@ def hash_key(key: Key, types: Sequence[pa.DataType]) -> KeyHash:
         values = key
     else:
         raise KeyTypeError(
-            f"the key has {len(types)} columns ({', '.join(map(str, types))}), so it must be given as a tuple "
+            f"the key has {len(types)} columns ({', '.join(_named(types, names))}), so it must be given as a tuple "
             f"of {len(types)} values, not as {key!r}"
         )
     seed = SEED
     for i, (value, data_type) in enumerate(zip(values, types, strict=True)):
-        kind = kind_of(data_type, f"#{i}")
+        name = names[i] if names else f"#{i}"
+        kind = kind_of(data_type, name)
         if value is None:
             continue
         if isinstance(value, np.bool_ | np.integer | np.floating):
@@ -85,13 +86,17 @@ def hash_key(key: Key, types: Sequence[pa.DataType]) -> KeyHash:
         encoded = _ENCODERS[kind](value, value_type(data_type))
         if encoded is None:
             raise KeyTypeError(
-                f"{value!r} ({type(value).__name__}) is not a value of key column #{i}, which has type "
-                f"{data_type}: give {_WANTED[kind]}",
-                column=f"#{i}",
+                f"{value!r} ({type(value).__name__}) is not a value of key column {repr(name) if names else name}, "
+                f"which has type {data_type}: give {_WANTED[kind]}",
+                column=name,
                 type=str(data_type),
             )
         seed = xxhash.xxh64_intdigest(encoded, seed)
     return KeyHash(seed - 2**64 if seed >= 2**63 else seed)
+
+
+def _named(types: Sequence[pa.DataType], names: Sequence[str]) -> list[str]:
+    return [f"{name} {kind}" for name, kind in zip(names, types, strict=True)] if names else list(map(str, types))
 
 
 # --- columns -----------------------------------------------------------------------------------------

@@ -60,6 +60,8 @@ class Lane:
     """The turn that the last hand-over named."""
     unsaid: dict[KeyGroup, int] = field(default_factory=dict)
     """Key groups that were not said to be whole yet, and where their entries end."""
+    given: int = 0
+    """Keys that were handed over for good."""
     last_sent: bool = False
     rounds: int = 0
     broken_until: float = 0.0
@@ -73,6 +75,11 @@ class Lane:
     def swept(self) -> bool:
         """Whether the sweep is over."""
         return self.cursor >= self.end
+
+    def left(self, *, ahead: bool, flipped: bool) -> float:
+        """Bytes that have to go still, about; ``ahead``: what is stale goes again, and not what was copied."""
+        keys = self.end - self.cursor + len(self.stale) if ahead or not flipped else max(0, self.end - self.given)
+        return keys * self.shelf.nbytes_hint
 
     def parcel(
         self,

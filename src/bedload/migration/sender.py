@@ -42,6 +42,10 @@ _CHUNK_SECONDS = 0.002
 """What making a message may take: rows of other keys wait that long."""
 _CHUNK_BYTES = 1 << 20
 _RETRY_SECONDS = 0.05
+_TELL_BYTES = 1 << 20
+"""After so many bytes it is said how far the move is: a smaller one is over before anybody asks."""
+_TELL_SHARE = 0.01
+"""And after so much of all of them: so it is not said too often."""
 _ENOUGH_ROUNDS = 5
 """After so many rounds of copying what changed meanwhile, the rest changes faster than it is copied."""
 
@@ -81,6 +85,8 @@ class Sender:
         self._chunk = float(_FIRST_CHUNK)
         self._idle_until = 0.0
         self._turn = 0
+        self._sent, self._told = 0, 0
+        """Bytes of state that were sent, and of which it was said."""
 
     @property
     def flipped(self) -> bool:
@@ -182,6 +188,16 @@ class Sender:
             self.phase = Sending.COPIED
         return ready
 
+    def news(self) -> tuple[int, int] | None:
+        """Bytes that were sent, and that are left, about; None: much the same as was said before."""
+        if self._sent - self._told < _TELL_BYTES:
+            return None
+        left = int(sum(lane.left(ahead=self.terms.copy_ahead, flipped=self.flipped) for lane in self._lanes.values()))
+        if self._sent - self._told < _TELL_SHARE * (self._sent + left):
+            return None
+        self._told = self._sent
+        return self._sent, left
+
     @property
     def shelves(self) -> list[Shelf]:
         """All that leaves."""
@@ -211,6 +227,7 @@ class Sender:
                 if parcel is not None and not hurries:
                     self._rest(now, parcel)
             if parcel is not None:
+                self._sent += 0 if parcel.state is None else parcel.state.nbytes
                 return [parcel], 0.0
         return [], delay
 
@@ -321,6 +338,7 @@ class Sender:
                 state, _ = self._timed(lane, lambda: lane.shelf.collect(hashes))
             else:
                 state, _ = self._timed(lane, lambda: lane.shelf.collect_range(first, len(hashes)))
+            lane.given += len(hashes)
             if self.terms.order is not Order.ANY:  # else nobody asks for what was sent
                 lane.sent.add(hashes)
         return lane.parcel(hashes, state, groups, ahead=False)

@@ -51,6 +51,18 @@ class Copied(Message, frozen=True):
     move: MoveId
 
 
+class Progressed(Message, frozen=True):
+    """How far an old owner is with a move that takes a while. Nothing depends on it."""
+
+    worker: WorkerId
+    operator: OperatorName
+    move: MoveId
+    sent: int
+    """Bytes that it has sent."""
+    left: int
+    """Bytes that it still has to send, about."""
+
+
 class Flip(Message, frozen=True):
     """Ownership changes now, between two epochs; state follows."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,7 +22,7 @@ from bedload.protocol.split import GROUP_COLUMN
 from bedload.spark.bootstrap import InitialState
 from bedload.spark.feeder import FeederSpec, feed
 from bedload.spark.plan import mark
-from bedload.spark.schemas import key_columns, key_types
+from bedload.spark.schemas import KeyColumn, key_columns, key_types
 from bedload.spark.state_view import ColumnDecoder, Decoder
 from bedload.state import StateSpec
 from bedload.state.kinds import Layout
@@ -52,7 +53,7 @@ class Keyed:
         spark: SparkSession,
         name: OperatorName,
         df: DataFrame,
-        key: str | list[str] | tuple[str, ...],
+        key: KeyColumn | Sequence[KeyColumn],
         groups: int,
     ) -> Keyed:
         """Check what every application needs."""

@@ -6,7 +6,6 @@ Invariant: whatever can be refused is refused before anything starts; the checkp
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +17,7 @@ from bedload.control.liveness import Patience
 from bedload.core.errors import DefinitionError
 from bedload.keys import check_key_groups
 from bedload.spark.hosts import ProcessHost, TaskHost, WorkerHost
+from bedload.spark.interpreter import use_own_python
 from bedload.spark.keeper import Keeper
 from bedload.transport import is_loopback
 from bedload.worker.memory import epoch_share
@@ -62,6 +62,7 @@ class Attachment:
         epoch_bytes: int | None = None,
     ) -> Attachment:
         """Check what the user asks for, set the session up for it, and open the checkpoint."""
+        _check_session(spark)
         if workers < 1:
             raise DefinitionError(f"workers={workers}: at least one worker is needed")
         check_key_groups(key_groups)
@@ -80,7 +81,8 @@ class Attachment:
             raise DefinitionError(f"host={host!r}: use 'process', 'task', or leave it out")
         _set_up(spark, local=local)
         listen = "127.0.0.1" if local else str(spark.sparkContext.getConf().get("spark.driver.host"))
-        chosen: WorkerHost = ProcessHost() if kind == "process" else TaskHost(spark)
+        executors = None if local else spark.sparkContext
+        chosen: WorkerHost = ProcessHost(executors) if kind == "process" else TaskHost(spark)
         keeper = None if url is None else Keeper(url, storage_options)
         secure = not is_loopback(listen) if encrypt is None else encrypt
         retention = Retention(retain_epochs)
@@ -110,6 +112,17 @@ class Attachment:
         return self.keeper
 
 
+def _check_session(spark: object) -> None:
+    """Refuse what is no Spark session that runs in this process."""
+    make = "make one with SparkSession.builder.getOrCreate(), and attach to that"
+    if not isinstance(spark, SparkSession):
+        connect = type(spark).__module__.startswith("pyspark.sql.connect")
+        why = "a session of Spark Connect, whose driver is in another process" if connect else "not a SparkSession"
+        raise DefinitionError(f"attach({spark!r}): this is {why}; {make}")
+    if spark.sparkContext._jsc is None or spark.sparkContext._jsc.sc().isStopped():
+        raise DefinitionError(f"attach(spark): the Spark session was stopped; {make}")
+
+
 def _url(checkpoint: str | os.PathLike[str] | None, storage_options: Mapping[str, Any] | None) -> str | None:
     if storage_options and checkpoint is None:
         raise DefinitionError("storage_options are for a checkpoint: give checkpoint=... as well")
@@ -123,9 +136,7 @@ def _url(checkpoint: str | os.PathLike[str] | None, storage_options: Mapping[str
 
 
 def _set_up(spark: SparkSession, *, local: bool) -> None:
-    if local and "PYSPARK_PYTHON" not in os.environ:
-        # SUBTLE: Spark would run "python3" from the PATH, which in a virtual environment that is not activated
-        # is another Python, without our packages. In local mode the driver's own is the right one.
-        spark.sparkContext.pythonExec = sys.executable
+    if local:
+        use_own_python(spark.sparkContext)
     if spark.conf.get(_ARROW_ROWS) == "10000":
         spark.conf.set(_ARROW_ROWS, "65536")

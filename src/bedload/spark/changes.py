@@ -7,23 +7,32 @@ its turn comes, by :meth:`Change.wait`. A handle asks the coordinator and keeps 
 
 from __future__ import annotations
 
+import html
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from bedload.control.phases import ChangePhase
+from bedload.control.seen import Seen
 from bedload.control.wish import Kind, Wish
-from bedload.core.errors import BedloadError, ClusterStopped, DefinitionError, Timeout, UnknownOperator
+from bedload.core.errors import (
+    BedloadError,
+    ClusterStopped,
+    DefinitionError,
+    MoveCancelled,
+    Timeout,
+    UnknownOperator,
+)
 from bedload.core.ids import NO_CHANGE, ChangeId, KeyGroup, KeyHash, OperatorName, WorkerId
 from bedload.migration import AUTO, Auto, Strategy, strategy_named
 from bedload.migration.record import MoveRecord
 from bedload.migration.strategies import restarts
+from bedload.spark.results import MoveResult, size_of
 
 _SHOWN_EVERY_SECONDS = 0.1
 WAIT_SECONDS = 3600.0
@@ -41,8 +50,8 @@ class Carrier(Protocol):
         """Call a change off; whether that could still be done."""
         ...
 
-    def seen(self, number: ChangeId) -> tuple[ChangePhase, float]:
-        """Where a change is, and how much of it is done."""
+    def seen(self, number: ChangeId) -> Seen:
+        """Where a change is, how much of it is done, and what it waits for."""
         ...
 
 
@@ -52,71 +61,6 @@ class Keyed(Protocol):
     def hash_of(self, key: Any) -> KeyHash:
         """The hash of a key."""
         ...
-
-
-@dataclass(frozen=True)
-class MoveResult:
-    """What a change of the cluster did."""
-
-    what: str
-    """What was asked for, in words."""
-    records: tuple[MoveRecord, ...] = ()
-    """One for each operator that it concerned."""
-
-    @property
-    def duration_s(self) -> float:
-        """From the request until the last worker was done with it."""
-        return max((it.duration_s for it in self.records), default=0.0)
-
-    @property
-    def moved_keys(self) -> int:
-        """Keys that came to another owner."""
-        return sum(it.moved_keys for it in self.records)
-
-    @property
-    def moved_bytes(self) -> int:
-        """The size of their state as it was sent."""
-        return sum(it.moved_bytes for it in self.records)
-
-    @property
-    def stoppage_ms_p50(self) -> float:
-        """How long rows of a key on its way were held up, of the operator that was held up most."""
-        return max((it.stoppage_ms_p50 for it in self.records), default=0.0)
-
-    @property
-    def stoppage_ms_p99(self) -> float:
-        """The same for one key in a hundred."""
-        return max((it.stoppage_ms_p99 for it in self.records), default=0.0)
-
-    @property
-    def stoppage_ms_max(self) -> float:
-        """The same for the key that waited longest."""
-        return max((it.stoppage_ms_max for it in self.records), default=0.0)
-
-    @property
-    def strategy(self) -> str:
-        """How state moved; several if operators differ."""
-        return ", ".join(dict.fromkeys(it.strategy for it in self.records))
-
-    @property
-    def why(self) -> str:
-        """Why like that, if it was chosen (``strategy="auto"``)."""
-        whys = [(it.operator, it.why) for it in self.records if it.why]
-        return whys[0][1] if len(whys) == 1 else "; ".join(f"{name}: {why}" for name, why in whys)
-
-    def __str__(self) -> str:
-        if not self.records:
-            return f"{self.what}: done, no state moved"
-        lines = [f"{self.what}: done in {_seconds(self.duration_s)}"]
-        for it in self.records:
-            line = f"  {it.operator}: {it.moved_keys:,} keys, {_size(it.moved_bytes)} by {it.strategy}"
-            if it.asked_keys:
-                line += f"; stoppage p50 {it.stoppage_ms_p50:.1f}, p99 {it.stoppage_ms_p99:.1f}, "
-                line += f"max {it.stoppage_ms_max:.1f} ms over {it.asked_keys:,} keys with rows"
-            if it.from_checkpoint:
-                line += "; the rest was read from the checkpoint"
-            lines.append(line if not it.why else f"{line} ({it.why})")
-        return "\n".join(lines)
 
 
 class Change:
@@ -156,13 +100,18 @@ class Change:
 
     @property
     def progress(self) -> float:
-        """How much of it is done, from 0 to 1."""
-        return 1.0 if self.done else self._seen()[1]
+        """How much of it is done, from 0 to 1: while state moves, by its bytes."""
+        return self._seen().progress
 
     @property
     def stage(self) -> str:
-        """Where it is, in words."""
-        return self._seen()[0].value
+        """Where it is, in words: what happens, or what it waits for."""
+        return _stage(self._seen())
+
+    @property
+    def waits_for(self) -> str:
+        """What has to happen before it goes on, such as the end of an epoch; empty if it is being worked on."""
+        return self._seen().waits_for
 
     def cancel(self) -> bool:
         """Call it off if nothing has moved yet; whether that could be done. Then :meth:`wait` raises MoveCancelled."""
@@ -182,38 +131,57 @@ class Change:
         print(result)
         return result
 
-    def __repr__(self) -> str:
+    def __str__(self) -> str:
         if not self.done:
-            stage, progress = self._seen()
-            return f"<{self.what}: {stage.value}, {progress:.0%}>"
+            return f"{self.what}: {_where(self._seen())}"
         error = self._future.exception()
-        return f"<{self.what}: {'done' if error is None else f'failed: {error}'}>"
+        if error is None:
+            return str(self.wait(0))
+        return f"{self.what}: {'called off' if isinstance(error, MoveCancelled) else f'failed: {error}'}"
 
-    def _seen(self) -> tuple[ChangePhase, float]:
+    def __repr__(self) -> str:
+        return f"<{str(self).splitlines()[0]}>"
+
+    def _repr_html_(self) -> str:
+        bar = "" if self.done else f'<progress value="{self.progress:.3f}"></progress> '
+        return f"{bar}<pre>{html.escape(str(self))}</pre>"
+
+    def _seen(self) -> Seen:
         if self.done:
-            return ChangePhase.OVER, 1.0
+            return Seen(ChangePhase.OVER, 1.0)
         try:
             return self._carrier.seen(self.number)
         except ClusterStopped:
-            return ChangePhase.OVER, 0.0
+            return Seen(ChangePhase.OVER)
 
     def _show_bar(self, console: Console, deadline: float) -> None:
         parts = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
         with Progress(*parts, console=console, transient=True) as bar:
             task = bar.add_task(self.what, total=1.0)
             while not self.done and time.monotonic() < deadline:
-                stage, progress = self._seen()
-                bar.update(task, completed=progress, description=f"{self.what}: {stage.value}")
+                seen = self._seen()
+                bar.update(task, completed=seen.progress, description=f"{self.what}: {_stage(seen)}")
                 time.sleep(_SHOWN_EVERY_SECONDS)
 
     def _show_lines(self, deadline: float) -> None:
         said = None
         while not self.done and time.monotonic() < deadline:
-            stage, progress = self._seen()
-            if stage is not said:
-                print(f"{self.what}: {stage.value} ({progress:.0%})", file=sys.stdout, flush=True)
-                said = stage
+            seen = self._seen()
+            news = _stage(seen), int(seen.progress * 10)
+            if news != said:
+                print(f"{self.what}: {_where(seen)}", file=sys.stdout, flush=True)
+                said = news
             time.sleep(_SHOWN_EVERY_SECONDS)
+
+
+def _stage(seen: Seen) -> str:
+    return f"waits for {seen.waits_for}" if seen.waits_for else seen.phase.value
+
+
+def _where(seen: Seen) -> str:
+    """All of it on one line."""
+    sent = f", {size_of(seen.sent)} sent" if seen.sent else ""
+    return f"{seen.progress:.0%}{sent}, {_stage(seen)}"
 
 
 class Wishes:
@@ -259,7 +227,7 @@ class Wishes:
         if (keys is None) == (key_groups is None):
             raise DefinitionError("move(): give either keys=[...] or key_groups=[...], and to=<worker>")
         if keys is not None:
-            return self.pin(_several(keys, "keys"), to, operator, strategy)
+            return self._place(Kind.MOVE, _several(keys, "keys"), to, "to", operator, strategy)
         assert key_groups is not None
         groups = _several(key_groups, "key_groups")
         if bad := [group for group in groups if not _is_count(group)]:
@@ -283,11 +251,22 @@ class Wishes:
         self, keys: list[Any], worker: int | str, operator: str | type | None, strategy: str | Strategy | None
     ) -> Change:
         """Keys live with a worker."""
+        return self._place(Kind.PIN, keys, worker, "worker", operator, strategy)
+
+    def _place(
+        self,
+        kind: Kind,
+        keys: list[Any],
+        worker: int | str,
+        argument: str,
+        operator: str | type | None,
+        strategy: str | Strategy | None,
+    ) -> Change:
         name = self._operator(operator)
         hashes = self._hashes(name, keys)
-        how = _in_place(strategy_named(strategy), "move(keys=...) and pin()")
-        what = f"pin of {_keys(keys)} of {name} to worker {worker}"
-        return self._ask(what, Kind.PIN, how, worker=_worker(worker, "worker"), operator=name, keys=hashes)
+        how = _in_place(strategy_named(strategy), "move(keys=...)" if kind is Kind.MOVE else "pin()")
+        what = f"{kind.value} of {_keys(keys)} of {name} to worker {worker}"
+        return self._ask(what, kind, how, worker=_worker(worker, argument), operator=name, keys=hashes)
 
     def unpin(self, keys: list[Any], operator: str | type | None, strategy: str | Strategy | None) -> Change:
         """Keys live with their key groups again."""
@@ -297,7 +276,7 @@ class Wishes:
         return self._ask(f"unpin of {_keys(keys)} of {name}", Kind.UNPIN, how, operator=name, keys=hashes)
 
     def _ask(self, what: str, kind: Kind, strategy: Strategy | Auto, **more: Any) -> Change:
-        number, future = self._carrier.change(Wish(kind, strategy, **more))
+        number, future = self._carrier.change(Wish(kind, strategy, what=what, **more))
         if future.done():
             error = future.exception()
             if isinstance(error, BedloadError):
@@ -356,15 +335,3 @@ def _is_count(value: object) -> bool:
 
 def _keys(keys: list[Any]) -> str:
     return f"key {keys[0]!r}" if len(keys) == 1 else f"{len(keys)} keys"
-
-
-def _seconds(seconds: float) -> str:
-    return f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"
-
-
-def _size(count: float) -> str:
-    for unit in ("bytes", "kB", "MB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} GB"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -32,8 +32,9 @@ from bedload.spark.deployments import Deployments
 from bedload.spark.driver import Driver
 from bedload.spark.keeper import Keeper
 from bedload.spark.listener import ProgressListener
-from bedload.spark.moves import table_schema
+from bedload.spark.moves import MAIN_COLUMNS, table_schema
 from bedload.spark.plan import Plans, keep_empty_partitions
+from bedload.spark.schemas import KeyColumn
 from bedload.spark.state_view import OperatorState
 from bedload.spark.supervisor import Supervised, starter
 from bedload.spark.table import Table
@@ -48,6 +49,7 @@ _EPOCHS = (
     f"operator string, query string, epoch bigint, committed boolean, {EpochStats.columns()}, seconds double, "
     "watermark bigint, processing bigint"
 )
+_MAIN_OF_EPOCHS = ("operator", "epoch", "committed", "rows", "seconds", "watermark")
 
 
 def attach(
@@ -86,6 +88,9 @@ def attach(
     ``epoch_bytes``: what one epoch of one operator may take at one worker beside the state: outputs until Spark commits
     them, and what is needed to roll back. An epoch that takes more fails with ``TooLarge``. Left out, a quarter of the
     machine's memory, shared by the workers that the driver starts on its own machine.
+
+    With a ``local[...]`` master, Spark's tasks run with this Python from now on, whatever ``PYSPARK_PYTHON`` says; on a
+    cluster a tiny task on each executor looks whether its Python has what is needed (:class:`WrongPython`).
 
     Use it as a context manager, or call :meth:`Cluster.stop`. Sets
     ``spark.sql.execution.arrow.maxRecordsPerBatch`` to 65536 on the session unless it was changed from
@@ -150,7 +155,7 @@ class Cluster:
         self,
         df: DataFrame,
         *,
-        key: str | list[str] | tuple[str, ...],
+        key: KeyColumn | Sequence[KeyColumn],
         operator: applying.AnyOperator,
         schema: str | StructType,
         name: str | None = None,
@@ -161,11 +166,12 @@ class Cluster:
     ) -> DataFrame:
         """Run a stateful operator on a streaming DataFrame; its outputs as a streaming DataFrame.
 
-        ``operator``: a class, or one with its parameters (``Sessions(gap=30)``). ``key``: the key column, or several.
-        ``schema``: the output's columns, as a DDL string or a ``StructType``. ``name``: the identity of the state, the
-        operator's class name unless given; applying the same name again after its query stopped goes on with that
-        state. ``fresh``: give up whatever state there is under that name and start empty. ``drop``: state variables
-        that the class does not declare any more and whose stored state may go; of others :class:`StateDropped` warns.
+        ``operator``: a class, or one with its parameters (``Sessions(gap=30)``). ``key``: the name of the key column,
+        or several in a list. ``schema``: the output's columns, as a DDL string or a ``StructType``. ``name``: the
+        identity of the state, the operator's class name unless given; applying the same name again after its query
+        stopped goes on with that state. ``fresh``: give up whatever state there is under that name and start empty.
+        ``drop``: state variables that the class does not declare any more and whose stored state may go; of others
+        :class:`StateDropped` warns.
 
         ``initial_state``: what an operator without state starts with: a batch DataFrame with the key columns and a
         column per state variable (one that is left out has its default), or what Spark's ``statestore`` format reads
@@ -180,7 +186,7 @@ class Cluster:
         self,
         df: DataFrame,
         *,
-        key: str | list[str] | tuple[str, ...],
+        key: KeyColumn | Sequence[KeyColumn],
         name: str | None = None,
         key_groups: int | None = None,
         fresh: bool = False,
@@ -270,20 +276,21 @@ class Cluster:
         operator: str | type[Operator] | type[VectorOperator] | None = None,
         strategy: str | Strategy | None = None,
     ) -> Change:
-        """Have a pinned key live with its key group again."""
+        """Have a pinned key live with its key group again; :class:`MoveRefused` if it is not pinned."""
         self._check_running()
         return self._wishes.unpin([key], operator, strategy)
 
     def history(self) -> Table:
         """Every change of the cluster and what it cost, oldest first: a row per change and operator.
 
-        A list of dicts, which also is a DataFrame (``.df()``, ``.show()``), as :meth:`epochs` and :meth:`restoring`
-        are. With a checkpoint, changes of earlier attachments are in it too. ``outcome`` is ``done``, ``called off`` or
+        A list of dicts that prints as a table of the main columns, and also is a DataFrame (``.df()``), as
+        :meth:`epochs` and :meth:`restoring` are; ``.show(all_columns=True)`` shows everything. With a checkpoint,
+        changes of earlier attachments are in it too. ``outcome`` is ``done``, ``called off`` or
         what went wrong; ``stoppage_ms_*`` is how long rows of a key on its way were held up; ``spike`` is the longest
         epoch meanwhile over the median before, and ``stabilise_s`` the time until epochs were as short as before (null:
         not yet known).
         """
-        return Table(self._spark, table_schema(), self._driver.moves.rows())
+        return Table(self._spark, table_schema(), self._driver.moves.rows(), MAIN_COLUMNS)
 
     # --- keeping it ---
 
@@ -392,7 +399,7 @@ class Cluster:
             }
             for item in list(self._driver.ended)
         )
-        return Table(self._spark, _EPOCHS, rows)
+        return Table(self._spark, _EPOCHS, rows, _MAIN_OF_EPOCHS)
 
     def committed(self, name: str) -> dict[str, Epoch]:
         """The last committed epoch of each query that used this operator."""
@@ -443,7 +450,7 @@ class Cluster:
     # --- steps ---
 
     def _keyed(
-        self, name: OperatorName, df: DataFrame, key: str | list[str] | tuple[str, ...], key_groups: int | None
+        self, name: OperatorName, df: DataFrame, key: KeyColumn | Sequence[KeyColumn], key_groups: int | None
     ) -> Keyed:
         self._check_running()
         groups = self._attached.key_groups if key_groups is None else key_groups

@@ -126,7 +126,8 @@ class Deployments:
 
             return self._driver.call(look)
 
-        self.states[name] = OperatorState(name, applied.decoder, applied.keyed.types, where, self._credentials)
+        keyed = applied.keyed
+        self.states[name] = OperatorState(name, applied.decoder, keyed.types, where, self._credentials, keyed.names)
 
     def _record_parameters(self, applied: Application, number: DeploymentId) -> None:
         """Have the turns of a deployment say with which parameters they ran. None can begin before it has a plan."""

@@ -42,7 +42,7 @@ from bedload.control.instructions import (
 from bedload.control.lineage import Lineage
 from bedload.control.liveness import Patience
 from bedload.control.paperwork import FileStep
-from bedload.control.phases import ChangePhase
+from bedload.control.seen import Seen
 from bedload.control.wish import Wish
 from bedload.core.clock import SystemClock
 from bedload.core.errors import (
@@ -185,8 +185,8 @@ class Driver(Handler):
         """Call a change off; whether that could still be done."""
         return self._thread.ask(lambda c: c.cancel(number))
 
-    def seen(self, number: ChangeId) -> tuple[ChangePhase, float]:
-        """Where a change is, and how much of it is done."""
+    def seen(self, number: ChangeId) -> Seen:
+        """Where a change is, how much of it is done, and what it waits for."""
         return self.call(lambda c: c.changes.seen(number))
 
     def progress(self, query: QueryId, run: RunId, epoch: Epoch, *, quiet: bool) -> None:

@@ -75,7 +75,13 @@ def feed(spec: FeederSpec) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.R
     """The function for ``mapInArrow``."""
 
     def feeder(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return _Feed(spec).run(batches)
+        try:
+            yield from _Feed(spec).run(batches)
+        except BedloadError:
+            # What it says has the user's own lines; Spark would put its frames and ours around them.
+            # SUBTLE: Spark looks at this when it writes the error down, and ends the process then: no other is hidden.
+            os.environ["SPARK_HIDE_TRACEBACK"] = "1"
+            raise
 
     return feeder
 

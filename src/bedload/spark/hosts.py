@@ -6,23 +6,22 @@ coordinator by themselves, and end when the coordinator says so or is gone.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Protocol
 
 import msgspec
-from py4j.protocol import Py4JError
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from bedload.core.errors import TooFewSlots, WorkerStartFailed
 from bedload.core.ids import WorkerId
+from bedload.spark.interpreter import check_python
+from bedload.spark.jobs import Job
 from bedload.spark.processes import Child, Nursery, Spawned
 from bedload.transport import Credentials
 from bedload.worker.durable import Place
@@ -93,7 +92,9 @@ class ProcessHost:
 
     takes_slots = False
 
-    def __init__(self) -> None:
+    def __init__(self, executors: SparkContext | None = None) -> None:
+        """``executors``: whose Python the feeders run with, if they are on other machines."""
+        self._executors = executors
         self._children: dict[WorkerId, Child] = {}
         self._nursery: Nursery | None = None
         self._logs = tempfile.TemporaryDirectory(prefix="bedload-workers-", ignore_cleanup_errors=True)
@@ -105,6 +106,8 @@ class ProcessHost:
 
     def start(self, coordinator: str, credentials: Credentials, workers: int, place: Place | None = None) -> None:
         """Start the processes; their output goes to a log file each."""
+        if self._executors is not None:
+            check_python(self._executors)
         self._hello = coordinator, credentials, place
         with self._lock:
             for number in range(workers):
@@ -229,7 +232,7 @@ class TaskHost:
 
     def __init__(self, spark: SparkSession) -> None:
         self._context = spark.sparkContext
-        self._jobs: dict[WorkerId, _Job] = {}
+        self._jobs: dict[WorkerId, Job] = {}
         self._hello: tuple[str, Credentials, Place | None] | None = None
         self._stopped = False
 
@@ -237,9 +240,11 @@ class TaskHost:
         """Start one Spark job for each worker."""
         advice = f"Ask for at most {{most}} workers (attach(..., workers={{most}})), {_MORE_SLOTS}"
         self._wait_for_slots(workers, _EXECUTORS_SECONDS, advice)
+        if not self._local:
+            check_python(self._context)
         self._hello = coordinator, credentials, place
         everybody = [WorkerId(number) for number in range(workers)]
-        together = [everybody] if not str(self._context.master).startswith("local") else [[one] for one in everybody]
+        together = [[one] for one in everybody] if self._local else [everybody]
         for some in together:
             self._start(some)
 
@@ -278,7 +283,7 @@ class TaskHost:
         # of a barrier stage; its price is that all workers of the job go when one is lost.
         barrier = len(workers) > 1 and self._setting("spark.speculation") and not self._dynamic
         assert self._hello is not None
-        job = _Job(self._context, workers, *self._hello, barrier=barrier)
+        job = Job(self._context, workers, *self._hello, barrier=barrier)
         for worker in workers:
             self._jobs[worker] = job
 
@@ -323,6 +328,10 @@ class TaskHost:
             waited += 0.1
 
     @property
+    def _local(self) -> bool:
+        return str(self._context.master).startswith("local")
+
+    @property
     def _dynamic(self) -> bool:
         return self._setting("spark.dynamicAllocation.enabled")
 
@@ -331,7 +340,7 @@ class TaskHost:
 
     def _limit(self) -> int | None:
         """The most slots that there can be, if that is known."""
-        if str(self._context.master).startswith("local"):
+        if self._local:
             return self._slots()
         conf = self._context.getConf()
         cores = conf.get("spark.cores.max")
@@ -344,56 +353,3 @@ class TaskHost:
         """
         context = self._context._jsc.sc()
         return int(context.maxNumConcurrentTasks(context.resourceProfileManager().defaultResourceProfile()))
-
-
-class _Job:
-    """The Spark job of some workers."""
-
-    def __init__(
-        self,
-        context: SparkContext,
-        workers: list[WorkerId],
-        coordinator: str,
-        credentials: Credentials,
-        place: Place | None,
-        *,
-        barrier: bool,
-    ) -> None:
-        self.failure: Exception | None = None
-        self.ended = threading.Event()
-        self.workers = workers
-        self._context = context
-        self._barrier = barrier
-        self._group = f"bedload-workers-{workers[0]}-{coordinator}"
-        task = _task(coordinator, credentials, place)
-        threading.Thread(target=self._run, args=(task,), name=self._group, daemon=True).start()
-
-    def cancel(self) -> None:
-        """End it from Spark's side."""
-        with contextlib.suppress(Py4JError):  # the session may be gone already
-            self._context.cancelJobGroup(self._group)
-
-    def _run(self, task: Callable[[Iterable[int]], Iterable[None]]) -> None:
-        try:
-            # A job group belongs to the thread, so the user's own jobs are not in this one.
-            self._context.setJobGroup(self._group, "Bedload workers", False)
-            numbers = self._context.parallelize(list(map(int, self.workers)), len(self.workers))
-            if self._barrier:
-                numbers.barrier().mapPartitions(task).count()
-            else:
-                numbers.mapPartitions(task).count()
-        except Exception as error:
-            self.failure = error
-        finally:
-            self.ended.set()
-
-
-def _task(coordinator: str, credentials: Credentials, place: Place | None) -> Callable[[Iterable[int]], Iterable[None]]:
-    def run(numbers: Iterable[int]) -> Iterable[None]:
-        from bedload.spark.tasks import serve_in_task
-
-        for number in numbers:
-            serve_in_task(WorkerId(number), coordinator, credentials, place)
-        return ()
-
-    return run

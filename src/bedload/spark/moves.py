@@ -136,6 +136,18 @@ _TYPES = {
     "bool": "boolean",
     "str": "string",
 }
+MAIN_COLUMNS = (
+    "number",
+    "kind",
+    "operator",
+    "outcome",
+    "workers_after",
+    "moved_keys",
+    "moved_bytes",
+    "duration_s",
+    "stoppage_ms_p99",
+)
+"""Those of the history that are printed."""
 _ATTACHMENT = "attachment"
 _LEFT_OUT = frozenset({"began"})
 """It is on a clock that nobody else has."""

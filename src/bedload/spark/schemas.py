@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from typing import TypeAlias
+
 import pyarrow as pa
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import DataType, StringType, StructType, VariantType, _parse_datatype_string
 
@@ -43,11 +46,19 @@ def arrow_schema(spark: SparkSession, schema: StructType) -> pa.Schema:
         raise SchemaError(f"Spark cannot exchange these columns with Python: {error}") from error
 
 
-def key_columns(operator: str, df: DataFrame, key: str | list[str] | tuple[str, ...]) -> list[tuple[int, str]]:
+KeyColumn: TypeAlias = str | Column
+"""A column of a key: its name, or ``F.col`` of it."""
+
+
+def key_columns(operator: str, df: DataFrame, key: KeyColumn | Sequence[KeyColumn]) -> list[tuple[int, str]]:
     """Position and name of the key's columns."""
-    wanted = [key] if isinstance(key, str) else list(key)
+    given = list(key) if isinstance(key, Iterable) and not isinstance(key, str | Column) else [key]
+    wanted = [_name(operator, it) if isinstance(it, Column) else it for it in given]
     if not wanted or not all(isinstance(name, str) for name in wanted):
-        raise KeyColumnError(f"operator {operator}: key={key!r} must name one column, or a list of columns")
+        raise KeyColumnError(
+            f"operator {operator}: key={key!r} must name one column, or a list of columns: key='car', or "
+            f"key=['car', 'lane']"
+        )
     if len(set(wanted)) != len(wanted):
         raise KeyColumnError(f"operator {operator}: key={key!r} names a column twice")
     found = []
@@ -62,6 +73,22 @@ def key_columns(operator: str, df: DataFrame, key: str | list[str] | tuple[str, 
             )
         found.append((where[0], name))
     return found
+
+
+def _name(operator: str, column: Column) -> str:
+    """The name of a column that was given as ``F.col(name)`` or ``df.name``."""
+    # SUBTLE: F.lit("k") reads as k, too. Spark's own node of the expression tells them apart.
+    node = column._jc.node()  # type: ignore[operator]
+    kind = node.getClass().getSimpleName()
+    if kind == "UnresolvedAttribute" and node.nameParts().length() == 1:  # F.col; several parts are a field of a struct
+        return str(node.nameParts().apply(0))
+    if kind == "ExpressionColumnNode" and node.expression().getClass().getSimpleName() == "AttributeReference":
+        return str(node.expression().name())  # of a DataFrame
+    raise KeyColumnError(
+        f"operator {operator}: the key {column!r} is an expression, and a key has to be a column of the input: make it "
+        f"one before, df.withColumn('key', ...), and give its name, key='key'",
+        operator=operator,
+    )
 
 
 def key_types(operator: str, spark: SparkSession, df: DataFrame, key: list[tuple[int, str]]) -> tuple[pa.DataType, ...]:

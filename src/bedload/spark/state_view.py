@@ -8,7 +8,7 @@ is from.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -134,10 +134,11 @@ class OperatorState:
         key_types: tuple[pa.DataType, ...],
         where: Callable[[], Whereabouts],
         credentials: Credentials,
+        key_names: Sequence[str] = (),
     ) -> None:
         self.name = name
         self.decoder = decoder
-        self._key_types = key_types
+        self._key_types, self._key_names = key_types, key_names
         self._where = where
         self._pool = ChannelPool(credentials)
 
@@ -163,7 +164,7 @@ class OperatorState:
 
     def hash_of(self, key: Any) -> KeyHash:
         """The hash of a key; raises :class:`KeyTypeError` if it is none that the key's columns can hold."""
-        return hash_key(canonical_key(key), self._key_types)
+        return hash_key(canonical_key(key), self._key_types, self._key_names)
 
     def owner_of(self, key: Any) -> int:
         """The worker that a key lives with now, whether it has state or not."""

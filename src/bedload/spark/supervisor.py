@@ -11,7 +11,6 @@ once.
 from __future__ import annotations
 
 import logging
-import re
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -21,23 +20,14 @@ from pyspark.errors import PySparkException
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from bedload.core import errors
 from bedload.core.clock import Clock, SystemClock
 from bedload.core.errors import BedloadError, ClusterStopped, DefinitionError
+from bedload.spark.failures import first_line, is_final, ours
 
 _log = logging.getLogger("bedload")
 
-_NAMED = re.compile(r"bedload\.core\.errors\.(\w+)")
 _POLL_SECONDS = 0.2
 _STOP_SECONDS = 300.0
-
-
-def is_final(error: BaseException) -> bool:
-    """Whether starting the query again would end the same way."""
-    if isinstance(error, BedloadError):
-        return not error.retryable
-    kinds = [getattr(errors, name, None) for name in _NAMED.findall(str(error))]
-    return any(isinstance(kind, type) and issubclass(kind, BedloadError) and not kind.retryable for kind in kinds)
 
 
 class Supervised:
@@ -66,6 +56,8 @@ class Supervised:
         self._stop = threading.Event()
         self._pause = pause or self._stop.wait
         self._failure: BaseException | None = None
+        self._last: BaseException | None = None
+        """What the query was started again for."""
         self.restarts = 0
         """How often the query was started again."""
         self.query = start()
@@ -79,11 +71,11 @@ class Supervised:
         return self._thread.is_alive()
 
     def exception(self) -> BaseException | None:
-        """Why it ended, if it did so by itself."""
+        """Why it ended, if it did so by itself: an error of ``bedload.errors``, or what Spark says if it is none."""
         return self._failure
 
     def await_termination(self, seconds: float | None = None) -> bool:
-        """Wait for the end; whether it came. Raises what the query failed with for good."""
+        """Wait for the end; whether it came. Raises what the query failed with for good, as :meth:`exception`."""
         self._thread.join(seconds)
         if self._failure is not None:
             raise self._failure
@@ -105,6 +97,18 @@ class Supervised:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
+    def __repr__(self) -> str:
+        query = self.query
+        times = f", started again {self.restarts} time{'s' if self.restarts > 1 else ''}" if self.restarts else ""
+        if self._failure is not None:
+            state = f"failed{times}: {first_line(self._failure)}"
+        elif self.active:
+            last = f" (last for {first_line(self._last)})" if self._last is not None else ""
+            state = f"{'stops' if self._stop.is_set() else 'runs'}{times}{last}"
+        else:
+            state = f"over{times}"
+        return f"<query {query.name or query.id}: {state}>"
+
     # --- on its own thread ---
 
     def _run(self) -> None:
@@ -123,10 +127,10 @@ class Supervised:
             while error is not None:
                 if self._stop.is_set() or self._is_over(error, recent):
                     return
-                _log.warning("the query failed and starts again in %.1f s: %s", pause, _first_line(error))
+                _log.warning("the query failed and starts again in %.1f s: %s", pause, first_line(error))
                 if self._pause(pause):
                     return
-                recent += 1
+                recent, self._last = recent + 1, error
                 pause = min(2 * pause, self._longest_pause)
                 self.restarts += 1
                 error = self._start_again()
@@ -139,10 +143,10 @@ class Supervised:
         """Whether the query is not started again, and then why."""
         down = self._down()
         if is_final(error) or down is not None:
-            self._failure = down if down is not None and not is_final(error) else error
+            self._failure = down if down is not None and not is_final(error) else ours(error)
         elif recent >= self._limit:
-            _log.error("the query failed %s times in a row and is given up: %s", recent + 1, error)
-            self._failure = error
+            _log.error("the query failed %s times in a row and is given up: %s", recent + 1, first_line(error))
+            self._failure = ours(error)
         return self._failure is not None
 
     def _start_again(self) -> BaseException | None:
@@ -183,10 +187,3 @@ def starter(query: Any) -> Callable[[], StreamingQuery]:
         f"cluster.run takes a DataStreamWriter (out.writeStream...., without start) or a function that starts the "
         f"query and returns it, not {query!r}"
     )
-
-
-def _first_line(error: BaseException) -> str:
-    found = _NAMED.search(str(error))
-    if found is None:
-        return str(error).strip().splitlines()[0]
-    return str(error)[found.start() :].splitlines()[0].removeprefix("bedload.core.errors.")

@@ -9,6 +9,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from bedload.core.clock import Clock, SystemClock
 from bedload.core.errors import ClusterStopped, Timeout
+from bedload.spark.failures import ours
 from bedload.spark.supervisor import Supervised
 
 _POLL_SECONDS = 0.02
@@ -31,7 +32,7 @@ def wait_for_epoch(
     while (last := committed(str(query.query.id if isinstance(query, Supervised) else query.id))) < epoch:
         if not over and not (query.active if isinstance(query, Supervised) else query.isActive):
             if (error := query.exception()) is not None:
-                raise error
+                raise ours(error)
             over, deadline = True, min(deadline, clock.monotonic() + _NEWS_SECONDS)
         if clock.monotonic() >= deadline:
             known = f"the last one that is known to be committed is {last}" if last >= 0 else "none is committed yet"

@@ -6,13 +6,16 @@ must fail the epoch, not end the worker with the state of every other operator.
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
+from pathlib import Path
 from typing import Any
 
 from bedload.core.errors import BedloadError, OperatorFailed, ProtocolError
 from bedload.core.ids import Epoch, OperatorName, WorkerId
 from bedload.state import TrackedList
+from bedload.worker.operator import Operator, state_of
 
 _NO_KEY: Any = object()
 
@@ -23,8 +26,11 @@ _C_CODE = (
 
 _HINT = (
     "\nState variables are declared on the class (`n: int = bl.value(0)`); what all keys share is set in setup(). "
-    "Other attributes cannot be assigned."
+    "Other attributes cannot be assigned. {name} has the state variables: {variables}."
 )
+
+_OWN = tuple(f"{Path(__file__).parent.parent / part}{os.sep}" for part in ("worker", "state", "store"))
+"""Where code of ours is that operators call, or that calls them."""
 
 
 def operator_failed(
@@ -37,17 +43,16 @@ def operator_failed(
     key: Any = _NO_KEY,
 ) -> OperatorFailed:
     """The error for an exception that a method of an operator raised."""
-    # The frames of the runtime say nothing to the user: start at the operator's own.
-    trace = "".join(traceback.format_exception(type(error), error, _skip_own(error.__traceback__))).rstrip()
+    trace = _own_lines(error)
     hint = ""
-    if isinstance(error, AttributeError) and ("read-only" in str(error) or "no attribute" in str(error)):
-        hint = _HINT
+    if isinstance(error, AttributeError):
+        hint = _of_state(error)
     elif isinstance(error, TypeError) and TrackedList.__name__ in str(error):
         hint = _C_CODE
     where = f", key {key!r}" if key is not _NO_KEY else ""
     where += f", epoch {epoch}" if method in ("process", "result", "seal") else ""
     return OperatorFailed(
-        f"{method} of operator {name}{where}, worker {worker} raised {type(error).__name__}: {error}{hint}\n{trace}",
+        f"{method} of operator {name}{where}, worker {worker} raised {type(error).__name__}: {error}\n{trace}{hint}",
         operator=name,
         key=None if key is _NO_KEY else key,
         epoch=epoch,
@@ -72,6 +77,32 @@ def report(error: OperatorFailed | None) -> None:
     """Put a failure that stops nothing into the worker's log: a ``close`` that raised."""
     if error is not None:
         print(f"{error.message}\nThe worker goes on without it.", file=sys.stderr, flush=True)
+
+
+def _own_lines(error: BaseException) -> str:
+    """The traceback with the user's lines alone: the frames of the runtime say nothing to the user."""
+    told = traceback.TracebackException.from_exception(error)
+    part: traceback.TracebackException | None = told
+    while part is not None:
+        users = [frame for frame in part.stack if not frame.filename.startswith(_OWN)]
+        part.stack[:] = users or part.stack
+        part = part.__cause__ or part.__context__
+    return "".join(told.format()).rstrip()
+
+
+def _of_state(error: AttributeError) -> str:
+    """Advice on state variables, if it is about an attribute of the operator."""
+    missed = error.obj
+    if missed is None:
+        # SUBTLE: an assignment does not say to what. It is one to `self`, if the text is about an object of its class.
+        frames = list(traceback.walk_tb(error.__traceback__))
+        missed = frames[-1][0].f_locals.get("self") if frames else None
+        if not str(error).startswith((f"'{type(missed).__name__}' object", "readonly", "read-only")):
+            return ""
+    if not isinstance(missed, Operator):
+        return ""
+    variables = ", ".join(spec.name for spec in state_of(type(missed))) or "none"
+    return _HINT.format(name=type(missed).__name__, variables=variables)
 
 
 def _skip_own(trace: Any) -> Any:

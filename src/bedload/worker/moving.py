@@ -244,6 +244,8 @@ class Moving:
         assert sender is not None
         parcels, pause = sender.next()
         out = [self._out(sender, parcel, deployment) for parcel in parcels]
+        if (news := sender.news()) is not None:
+            out.append((COORDINATOR, m.Progressed(self._worker, self._name, sender.move, *news), None))
         if sender.becomes_copied():
             out.append((COORDINATOR, m.Copied(self._worker, self._name, sender.move), None))
         return out, pause

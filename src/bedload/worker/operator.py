@@ -175,8 +175,8 @@ class Operator(metaclass=OperatorMeta):
                 yield key, self.count
 
     Define ``process``, and ``result`` if you want one output per changed key and epoch. Both may
-    return one row (a tuple), return or yield many, or nothing. Set ``grouped = True`` to have
-    ``process`` called once per key and epoch, with all of its rows.
+    return one row (a tuple, or a dict by column), return a list of rows or yield them, or nothing. Set
+    ``grouped = True`` to have ``process`` called once per key and epoch, with all of its rows.
 
     What whoever applies the operator chooses is a parameter: ``limit: float = bl.param(130.0)``, read as
     ``self.limit`` and given by ``operator=Trip(limit=90.0)``.

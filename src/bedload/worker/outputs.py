@@ -30,6 +30,14 @@ class OutputRows:
     def add(self, key: Any, returned: Iterable[Any]) -> None:
         """Take what a call returned: a tuple or mapping is one row, any other iterable many."""
         before = len(self.rows)
+        if isinstance(returned, list) and returned and not isinstance(returned[0], (tuple, list, Mapping)):
+            one = ", ".join(map(repr, returned)) + ("," if len(returned) == 1 else "")
+            raise OutputError(
+                f"operator {self._operator}, key {key!r}: returned the list {returned!r}. A list is many rows, so each "
+                f"of its items has to be one, and {returned[0]!r} is none. For a single row return a tuple: ({one})",
+                operator=self._operator,
+                key=key,
+            )
         if isinstance(returned, (tuple, Mapping)):
             self.rows.append(returned)
         elif isinstance(returned, (str, bytes)) or not isinstance(returned, Iterable):
@@ -69,7 +77,10 @@ class OutputRows:
             return tuple(row.get(name) for name in self._schema.names)
         if isinstance(row, (tuple, list)):
             return tuple(row)
-        raise TypeError(f"a row must be a tuple, a list or a dict, not {type(row).__name__}")
+        raise TypeError(
+            f"a row must be a tuple, a list or a dict, not {type(row).__name__}. Write `yield key, n` for one row; "
+            f"what is returned, unless it is a tuple or a dict, is taken for many"
+        )
 
     def _explain(self, error: Exception) -> OutputError:
         """Find the row that does not fit, and say all about it."""

@@ -31,6 +31,9 @@ class _Named:
                 raise KeyError(f"no column {item!r}; there are: {', '.join(self._columns)}") from None
         return super().__getitem__(item)  # type: ignore[misc]
 
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"no column {name!r}; there are: {', '.join(self._columns)}", name=name, obj=self)
+
     def asDict(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
         """The row as a dict, as of a Spark row."""
         return {name: self[i] for i, name in enumerate(self._columns)}

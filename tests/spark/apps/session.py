@@ -15,9 +15,9 @@ from tests.spark.apps import eventually
 from tests.spark.conftest import Sink, run
 
 
-def session(master: str, folder: Path, **settings: str) -> SparkSession:
-    """A session on loopback; settings have ``_`` for ``.`` in their names."""
-    os.environ["PYSPARK_PYTHON"] = sys.executable
+def session(master: str, folder: Path, python: str = sys.executable, **settings: str) -> SparkSession:
+    """A session on loopback, whose tasks run with a Python; settings have ``_`` for ``.`` in their names."""
+    os.environ["PYSPARK_PYTHON"] = python
     start_patiently()
     faulthandler.register(signal.SIGUSR1)  # how a test asks an application that hangs where it is
     chosen = {
