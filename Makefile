@@ -62,6 +62,7 @@ check: $(INSTALL_STAMP) ## formatting, lint, types, layers: what must pass befor
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/python scripts/markdown.py
+	$(BIN)/python scripts/api_reference.py --check
 	$(BIN)/mypy scripts
 	$(BIN)/mypy -p tests.simulator -p examples
 	$(BIN)/lint-imports --no-logo
@@ -69,6 +70,7 @@ check: $(INSTALL_STAMP) ## formatting, lint, types, layers: what must pass befor
 fix: $(INSTALL_STAMP) ## format, and repair what ruff can repair
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+	$(BIN)/python scripts/api_reference.py
 	$(BIN)/python scripts/markdown.py --fix
 
 ifeq ($(strip $(BENCH)),)

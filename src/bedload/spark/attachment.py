@@ -62,6 +62,7 @@ class Attachment:
         epoch_bytes: int | None = None,
     ) -> Attachment:
         """Check what the user asks for, set the session up for it, and open the checkpoint."""
+        _check_session(spark)
         if workers < 1:
             raise DefinitionError(f"workers={workers}: at least one worker is needed")
         check_key_groups(key_groups)
@@ -108,6 +109,20 @@ class Attachment:
                 f'bedload.attach(spark, checkpoint="file:///...")'
             )
         return self.keeper
+
+
+def _check_session(spark: object) -> None:
+    """Refuse a session whose driver is not this process: the coordinator lives there, and reads the queries' plans."""
+    # By name: the class can be imported only where grpcio is installed.
+    if any(kind.__module__.startswith("pyspark.sql.connect.") for kind in type(spark).__mro__):
+        raise DefinitionError(
+            "bedload.attach(spark): this is a Spark Connect session, and workers need the Spark driver in the same "
+            "process. Make the session with SparkSession.builder.master(...) or run the program with spark-submit, "
+            "without SPARK_REMOTE and spark.remote. What works over Spark Connect is reading state: "
+            'spark.read.format("bedload").load(<checkpoint>)'
+        )
+    if not isinstance(spark, SparkSession):
+        raise DefinitionError(f"bedload.attach(spark): give a SparkSession, not {spark!r}")
 
 
 def _url(checkpoint: str | os.PathLike[str] | None, storage_options: Mapping[str, Any] | None) -> str | None:

@@ -27,7 +27,7 @@ from bedload.worker.rows import Rows
 
 
 class Context:
-    """What an operator may know about the call that it is in."""
+    """What an operator may know about its call: the name of the ``operator``, its ``worker`` and ``epoch``, the time."""
 
     __slots__ = ("_forgotten", "_time", "epoch", "operator", "worker")
 
@@ -147,7 +147,7 @@ class Operator(metaclass=OperatorMeta):
                 yield key, self.count
 
     Define ``process``, and ``result`` if you want one output per changed key and epoch. Both may
-    return one row (a tuple), return or yield many, or nothing. Set ``grouped = True`` to have
+    return one row (a tuple or a dict), return a list of rows, yield rows, or nothing. Set ``grouped = True`` to have
     ``process`` called once per key and epoch, with all of its rows.
     """
 

@@ -93,11 +93,14 @@ class _Span(NamedTuple):
 
 
 class Rows(_Span):
-    """The rows of one key in one call of ``process``, in arrival order.
+    """The rows of one key in one call of ``process``, in arrival order: a sequence, made into objects if looked at.
 
-    SUBTLE: it is a tuple underneath only because tuples are made without a Python-level call, and one of
-    these is made per key and sub-batch. Its length and items are those of the rows.
+    A row is a named tuple: ``row.speed``, ``row["speed"]``, ``row[0]``, ``row.asDict()``. ``len(rows)`` and
+    :meth:`column` make no objects.
     """
+
+    # SUBTLE: it is a tuple underneath only because tuples are made without a Python-level call, and one of these is
+    # made per key and sub-batch. Its length and items are those of the rows.
 
     __slots__ = ()
 
