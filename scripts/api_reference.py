@@ -12,6 +12,7 @@ import sys
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -153,7 +154,7 @@ def _attributes(thing: type) -> Iterator[tuple[str, str]]:
     assert isinstance(tree, ast.ClassDef)
     inits = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "__init__"]
     for body in (tree.body, *(init.body for init in inits)):
-        for node, after in zip(body, body[1:], strict=False):
+        for node, after in pairwise(body):
             if not (isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)):
                 continue
             targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]

@@ -1,4 +1,4 @@
-"""Code blocks that the docs call runnable do run, as a new user would run them; those of the README on a slow machine."""
+"""Code blocks that the docs call runnable do run, as a new user would run them; the README's on a slow machine, too."""
 
 from __future__ import annotations
 

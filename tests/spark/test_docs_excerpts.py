@@ -16,7 +16,7 @@ pytestmark = pytest.mark.spark
 
 ROOT = Path(__file__).parents[2]
 
-GIVEN = '''
+GIVEN = """
 import json, os, sys
 from dataclasses import dataclass, field
 
@@ -43,7 +43,7 @@ class Trip(bl.Operator):
         self.count += len(rows)
         yield (key, self.count, 1.0)[:WIDTH]
 
-'''
+"""
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ def test_the_excerpts_of_a_page_run(page: str, tmp_path: Path) -> None:
     blocks = re.findall(r"(?<!<!-- run -->\n)^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
     assert len(blocks) == excerpts.blocks
     sql = re.findall(r"^```sql\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
-    code = GIVEN.replace("WIDTH", str(excerpts.width)) + f"SQL = {(sql[0] if sql else str())!r}\n"
+    code = GIVEN.replace("WIDTH", str(excerpts.width)) + f"SQL = {(sql[0] if sql else '')!r}\n"
     for number, block in enumerate([*blocks, ""]):
         code += f"{excerpts.before.get(number, '')}\n{block}\n"
     for there, here in (*excerpts.instead, ("/data", str(tmp_path / "data"))):

@@ -51,7 +51,9 @@ def test_the_commands_start_a_cluster_run_a_program_on_it_and_end_it(tmp_path: P
         bash(start, tmp_path)
         pids = [int(file.read_text()) for file in (tmp_path / "logs").glob("*.pid")]
         assert len(pids) == 2
-        said = re.findall(r"workers are Spark tasks: \[0, 1\] key 7 was seen (\d+) times", bash(settings + run, tmp_path))
+        said = re.findall(
+            r"workers are Spark tasks: \[0, 1\] key 7 was seen (\d+) times", bash(settings + run, tmp_path)
+        )
         assert len(said) == 2, "once by python, once by spark-submit"
         assert 300 <= int(said[0]) < int(said[1]), "the second goes on with the state of the first"
     finally:

@@ -187,7 +187,10 @@ def test_values_that_do_not_are_named(kind: str, value: Any) -> None:
         def process(self, key: Any, rows: bl.Rows, ctx: bl.Context) -> Any:
             return key, value
 
-    schema = {"k": to_arrow_type(DataType.fromDDL("string")), "c": to_arrow_type(DataType.fromDDL(kind), timezone="UTC")}
+    schema = {
+        "k": to_arrow_type(DataType.fromDDL("string")),
+        "c": to_arrow_type(DataType.fromDDL(kind), timezone="UTC"),
+    }
     harness = OperatorHarness(Misfit, schema=schema, key="k")
     with pytest.raises(bl.errors.OutputError, match="does not fit the schema in column 'c'"):
         harness.run_epoch([{"k": "a"}])

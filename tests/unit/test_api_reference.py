@@ -87,7 +87,7 @@ class Example:
         """How large."""
         return 1
 
-    def step(self, x: int, /, *, far: bool = False, how: object = object()) -> str:  # noqa: B008
+    def step(self, x: int, /, *, far: bool = False, how: object = object()) -> str:
         """Take a step."""
         return f"{x}{far}{how}"
 

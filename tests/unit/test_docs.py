@@ -12,6 +12,7 @@ from tests.checkpoint_states import schema_of, state
 
 from bedload.checkpoint.snapshots import write_part
 from bedload.checkpoint.storage import open_storage
+from bedload.core import errors
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "ARCHITECTURE.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -80,3 +81,13 @@ def test_the_sql_of_the_format_reads_each_key_once_however_many_snapshots_there_
 @pytest.mark.parametrize("page", PAGES, ids=names(PAGES))
 def test_no_page_reads_all_snapshots_as_one_table(page: Path) -> None:
     assert not re.search(r"snapshots/[^\s/]*\*[^\s]*parquet", page.read_text())
+
+
+# --- errors ---
+
+
+def test_the_errors_that_troubleshooting_names_are_there() -> None:
+    page = (ROOT / "docs" / "how-to" / "troubleshoot.md").read_text()
+    named = set(re.findall(r"^\| `([A-Z][a-z]\w+)", page, re.MULTILINE))
+    assert len(named) >= 15
+    assert [name for name in sorted(named) if not hasattr(errors, name)] == []

@@ -1,8 +1,8 @@
 """The operators of a cluster: shipped to the workers, planned into Spark, and their state kept at hand.
 
 Invariant: an operator is applied again only with the key, the key groups and the state variables that the workers have
-in memory, unless its state is given up. What differs is refused before anything is shipped or written. Threads may apply
-operators at the same time; one is done after the other.
+in memory, unless its state is given up. What differs is refused before anything is shipped or written. Threads
+may apply operators at the same time; one is done after the other.
 """
 
 from __future__ import annotations

@@ -111,8 +111,8 @@ def value(default: Any = NO_DEFAULT, *, codec: Codec | None = None, renamed_from
     """A single value, as in ``count: int = bl.value(0)``: a scalar, a tuple, a dataclass, or what a codec takes.
 
     ``default`` is the value of a new key; a dataclass is copied for each key. It can be left out for ``X | None``.
-    ``codec``: ``"msgspec"`` or ``"pickle"``, for types that have no other form. ``renamed_from``, here and in the other declarations, is
-    the name that the variable had: state that was stored under it is taken over.
+    ``codec``: ``"msgspec"`` or ``"pickle"``, for types that have no other form. ``renamed_from``, here and in the other
+    declarations, is the name that the variable had: state that was stored under it is taken over.
     """
     return Declaration(VariableKind.VALUE, default=default, codec=codec, renamed_from=renamed_from)
 

@@ -27,7 +27,7 @@ from bedload.worker.rows import Rows
 
 
 class Context:
-    """What an operator may know about its call: the name of the ``operator``, its ``worker`` and ``epoch``, the time."""
+    """What an operator may know about its call: the name of the ``operator``, ``worker`` and ``epoch``, the time."""
 
     __slots__ = ("_forgotten", "_time", "epoch", "operator", "worker")
 
