@@ -56,7 +56,7 @@ def test_every_type_arrives_as_the_page_says(spark: SparkSession, cluster: bl.Cl
 
 def test_what_arrived_may_be_returned(spark: SparkSession, cluster: bl.Cluster, tmp_path: Path) -> None:
     """A row, as it is, fits the schema that it came from: maps as pairs, structs as dicts, and all others."""
-    kept = [sql for kind, sql, _ in TYPES if kind != "`variant`"]
+    kept = [sql for kind, sql, _ in TYPES if kind not in ("`variant`", "`time(p)`")]  # Spark has no sink for a time
     df = numbers(spark, 1, 1).selectExpr("value as k", *(f"{sql} as c{i}" for i, sql in enumerate(kept)))
     out = cluster.apply(df, key="k", operator=Mirror, schema=df.schema, name="Mirror")
     sink = Sink()
