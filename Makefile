@@ -57,18 +57,20 @@ simulate: $(INSTALL_STAMP) ## seeded simulations against an oracle, on all cores
 soak: $(INSTALL_STAMP) $(JAVA_STAMP) ## random faults on real Spark against an oracle: make soak SECONDS=600 ARGS="--seed 7"
 	@$(WITH_JAVA) $(BIN)/python -m tests.soak --seconds $(SECONDS) $(ARGS)
 
-check: $(INSTALL_STAMP) ## formatting, lint, types, layers: what must pass before a commit
+check: $(INSTALL_STAMP) ## formatting, lint, types, layers, API reference: what must pass before a commit
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/python scripts/markdown.py
+	$(BIN)/python scripts/api_reference.py --check
 	$(BIN)/mypy scripts
 	$(BIN)/mypy -p tests.simulator -p examples
 	$(BIN)/lint-imports --no-logo
 
-fix: $(INSTALL_STAMP) ## format, and repair what ruff can repair
+fix: $(INSTALL_STAMP) ## format, repair what ruff can repair, write the API reference
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+	$(BIN)/python scripts/api_reference.py
 	$(BIN)/python scripts/markdown.py --fix
 
 ifeq ($(strip $(BENCH)),)

@@ -113,12 +113,18 @@ class Attachment:
 
 
 def _check_session(spark: object) -> None:
-    """Refuse what is no Spark session that runs in this process."""
+    """Refuse a session whose driver is not this process: the coordinator lives there, and reads the queries' plans."""
+    # By name: the class can be imported only where grpcio is installed.
+    if any(kind.__module__.startswith("pyspark.sql.connect.") for kind in type(spark).__mro__):
+        raise DefinitionError(
+            "bedload.attach(spark): this is a Spark Connect session, and workers need the Spark driver in the same "
+            "process. Make the session with SparkSession.builder.master(...) or run the program with spark-submit, "
+            "without SPARK_REMOTE and spark.remote. What works over Spark Connect is reading state: "
+            'spark.read.format("bedload").load(<checkpoint>)'
+        )
     make = "make one with SparkSession.builder.getOrCreate(), and attach to that"
     if not isinstance(spark, SparkSession):
-        connect = type(spark).__module__.startswith("pyspark.sql.connect")
-        why = "a session of Spark Connect, whose driver is in another process" if connect else "not a SparkSession"
-        raise DefinitionError(f"attach({spark!r}): this is {why}; {make}")
+        raise DefinitionError(f"attach({spark!r}): this is not a SparkSession; {make}")
     if spark.sparkContext._jsc is None or spark.sparkContext._jsc.sc().isStopped():
         raise DefinitionError(f"attach(spark): the Spark session was stopped; {make}")
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
@@ -115,7 +116,11 @@ def attach(
 
 
 class Cluster:
-    """Workers attached to a Spark session. Made by :func:`attach`."""
+    """Workers attached to a Spark session. Made by :func:`attach`; a context manager, which ends them.
+
+    All calls may be made from any thread, also at the same time, and from the function of ``foreachBatch``. There, do
+    not wait for what needs the end of the epoch: ``Change.wait``, ``wait_for_epoch``, ``checkpoint``.
+    """
 
     def __init__(self, attached: Attachment) -> None:
         spark, host, keeper = attached.spark, attached.host, attached.keeper
@@ -124,6 +129,7 @@ class Cluster:
         self._host = host
         self._credentials = Credentials.fresh(encrypted=attached.encrypt)
         self._stopped = False
+        self._ending = threading.RLock()
         self._driver = Driver(
             attached.listen,
             self._credentials,
@@ -424,14 +430,15 @@ class Cluster:
 
     def stop(self) -> None:
         """End the workers. Stop the queries first: one that still runs fails with ``ClusterStopped``."""
-        if self._stopped:
-            return
-        self._stopped = True
-        with contextlib.suppress(Exception):  # the Spark session may be gone already
-            self._spark.streams.removeListener(self._listener)
-        self._deployments.close()
-        self._driver.stop()
-        self._host.stop()
+        with self._ending:
+            if self._stopped:
+                return
+            self._stopped = True
+            with contextlib.suppress(Exception):  # the Spark session may be gone already
+                self._spark.streams.removeListener(self._listener)
+            self._deployments.close()
+            self._driver.stop()
+            self._host.stop()
 
     def __enter__(self) -> Cluster:
         return self

@@ -1,10 +1,13 @@
 """The operators of a cluster: shipped to the workers, planned into Spark, and their state kept at hand.
 
 Invariant: an operator is applied again only with the key, the key groups and the state variables that the workers have
-in memory, unless its state is given up. What differs is refused before anything is shipped or written.
+in memory, unless its state is given up. What differs is refused before anything is shipped or written. Threads
+may apply operators at the same time; one is done after the other.
 """
 
 from __future__ import annotations
+
+import threading
 
 from pyspark.sql import DataFrame
 
@@ -36,9 +39,14 @@ class Deployments:
         """What each operator was shipped with, and on which terms, whether or not the workers could load it."""
         self._unnamed: str | None = None
         """What was applied without a name of its own, in words."""
+        self._one_by_one = threading.Lock()
 
     def launch(self, applied: Application, *, fresh: bool, unnamed: str | None = None) -> DataFrame:
         """Ship an application, and plan it; ``unnamed``: what it is, if the user gave it no name."""
+        with self._one_by_one:
+            return self._launch(applied, fresh, unnamed)
+
+    def _launch(self, applied: Application, fresh: bool, unnamed: str | None) -> DataFrame:
         if unnamed is not None and not fresh and self._unnamed not in (None, unnamed):
             raise DefinitionError(
                 f"{self._unnamed} has no name of its own on this cluster, so {unnamed} needs one: "

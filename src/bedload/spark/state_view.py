@@ -26,7 +26,7 @@ from bedload.transport import Channel, ChannelPool, Credentials, Frame
 
 
 class StateAnswer(Mapping[str, Any]):
-    """The state of one key: a mapping from variable to value, and the epoch that it is from."""
+    """The state of one key: a mapping from variable to value; ``key``, and the ``epoch`` and ``query`` it is from."""
 
     def __init__(self, key: Any, epoch: Epoch, query: QueryId, values: dict[str, Any]) -> None:
         self.key = key

@@ -117,41 +117,48 @@ _FACTORY_OF: tuple[tuple[type, str], ...] = (
 
 
 def value(default: Any = NO_DEFAULT, *, codec: Codec | None = None, renamed_from: str | None = None) -> Any:
-    """A single value: a scalar, a tuple, a dataclass, or anything that a codec asked for by name takes.
+    """A single value, as in ``count: int = bl.value(0)``: a scalar, a tuple, a dataclass, or what a codec takes.
 
-    A dataclass given as the default is copied for each key. ``renamed_from``, here and in the other declarations, is
-    the name that the variable had: state that was stored under it is taken over.
+    ``default`` is the value of a new key; a dataclass is copied for each key. It can be left out for ``X | None``.
+    ``codec``: ``"msgspec"`` or ``"pickle"``, for types that have no other form. ``renamed_from``, here and in the other
+    declarations, is the name that the variable had: state that was stored under it is taken over.
     """
     return Declaration(VariableKind.VALUE, default=default, codec=codec, renamed_from=renamed_from)
 
 
 def list_(maxlen: int | None = None, *, renamed_from: str | None = None) -> Any:
-    """A list; with ``maxlen`` it keeps the last so many, dropping from the left."""
+    """A list, as in ``recent: list[float] = bl.list(maxlen=20)``.
+
+    With ``maxlen`` it keeps the last so many items: what is appended to a full one drops the first.
+    """
     return Declaration(VariableKind.LIST, maxlen=maxlen, renamed_from=renamed_from)
 
 
 def map_(*, renamed_from: str | None = None) -> Any:
-    """A dict."""
+    """A dict, as in ``visits: dict[str, int] = bl.map()``; values may be containers and dataclasses."""
     return Declaration(VariableKind.MAP, renamed_from=renamed_from)
 
 
 def set_(*, renamed_from: str | None = None) -> Any:
-    """A set."""
+    """A set, as in ``seen: set[str] = bl.set()``."""
     return Declaration(VariableKind.SET, renamed_from=renamed_from)
 
 
 def counter(*, renamed_from: str | None = None) -> Any:
-    """A ``collections.Counter``."""
+    """A ``collections.Counter``, as in ``words: Counter[str] = bl.counter()``."""
     return Declaration(VariableKind.COUNTER, renamed_from=renamed_from)
 
 
 def deque(maxlen: int | None = None, *, renamed_from: str | None = None) -> Any:
-    """A ``collections.deque``."""
+    """A ``collections.deque``, as in ``window: deque[float] = bl.deque(maxlen=100)``."""
     return Declaration(VariableKind.DEQUE, maxlen=maxlen, renamed_from=renamed_from)
 
 
 def heap(maxlen: int | None = None, *, renamed_from: str | None = None) -> Any:
-    """A priority queue, the smallest first (:class:`bedload.Heap`); with ``maxlen``, the largest so many stay."""
+    """A priority queue, the smallest first, as in ``due: bl.Heap[tuple[int, str]] = bl.heap()``.
+
+    With ``maxlen`` the largest so many items stay.
+    """
     return Declaration(VariableKind.HEAP, maxlen=maxlen, renamed_from=renamed_from)
 
 

@@ -33,7 +33,7 @@ _NO_VALUES: Values = MappingProxyType({})
 
 
 class Context:
-    """What an operator may know about the call that it is in."""
+    """What an operator may know about its call: the name of the ``operator``, ``worker`` and ``epoch``, the time."""
 
     __slots__ = ("_forgotten", "_time", "epoch", "operator", "worker")
 

@@ -1,0 +1,143 @@
+"""Code in the docs that is an excerpt of a program runs too, in a program that has what the page takes for granted."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.patience import PATIENCE
+
+pytestmark = pytest.mark.spark
+
+ROOT = Path(__file__).parents[2]
+
+GIVEN = """
+import json, os, sys
+from dataclasses import dataclass, field
+
+import datasketches
+import numpy as np
+from pyspark.sql import SparkSession
+
+import bedload as bl
+
+os.environ["PYSPARK_PYTHON"] = sys.executable
+spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
+spark.sparkContext.setLogLevel("OFF")
+numbers = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 200).load()
+cars = numbers.selectExpr(
+    "concat('car-', value % 50) as car", "concat('segment-', value % 7) as segment",
+    "cast(30 + value % 90 as double) as speed", "timestamp as ts"
+)
+
+
+class Trip(bl.Operator):
+    count: int = bl.value(0)
+
+    def process(self, key, rows, ctx):
+        self.count += len(rows)
+        yield (key, self.count, 1.0)[:WIDTH]
+
+"""
+
+
+@dataclass(frozen=True)
+class Excerpts:
+    """The blocks of a page: how many, what goes between them, and what comes out."""
+
+    blocks: int
+    before: dict[int, str]
+    """Code before a block, by its number; the number after the last is for the end."""
+    width: int = 2
+    """How many columns the page's operator gives."""
+    said: tuple[str, ...] = ()
+    instead: tuple[tuple[str, str], ...] = ()
+
+
+PAGES = {
+    "README.md": Excerpts(
+        2, {2: "running.stop()\ncluster.stop()"}, width=3, said=("|car-17|", "rescale to 4 workers: done", "drain")
+    ),
+    "docs/concepts/durable-state.md": Excerpts(1, {1: "cluster.wait_for_epoch(query)\nprint('done')"}, said=("done",)),
+    "docs/how-to/change-an-operator.md": Excerpts(1, {1: "print(Trip.__bedload_specs__)"}, said=("renamed_from='n'",)),
+    "docs/how-to/recover.md": Excerpts(
+        3,
+        {3: "print(os.listdir('/data/backup'))\nrunning.stop()\ncluster.stop()"},
+        said=("bedload.json",),
+        instead=(("running.await_termination()", "cluster.wait_for_epoch(running)"), ("s3://backup", "/data/backup")),
+    ),
+    "docs/how-to/scale-a-running-query.md": Excerpts(
+        2, {2: "print(cluster.history()[-1]['outcome'])\nquery.stop()\ncluster.stop()"}, said=("rescale to 4",)
+    ),
+    "docs/reference/aggregates.md": Excerpts(
+        4,
+        {
+            0: "cluster = bl.attach(spark, workers=1)",
+            1: """
+cluster.stop()
+cluster = bl.attach(spark, workers=1, checkpoint="/data/bedload")
+visits = numbers.selectExpr("'/index.html' as page", "value % 20 as user", "value as ms", "'a' as referrer")
+""",
+            2: """
+query = out.writeStream.format("noop").option("checkpointLocation", "/data/query").start()
+cluster.wait_for_epoch(query, 1)
+""",
+            3: """
+print("at most", json.dumps(datasketches.hll_sketch.deserialize(state["hll(user, 9)"]).get_upper_bound(2)))
+spark.read.format("bedload").load("/data/bedload").createTempView("state")
+spark.sql(SQL).show()
+""",
+            4: """
+query.stop()
+query = out.writeStream.format("memory").queryName("out").start()
+cluster.wait_for_epoch(query)
+spark.sql("select * from out order by car limit 1").show()
+query.stop()
+cluster.stop()
+""",
+        },
+        said=("at most 20.", "|/index.html|", "|car-0|"),
+    ),
+    "docs/reference/state-types.md": Excerpts(1, {1: "print(Deadlines.__bedload_specs__)"}, said=("queue",)),
+}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_excerpts_of_a_page_run(page: str, tmp_path: Path) -> None:
+    excerpts, text = PAGES[page], (ROOT / page).read_text()
+    blocks = re.findall(r"(?<!<!-- run -->\n)^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    assert len(blocks) == excerpts.blocks
+    sql = re.findall(r"^```sql\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    code = GIVEN.replace("WIDTH", str(excerpts.width)) + f"SQL = {(sql[0] if sql else '')!r}\n"
+    for number, block in enumerate([*blocks, ""]):
+        code += f"{excerpts.before.get(number, '')}\n{block}\n"
+    for there, here in (*excerpts.instead, ("/data", str(tmp_path / "data"))):
+        code = code.replace(there, here)
+    script = tmp_path / "page.py"
+    script.write_text(code)
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=PATIENCE, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr[-3000:]
+    for said in excerpts.said:
+        assert said in done.stdout, done.stdout
+
+
+def test_all_python_of_the_docs_is_run_somewhere() -> None:
+    elsewhere = {
+        "docs/how-to/read-state.md": "test_source_spark.py",
+        "docs/how-to/take-over-a-spark-query.md": "test_source_spark.py",
+        "docs/how-to/run-on-standalone-spark.md": "test_docs_standalone.py",
+        "docs/how-to/test-an-operator.md": "tests/unit/test_testing_docs.py",
+        "docs/reference/api.md": "signatures and examples, from the docstrings",
+    }
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    with_code = {
+        str(page.relative_to(ROOT))
+        for page in pages
+        if re.search(r"(?<!<!-- run -->\n)^```python", page.read_text(), re.MULTILINE)
+    }
+    assert with_code == {*PAGES, *elsewhere}
