@@ -193,7 +193,21 @@ def test_workers_end_when_the_driver_is_killed_even_in_the_middle_of_a_call(tmp_
 
 
 @pytest.fixture
-def python_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+def own_nursery(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The nursery that all attachments share is not this test's."""
+    own = processes.Nurseries()
+    monkeypatch.setattr(hosts.ProcessHost.__init__, "__defaults__", (own,))
+    yield
+    own.stop(PATIENCE)
+
+
+def workers_of(cluster: bl.Cluster) -> dict[int, int]:
+    """Returns when they are there."""
+    return cluster.workers
+
+
+@pytest.fixture
+def python_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, own_nursery: None) -> Any:
     """Replaces the Python that workers are started with by a shell script."""
 
     def replace(script: str) -> None:
@@ -220,7 +234,7 @@ def test_workers_whose_python_dies_are_reported_with_the_end_of_its_log(
     python_is("echo 'no such module: frobnicate' >&2; exit 3")
     before = leftovers()
     with pytest.raises(WorkerStartFailed, match=rf"{words}.*\n.*no such module: frobnicate"):
-        bl.attach(spark, workers=2)
+        workers_of(bl.attach(spark, workers=2))
     assert leftovers() == before
 
 
@@ -248,19 +262,19 @@ nursery.main()
     python_is(f"exec {sys.executable} {tmp_path}/patched.py")
     before = leftovers()
     with pytest.raises(WorkerStartFailed, match=r"worker 1 ended with code 1 .*\nno room"):
-        bl.attach(spark, workers=2)
+        workers_of(bl.attach(spark, workers=2))
     assert leftovers() == before
     assert not alive(int(pids.read_text()))
 
 
 def test_a_python_that_is_not_there_is_a_worker_that_did_not_start(
-    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, own_nursery: None
 ) -> None:
     monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "nothing"))
     before = leftovers()
     with pytest.raises(WorkerStartFailed, match=r"worker 0 .*nothing"):
-        bl.attach(spark, workers=2)
+        workers_of(bl.attach(spark, workers=2))
     assert leftovers() == before
 
 
@@ -271,7 +285,7 @@ def test_workers_that_never_come_are_given_up_and_ended(
     monkeypatch.setattr(hosts, "_STOP_SECONDS", 0.2)
     before = leftovers()
     with pytest.raises(WorkerStartFailed, match="0 of 2 workers joined within 1 seconds"):
-        bl.attach(spark, workers=2, start_seconds=1)
+        workers_of(bl.attach(spark, workers=2, start_seconds=1))
     assert leftovers() == before
     pids = tmp_path / "pids"  # on a slow machine they may have been ended before they came to this
     assert not any(alive(int(pid)) for pid in (pids.read_text().split() if pids.exists() else []))
@@ -489,7 +503,7 @@ def test_a_worker_that_cannot_start_in_a_task_is_reported_with_the_reason(
     monkeypatch.setattr(hosts, "_task", broken)
     before = leftovers()
     with pytest.raises(WorkerStartFailed, match="no module named frobnicate"):
-        bl.attach(spark, workers=1, host="task")
+        workers_of(bl.attach(spark, workers=1, host="task"))
     assert leftovers() == before
 
 

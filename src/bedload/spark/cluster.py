@@ -69,7 +69,8 @@ def attach(
     ``workers``: how many. ``key_groups``: the default number of key groups of an operator's state, fixed when the state
     is created. ``host``: ``"process"`` (processes beside the driver, the default with a ``local[...]`` master) or
     ``"task"`` (long-running Spark tasks, the default on a cluster; each takes a task slot). ``start_seconds``: how long
-    to wait for the workers, and for the replacement of a lost one.
+    to wait for the workers, and for the replacement of a lost one. Workers start while the program goes on; the first
+    call that needs them waits for them, and raises ``WorkerStartFailed`` if one does not come.
 
     ``checkpoint``: a URL (``file:///...``, ``s3://...``, any fsspec filesystem) or a local path under which state is
     kept durable; all machines of the cluster must reach it. Without one, state lives and dies with the workers.
@@ -118,6 +119,7 @@ class Cluster:
         self._host = host
         self._credentials = Credentials.fresh(encrypted=attached.encrypt)
         self._stopped = False
+        self._ready = False
         self._driver = Driver(
             attached.listen,
             self._credentials,
@@ -136,7 +138,6 @@ class Cluster:
             host.start(
                 self._driver.address, self._credentials, attached.workers, None if keeper is None else keeper.place
             )
-            self._driver.wait_for_workers(attached.start_seconds, host.check)
             spark.streams.addListener(self._listener)
         except BaseException:
             self._driver.stop()
@@ -171,6 +172,7 @@ class Cluster:
         named = OperatorName(name or str(getattr(operator, "__name__", operator)))
         keyed = self._keyed(named, df, key, key_groups)
         applied = applying.of_operator(self._spark, keyed, operator, schema, initial_state)
+        self._wait_for_workers()
         return self._deployments.launch(applied, fresh=fresh)
 
     def aggregate(
@@ -195,6 +197,7 @@ class Cluster:
         applied = applying.of_aggregates(self._spark, keyed, aggregates, initial_state)
         functions = ", ".join(f"{column}={it.name}({', '.join(it.columns)})" for column, it in aggregates.items())
         unnamed = f"the aggregate {functions} by {', '.join(keyed.names)}"
+        self._wait_for_workers()
         return self._deployments.launch(applied, fresh=fresh, unnamed=None if name else unnamed)
 
     def state(self, name: str | type[Operator] | type[VectorOperator]) -> OperatorState:
@@ -214,7 +217,7 @@ class Cluster:
         that fits size, churn and skew best, and the result says why; None: the default, ``"seamless"``. It means the
         same in all calls that move state.
         """
-        self._check_running()
+        self._wait_for_workers()
         return self._wishes.rescale(workers, strategy)
 
     def move(
@@ -231,17 +234,17 @@ class Cluster:
         Keys that move by themselves stay where they are put (see :meth:`pin`). ``operator`` can be left out if there
         is one only. A composite key is a tuple, in the order of the key's columns.
         """
-        self._check_running()
+        self._wait_for_workers()
         return self._wishes.move(keys, key_groups, to, operator, strategy)
 
     def drain(self, worker: int, *, strategy: str | Strategy | None = None) -> Change:
         """Move everything away from a worker, then end it."""
-        self._check_running()
+        self._wait_for_workers()
         return self._wishes.drain(worker, strategy)
 
     def rebalance(self, *, strategy: str | Strategy | None = None) -> Change:
         """Even out the load of the workers, as measured of late, by moving as few key groups as that takes."""
-        self._check_running()
+        self._wait_for_workers()
         return self._wishes.rebalance(strategy)
 
     def pin(
@@ -256,7 +259,7 @@ class Cluster:
 
         For a single hot key, or for a data source that travels.
         """
-        self._check_running()
+        self._wait_for_workers()
         return self._wishes.pin([key], worker, operator, strategy)
 
     def unpin(
@@ -267,7 +270,7 @@ class Cluster:
         strategy: str | Strategy | None = None,
     ) -> Change:
         """Have a pinned key live with its key group again."""
-        self._check_running()
+        self._wait_for_workers()
         return self._wishes.unpin([key], operator, strategy)
 
     def history(self) -> Table:
@@ -367,6 +370,7 @@ class Cluster:
         """The workers that are there, and their process ids."""
         if self._stopped:
             return {}
+        self._wait_for_workers()
         return {int(worker): pid for worker, pid in self._driver.call(lambda c: c.members.pids).items()}
 
     def epochs(self) -> Table:
@@ -434,7 +438,8 @@ class Cluster:
         if self._stopped:
             return "<bedload cluster, stopped>"
         names = ", ".join(self._deployments.states) or "none"
-        return f"<bedload cluster of {len(self.workers)} workers, operators: {names}>"
+        workers = len(self._driver.call(lambda c: c.members.pids))
+        return f"<bedload cluster of {workers} workers, operators: {names}>"
 
     # --- steps ---
 
@@ -446,6 +451,21 @@ class Cluster:
         keyed = Keyed.of(self._spark, name, df, key, groups)
         keep_empty_partitions(df.sparkSession)
         return keyed
+
+    def _wait_for_workers(self) -> None:
+        """Return when the workers that ``attach`` has ordered are there.
+
+        ``attach`` itself does not wait: what a program does next takes Spark a while, too.
+        """
+        self._check_running()
+        if self._ready:
+            return
+        try:
+            self._driver.wait_for_workers(self._attached.start_seconds, self._host.check)
+        except BaseException:
+            self.stop()
+            raise
+        self._ready = True
 
     def _check_running(self) -> None:
         if self._stopped:
