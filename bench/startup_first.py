@@ -31,7 +31,6 @@ _POLL_SECONDS = 0.01
 def first_epoch(system: str, warm: bool, workdir: str, timeout: float) -> dict[str, Any]:
     """How long a system takes until its first epoch: the entry point of the isolated process."""
     it, root = SYSTEMS[system], Path(workdir)
-    it.require()
     began = time.monotonic()
     spark = make_session(system, dict(it.conf), root)
     session = time.monotonic() - began

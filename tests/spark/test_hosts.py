@@ -32,7 +32,7 @@ from bedload.core.errors import (
 from bedload.core.ids import DeploymentId, Epoch, OperatorName, QueryId, RunId, WorkerId
 from bedload.keys import RoutingTable, hash_key
 from bedload.protocol import messages as m
-from bedload.spark import hosts
+from bedload.spark import hosts, processes
 from bedload.transport import Channel, Credentials, parse_address
 from tests.patience import PATIENCE
 from tests.spark.apps import alive, eventually, running
@@ -65,9 +65,13 @@ def own_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
 
+def is_nursery(process: psutil.Process) -> bool:
+    return process.status() == psutil.STATUS_ZOMBIE or "bedload.worker.nursery" in process.cmdline()
+
+
 def leftovers() -> tuple[set[int], set[str], set[str]]:
-    """What an attachment makes: child processes, folders of logs, threads."""
-    children = {child.pid for child in psutil.Process().children()}
+    """What an attachment makes and has to remove: child processes, folders of logs, threads. The nursery stays."""
+    children = {child.pid for child in psutil.Process().children() if not is_nursery(child)}
     folders = {path.name for path in Path(tempfile.gettempdir()).glob("bedload-workers-*")}
     threads = {thread.name for thread in threading.enumerate() if thread.name.startswith("bedload")}
     return children, folders, threads

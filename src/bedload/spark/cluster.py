@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any
@@ -120,6 +121,7 @@ class Cluster:
         self._credentials = Credentials.fresh(encrypted=attached.encrypt)
         self._stopped = False
         self._ready = False
+        self._starting = threading.Lock()
         self._driver = Driver(
             attached.listen,
             self._credentials,
@@ -138,7 +140,6 @@ class Cluster:
             host.start(
                 self._driver.address, self._credentials, attached.workers, None if keeper is None else keeper.place
             )
-            spark.streams.addListener(self._listener)
         except BaseException:
             self._driver.stop()
             host.stop()
@@ -172,7 +173,7 @@ class Cluster:
         named = OperatorName(name or str(getattr(operator, "__name__", operator)))
         keyed = self._keyed(named, df, key, key_groups)
         applied = applying.of_operator(self._spark, keyed, operator, schema, initial_state)
-        self._wait_for_workers()
+        self._check_running()
         return self._deployments.launch(applied, fresh=fresh)
 
     def aggregate(
@@ -197,7 +198,7 @@ class Cluster:
         applied = applying.of_aggregates(self._spark, keyed, aggregates, initial_state)
         functions = ", ".join(f"{column}={it.name}({', '.join(it.columns)})" for column, it in aggregates.items())
         unnamed = f"the aggregate {functions} by {', '.join(keyed.names)}"
-        self._wait_for_workers()
+        self._check_running()
         return self._deployments.launch(applied, fresh=fresh, unnamed=None if name else unnamed)
 
     def state(self, name: str | type[Operator] | type[VectorOperator]) -> OperatorState:
@@ -217,7 +218,7 @@ class Cluster:
         that fits size, churn and skew best, and the result says why; None: the default, ``"seamless"``. It means the
         same in all calls that move state.
         """
-        self._wait_for_workers()
+        self._check_running()
         return self._wishes.rescale(workers, strategy)
 
     def move(
@@ -234,17 +235,17 @@ class Cluster:
         Keys that move by themselves stay where they are put (see :meth:`pin`). ``operator`` can be left out if there
         is one only. A composite key is a tuple, in the order of the key's columns.
         """
-        self._wait_for_workers()
+        self._check_running()
         return self._wishes.move(keys, key_groups, to, operator, strategy)
 
     def drain(self, worker: int, *, strategy: str | Strategy | None = None) -> Change:
         """Move everything away from a worker, then end it."""
-        self._wait_for_workers()
+        self._check_running()
         return self._wishes.drain(worker, strategy)
 
     def rebalance(self, *, strategy: str | Strategy | None = None) -> Change:
         """Even out the load of the workers, as measured of late, by moving as few key groups as that takes."""
-        self._wait_for_workers()
+        self._check_running()
         return self._wishes.rebalance(strategy)
 
     def pin(
@@ -259,7 +260,7 @@ class Cluster:
 
         For a single hot key, or for a data source that travels.
         """
-        self._wait_for_workers()
+        self._check_running()
         return self._wishes.pin([key], worker, operator, strategy)
 
     def unpin(
@@ -270,7 +271,7 @@ class Cluster:
         strategy: str | Strategy | None = None,
     ) -> Change:
         """Have a pinned key live with its key group again."""
-        self._wait_for_workers()
+        self._check_running()
         return self._wishes.unpin([key], operator, strategy)
 
     def history(self) -> Table:
@@ -345,6 +346,7 @@ class Cluster:
 
     def restoring(self) -> Table:
         """How far each worker has come with reading state back: key groups read and left, keys, bytes."""
+        self._check_running()
         found = self._driver.call(lambda c: dict(c.restoring))
         rows = (
             {
@@ -370,7 +372,7 @@ class Cluster:
         """The workers that are there, and their process ids."""
         if self._stopped:
             return {}
-        self._wait_for_workers()
+        self._check_running()
         return {int(worker): pid for worker, pid in self._driver.call(lambda c: c.members.pids).items()}
 
     def epochs(self) -> Table:
@@ -396,6 +398,7 @@ class Cluster:
 
     def committed(self, name: str) -> dict[str, Epoch]:
         """The last committed epoch of each query that used this operator."""
+        self._check_running()
         found = self._driver.call(lambda c: dict(c.operator(OperatorName(name)).committed))
         return {str(query): epoch for query, epoch in found.items()}
 
@@ -438,38 +441,40 @@ class Cluster:
         if self._stopped:
             return "<bedload cluster, stopped>"
         names = ", ".join(self._deployments.states) or "none"
-        workers = len(self._driver.call(lambda c: c.members.pids))
-        return f"<bedload cluster of {workers} workers, operators: {names}>"
+        workers = f"{len(self.workers)} workers" if self._ready else f"{self._attached.workers} workers that start"
+        return f"<bedload cluster of {workers}, operators: {names}>"
 
     # --- steps ---
 
     def _keyed(
         self, name: OperatorName, df: DataFrame, key: str | list[str] | tuple[str, ...], key_groups: int | None
     ) -> Keyed:
-        self._check_running()
+        self._check_attached()
         groups = self._attached.key_groups if key_groups is None else key_groups
         keyed = Keyed.of(self._spark, name, df, key, groups)
         keep_empty_partitions(df.sparkSession)
         return keyed
 
-    def _wait_for_workers(self) -> None:
-        """Return when the workers that ``attach`` has ordered are there.
-
-        ``attach`` itself does not wait: what a program does next takes Spark a while, too.
-        """
-        self._check_running()
-        if self._ready:
-            return
-        try:
-            self._driver.wait_for_workers(self._attached.start_seconds, self._host.check)
-        except BaseException:
-            self.stop()
-            raise
-        self._ready = True
-
-    def _check_running(self) -> None:
+    def _check_attached(self) -> None:
+        """Raise if the cluster was stopped."""
         if self._stopped:
             raise ClusterStopped("the cluster was stopped; attach again with bedload.attach(...)")
+
+    def _check_running(self) -> None:
+        """Raise if the cluster is over. Returns when the workers that ``attach`` has ordered are there.
+
+        ``attach`` itself does not wait for them: what a program does next takes Spark a while, too.
+        """
+        self._check_attached()
+        with self._starting:
+            if not self._ready:
+                try:
+                    self._driver.wait_for_workers(self._attached.start_seconds, self._host.check)
+                    self._spark.streams.addListener(self._listener)
+                except BaseException:
+                    self.stop()
+                    raise
+                self._ready = True
         down = self._driver.call(lambda c: c.error)
         if down is not None:
             raise down
