@@ -5,14 +5,11 @@ Only Spark's side is stood in for: the plans that it would tell of, and the task
 
 from __future__ import annotations
 
-import atexit
 import itertools
 import os
 import sys
-import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -36,7 +33,6 @@ from bedload.spark import feeder
 from bedload.spark.driver import Driver
 from bedload.spark.hosts import ProcessHost
 from bedload.spark.keeper import Keeper
-from bedload.spark.processes import Nursery
 from bedload.spark.state_view import OperatorState, RowDecoder, Whereabouts
 from bedload.transport import Credentials
 from bedload.worker.operator import state_of
@@ -46,27 +42,6 @@ from tests.patience import PATIENCE
 
 _GROUPS = 16
 _START_SECONDS = 60.0
-
-
-class SharedHost(ProcessHost):
-    """Processes that are forked from one nursery of all clusters of this process, which loads what they need once."""
-
-    _shared: Nursery | None = None
-
-    def __init__(self) -> None:
-        super().__init__()
-        if SharedHost._shared is None or SharedHost._shared.gone:
-            folder = tempfile.TemporaryDirectory(prefix="bedload-nursery-", ignore_cleanup_errors=True)
-            environment = dict(os.environ, PYTHONPATH=os.pathsep.join(filter(None, sys.path)))
-            made = SharedHost._shared = Nursery(Path(folder.name) / "nursery.log", environment)
-            atexit.register(folder.cleanup)
-            atexit.register(made.stop, PATIENCE)
-        self._nursery = SharedHost._shared
-
-    def stop(self) -> None:
-        if self._nursery is SharedHost._shared:
-            self._nursery = None
-        super().stop()
 
 
 class _Plans:
@@ -98,7 +73,7 @@ class RealCluster:
         patience: Patience | None = None,
     ) -> None:
         self.credentials = Credentials.fresh(encrypted=encrypted)
-        self.host = SharedHost()
+        self.host = ProcessHost()
         self.keeper = None if checkpoint is None else Keeper(checkpoint, None)
         self.driver = Driver(
             "127.0.0.1",

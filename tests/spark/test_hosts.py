@@ -33,7 +33,7 @@ from bedload.core.errors import (
 from bedload.core.ids import DeploymentId, Epoch, OperatorName, QueryId, RunId, WorkerId
 from bedload.keys import RoutingTable, hash_key
 from bedload.protocol import messages as m
-from bedload.spark import hosts
+from bedload.spark import hosts, processes
 from bedload.transport import Channel, Credentials, parse_address
 from tests.patience import PATIENCE
 from tests.spark.apps import alive, eventually, running
@@ -66,9 +66,13 @@ def own_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
 
+def is_nursery(process: psutil.Process) -> bool:
+    return process.status() == psutil.STATUS_ZOMBIE or "bedload.worker.nursery" in process.cmdline()
+
+
 def leftovers() -> tuple[set[int], set[str], set[str]]:
-    """What an attachment makes: child processes, folders of logs, threads."""
-    children = {child.pid for child in psutil.Process().children()}
+    """What an attachment makes and has to remove: child processes, folders of logs, threads. The nursery stays."""
+    children = {child.pid for child in psutil.Process().children() if not is_nursery(child)}
     folders = {path.name for path in Path(tempfile.gettempdir()).glob("bedload-workers-*")}
     threads = {thread.name for thread in threading.enumerate() if thread.name.startswith("bedload")}
     return children, folders, threads
@@ -206,7 +210,23 @@ def test_in_local_mode_tasks_run_with_the_drivers_python_whatever_spark_is_told(
 
 
 @pytest.fixture
-def python_is(spark: SparkSession, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+def own_nursery(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The nursery that all attachments share is not this test's."""
+    own = processes.Nurseries()
+    monkeypatch.setattr(hosts.ProcessHost.__init__, "__defaults__", (None, own))
+    yield
+    own.stop(PATIENCE)
+
+
+def workers_of(cluster: bl.Cluster) -> dict[int, int]:
+    """Returns when they are there."""
+    return cluster.workers
+
+
+@pytest.fixture
+def python_is(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, own_nursery: None
+) -> Any:
     """Replaces the Python that workers are started with by a shell script."""
     monkeypatch.setattr(spark.sparkContext, "pythonExec", spark.sparkContext.pythonExec)  # so that it is put back
 
@@ -233,7 +253,7 @@ def test_workers_whose_python_dies_are_reported_with_the_end_of_its_log(
     python_is("echo 'no such module: frobnicate' >&2; exit 3")
     before = leftovers()
     with pytest.raises(WorkerStartFailed, match=rf"{words}.*\n.*no such module: frobnicate"):
-        bl.attach(spark, workers=2)
+        workers_of(bl.attach(spark, workers=2))
     assert leftovers() == before
 
 
@@ -261,19 +281,19 @@ nursery.main()
     python_is(f"exec {sys.executable} {tmp_path}/patched.py")
     before = leftovers()
     with pytest.raises(WorkerStartFailed, match=r"worker 1 ended with code 1 .*\nno room"):
-        bl.attach(spark, workers=2)
+        workers_of(bl.attach(spark, workers=2))
     assert leftovers() == before
     assert not alive(int(pids.read_text()))
 
 
 def test_a_python_that_is_not_there_is_a_worker_that_did_not_start(
-    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, own_nursery: None
 ) -> None:
     monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "nothing"))
     before = leftovers()
     with pytest.raises(WorkerStartFailed, match=r"worker 0 .*nothing"):
-        bl.attach(spark, workers=2)
+        workers_of(bl.attach(spark, workers=2))
     assert leftovers() == before
 
 
@@ -284,7 +304,7 @@ def test_workers_that_never_come_are_given_up_and_ended(
     monkeypatch.setattr(hosts, "_STOP_SECONDS", 0.2)
     before = leftovers()
     with pytest.raises(WorkerStartFailed, match="0 of 2 workers joined within 1 seconds"):
-        bl.attach(spark, workers=2, start_seconds=1)
+        workers_of(bl.attach(spark, workers=2, start_seconds=1))
     assert leftovers() == before
     pids = tmp_path / "pids"  # on a slow machine they may have been ended before they came to this
     assert not any(alive(int(pid)) for pid in (pids.read_text().split() if pids.exists() else []))
@@ -502,7 +522,7 @@ def test_a_worker_that_cannot_start_in_a_task_is_reported_with_the_reason(
     monkeypatch.setattr(hosts, "_task", broken)
     before = leftovers()
     with pytest.raises(WorkerStartFailed, match="no module named frobnicate"):
-        bl.attach(spark, workers=1, host="task")
+        workers_of(bl.attach(spark, workers=1, host="task"))
     assert leftovers() == before
 
 

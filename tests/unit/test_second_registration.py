@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 from tests.patience import PATIENCE
-from tests.real_cluster import RealCluster, SharedHost
+from bedload.spark.hosts import ProcessHost
+from tests.real_cluster import RealCluster
 
 import bedload as bl
 from bedload.core.errors import WorkerLost
@@ -46,7 +47,7 @@ def test_a_worker_that_came_too_early_takes_the_place_of_the_lost_one(
         asked: list[WorkerId] = []
         monkeypatch.setattr(cluster.host, "kill", lambda worker, task: None)
         monkeypatch.setattr(cluster.host, "replace", asked.append)
-        other = SharedHost()
+        other = ProcessHost()
         os.kill(victim, signal.SIGSTOP)
         try:
             assert cluster.keeper is not None
@@ -75,7 +76,7 @@ def test_without_a_checkpoint_it_has_no_state_to_go_on_with_and_ends_with_the_cl
 ) -> None:
     with RealCluster(Count, workers=1) as cluster:
         cluster.epoch(ROWS)
-        other = SharedHost()
+        other = ProcessHost()
         try:
             other.start(cluster.driver.address, cluster.credentials, 1, None)
             eventually(lambda: bool(cluster.driver._contacts._spares))

@@ -12,7 +12,8 @@ import pyarrow as pa
 import pytest
 from tests.checkpoint_states import ME, Writer, delta
 from tests.patience import PATIENCE
-from tests.real_cluster import SharedHost, shipped
+from bedload.spark.hosts import ProcessHost
+from tests.real_cluster import shipped
 
 import bedload as bl
 from bedload.checkpoint.checkpoint import Checkpoint
@@ -78,7 +79,7 @@ def root(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def driver(root: Path) -> Iterator[Driver]:
-    host = SharedHost()
+    host = ProcessHost()
     keeper = Keeper(str(root), {"deadline": 5.0})
     made = Driver("127.0.0.1", CREDENTIALS, NoPlans(), host, 2, keeper=keeper)  # type: ignore[arg-type]
     try:

@@ -22,7 +22,7 @@ from bedload.core.errors import TooFewSlots, WorkerStartFailed
 from bedload.core.ids import WorkerId
 from bedload.spark.interpreter import check_python
 from bedload.spark.jobs import Job
-from bedload.spark.processes import Child, Nursery, Spawned
+from bedload.spark.processes import NURSERIES, Child, Nurseries, Spawned
 from bedload.transport import Credentials
 from bedload.worker.durable import Place
 from bedload.worker.nursery import available
@@ -86,17 +86,17 @@ class WorkerHost(Protocol):
 class ProcessHost:
     """Workers as processes of the driver's: they take no Spark task slot.
 
-    They are forked from one process that has loaded what they need. Where there is no fork, or ``BEDLOAD_NO_FORK=1`` is
-    set, each is a fresh interpreter.
+    They are forked from one process that has loaded what they need, and which all attachments share. Where there is no
+    fork, or ``BEDLOAD_NO_FORK=1`` is set, each is a fresh interpreter.
     """
 
     takes_slots = False
 
-    def __init__(self, executors: SparkContext | None = None) -> None:
+    def __init__(self, executors: SparkContext | None = None, nurseries: Nurseries = NURSERIES) -> None:
         """``executors``: whose Python the feeders run with, if they are on other machines."""
         self._executors = executors
         self._children: dict[WorkerId, Child] = {}
-        self._nursery: Nursery | None = None
+        self._nurseries = nurseries
         self._logs = tempfile.TemporaryDirectory(prefix="bedload-workers-", ignore_cleanup_errors=True)
         self._hello: tuple[str, Credentials, Place | None] | None = None
         self._again: set[WorkerId] = set()
@@ -122,10 +122,15 @@ class ProcessHost:
         with self._lock:
             old = self._children.get(worker)
             if old is not None:
-                old.kill(_STOP_SECONDS)
+                self._end(old)
                 old.close()
             if not self._stopped:
                 self._start(worker)
+
+    def _end(self, child: Child) -> None:
+        child.kill(_STOP_SECONDS)
+        if (nursery := child.ignored) is not None:
+            self._nurseries.leave(nursery)  # it does not listen: nobody has to wait for it again
 
     def kill(self, worker: WorkerId, task: int) -> None:
         """Kill its process."""
@@ -168,14 +173,13 @@ class ProcessHost:
             ) from error
 
     def _fork(self, log: Path, environment: dict[str, str], hello: bytes) -> Child:
-        if self._nursery is not None:
-            child = self._nursery.order(log, environment, hello)
-            if not self._nursery.gone:
-                return child
-            child.close()  # if it was started after all, it ends by that
-            self._nursery.stop(0.0)
-        self._nursery = Nursery(Path(self._logs.name) / "nursery.log", environment)
-        return self._nursery.order(log, environment, hello)
+        nursery = self._nurseries.get(environment)
+        child = nursery.order(log, environment, hello)
+        if not nursery.gone:
+            return child
+        child.close()  # if it was started after all, it ends by that
+        self._nurseries.leave(nursery)
+        return self._nurseries.get(environment).order(log, environment, hello)
 
     def check(self, worker: WorkerId | None = None) -> None:
         """Raise with the end of the log of a worker that died."""
@@ -200,15 +204,12 @@ class ProcessHost:
             self._stopped = True
             children = list(self._children.values())
             self._children = {}
-            nursery, self._nursery = self._nursery, None
         for child in children:
             child.let_go()
         deadline = time.monotonic() + _STOP_SECONDS
         late = [child for child in children if not child.wait(max(0.0, deadline - time.monotonic()))]
         for child in late:
-            child.kill(_STOP_SECONDS)
-        if nursery is not None:
-            nursery.stop(_STOP_SECONDS)
+            self._end(child)
         for child in children:
             child.close()
         self._logs.cleanup()

@@ -6,6 +6,7 @@ Invariants:
   nursery's to tell.
 - A process is killed by its number only while neither lifeline nor nursery says that it is gone: numbers come again.
 - Nothing here waits for the nursery to be up: it turns to its orders when it has loaded what it needs.
+- A nursery is of one process. It outlives attachments, and ends with that process.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Mapping
@@ -44,6 +46,11 @@ class Child(Protocol):
     @property
     def stranded(self) -> bool:
         """Whether it never ran because what was to start it was killed, so that it is worth another try."""
+        ...
+
+    @property
+    def ignored(self) -> Nursery | None:
+        """The nursery that was to start it and has not done anything about that."""
         ...
 
     def fate(self) -> str | None:
@@ -109,7 +116,7 @@ class Nursery:
         with theirs, log.open("ab") as output, self._lock:
             self._ticket = Ticket(self._ticket + 1)
             child = self._children[self._ticket] = Forked(self, ours, log)
-            payload = msgspec.json.encode(Order(self._ticket, changed))
+            payload = msgspec.json.encode(Order(self._ticket, changed, _folder()))
             frame = SIZE.pack(len(payload)) + payload
             with contextlib.suppress(ConnectionError):
                 sent = socket.send_fds(self._socket, [frame], [theirs.fileno(), output.fileno()])
@@ -148,6 +155,49 @@ class Nursery:
         self._socket.close()
 
 
+class Nurseries:
+    """The nursery of this process: started when it is first needed, and again when it is gone. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._current: Nursery | None = None
+        self._owner = 0
+        self._logs: tempfile.TemporaryDirectory[str] | None = None
+
+    def get(self, environment: Mapping[str, str]) -> Nursery:
+        """The one that takes orders now."""
+        with self._lock:
+            # SUBTLE: a process that the driver forks has a copy of this, and the nursery is not its own.
+            ours = self._owner == os.getpid()
+            if self._current is None or not ours or self._current.gone:
+                if self._logs is None or not ours:
+                    self._logs = tempfile.TemporaryDirectory(prefix="bedload-nursery-", ignore_cleanup_errors=True)
+                self._current = Nursery(Path(self._logs.name) / "nursery.log", environment)
+                self._owner = os.getpid()
+            return self._current
+
+    def leave(self, nursery: Nursery) -> None:
+        """End one that is gone or does not listen: the next worker is ordered from another."""
+        with self._lock:
+            if self._current is nursery:
+                self._current = None
+        nursery.stop(0.0)
+
+    def stop(self, seconds: float) -> None:
+        """End it, within that time by itself or else by force."""
+        with self._lock:
+            nursery, self._current = self._current, None
+            logs, self._logs = self._logs, None
+        if nursery is not None and self._owner == os.getpid():
+            nursery.stop(seconds)
+        if logs is not None:
+            logs.cleanup()
+
+
+NURSERIES = Nurseries()
+"""Those of all attachments."""
+
+
 class Forked:
     """A worker that was ordered from a nursery."""
 
@@ -163,6 +213,12 @@ class Forked:
     def log(self) -> Path:
         """Where to read what went wrong."""
         return self._nursery.log if self._unborn() else self._log
+
+    @property
+    def ignored(self) -> Nursery | None:
+        """The nursery, if it has done nothing about the order."""
+        self._nursery.hear()
+        return self._nursery if self.pid is None and self.code is None else None
 
     @property
     def stranded(self) -> bool:
@@ -233,6 +289,7 @@ class Spawned:
     """A worker that is a child process of the driver. Its standard input is its lifeline."""
 
     stranded = False
+    ignored = None
 
     def __init__(self, log: Path, environment: dict[str, str], hello: bytes) -> None:
         self.log = log
@@ -270,6 +327,14 @@ class Spawned:
     def close(self) -> None:
         """Close the lifeline."""
         self.let_go()
+
+
+def _folder() -> str:
+    """Where this process is; nowhere if that was removed."""
+    try:
+        return os.getcwd()
+    except OSError:
+        return ""
 
 
 def _hung_up(end: socket.socket, seconds: float) -> bool:

@@ -14,6 +14,7 @@ Invariants:
   driver: when the driver's end closes, the worker ends; when the worker's end closes, the worker is gone. The loss of
   the nursery costs nothing but the exit codes of the workers that are there.
 - The secret goes over the lifeline. The nursery never sees it.
+- It outlives attachments: workers of several clusters of one driver may be its children at once.
 - It forks only while it has a single Python thread. Otherwise (compiled code is being loaded; somebody's
   ``sitecustomize`` has started a thread) it starts a fresh interpreter, which takes longer and is always safe.
 
@@ -59,6 +60,8 @@ class Order(msgspec.Struct):
     ticket: Ticket
     environment: dict[str, str | None]
     """What is different in the driver's environment since the nursery was started."""
+    folder: str = ""
+    """The driver's working directory."""
 
 
 class Born(msgspec.Struct, tag=True):
@@ -139,6 +142,9 @@ class _Ward:
     def _start(self, order: Order, lifeline: int, log: int) -> int:
         sys.stdout.flush()
         sys.stderr.flush()
+        if order.folder:
+            with contextlib.suppress(OSError):  # it was removed since
+                os.chdir(order.folder)
         if self._alone():
             gc.freeze()  # a collection would write to every object, and so unshare every page
             return os.fork()

@@ -12,11 +12,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import numba
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from numba.core.errors import NumbaError
 
 from bedload.core.errors import DefinitionError
 from bedload.operators.aggregates.batch import Batch
@@ -26,13 +24,18 @@ from bedload.store.columns import ColumnSpec
 from bedload.store.columns.compiling import read_only
 from bedload.store.columns.index import Slots
 
-_types: Any = numba.types  # without annotations of its own
+_NUMBA = {pa.bool_(): "boolean", pa.int64(): "int64", pa.float64(): "float64"}
+"""The name of each type in Numba, which is loaded when there is something to compile."""
 
-_NUMBA: dict[pa.DataType, Any] = {
-    pa.bool_(): numba.boolean,
-    pa.int64(): numba.int64,
-    pa.float64(): numba.float64,
-}
+
+def _numba() -> Any:
+    import numba
+
+    return numba
+
+
+def _numba_type(kind: pa.DataType) -> Any:
+    return getattr(_numba(), _NUMBA[kind])
 
 
 @dataclass(frozen=True)
@@ -96,9 +99,9 @@ class Reduced(Part):
         return self._compiled["type"]
 
     def _check(self) -> pa.DataType:
-        state = [_NUMBA[spec.type] for spec in self.columns]
-        whole = _types.Tuple(state) if isinstance(self.init, tuple) else state[0]
-        values = [_NUMBA[carrier(kind)] for kind in self.kinds]
+        state = [_numba_type(spec.type) for spec in self.columns]
+        whole = _numba().types.Tuple(state) if isinstance(self.init, tuple) else state[0]
+        values = [_numba_type(carrier(kind)) for kind in self.kinds]
         self._check_fit("update", self._returned("update", (whole, *values)))
         if self.merge_two is not None:
             self._check_fit("merge", self._returned("merge", (whole, whole)))
@@ -111,10 +114,10 @@ class Reduced(Part):
         raise DefinitionError(f"aggregate {self.name}: result returns {returned}; it must be a bool, an int or a float")
 
     def _check_fit(self, what: str, returned: Any) -> None:
-        specs = self.columns
-        parts = list(returned) if isinstance(returned, _types.BaseTuple) else [returned]
+        specs, several = self.columns, isinstance(returned, _numba().types.BaseTuple)
+        parts = list(returned) if several else [returned]
         single = not isinstance(self.init, tuple)
-        shape_fits = len(parts) == len(specs) and single != isinstance(returned, _types.BaseTuple)
+        shape_fits = len(parts) == len(specs) and single != several
         if not shape_fits or not all(_fits(part, spec.type) for part, spec in zip(parts, specs, strict=True)):
             raise DefinitionError(
                 f"aggregate {self.name}: {what} returns {returned}, but the state is {self.init!r}. Return what "
@@ -122,6 +125,8 @@ class Reduced(Part):
             )
 
     def _returned(self, what: str, arguments: tuple[Any, ...]) -> Any:
+        from numba.core.errors import NumbaError
+
         function = self._function(what)
         try:
             function.compile(arguments)
@@ -135,7 +140,7 @@ class Reduced(Part):
     def _function(self, what: str) -> Any:
         if what not in self._compiled:
             plain: Any = {"update": self.update_one, "merge": self.merge_two, "result": self.result_of}[what]
-            self._compiled[what] = numba.njit(getattr(plain, "py_func", plain))
+            self._compiled[what] = _numba().njit(getattr(plain, "py_func", plain))
         return self._compiled[what]
 
     def _loop(self, what: str) -> Any:
@@ -175,7 +180,7 @@ class Reduced(Part):
             text += "".join(f"            s{i}[j] = new{'' if single else f'[{i}]'}\n" for i in fields)
         made: dict[str, Any] = {"function": self._function(what)}
         exec(text, made)
-        return numba.njit(nogil=True)(made["loop"])
+        return _numba().njit(nogil=True)(made["loop"])
 
     def _arguments(self) -> list[tuple[int, pa.DataType]]:
         return list(zip(self.inputs, self.kinds, strict=True))
@@ -196,12 +201,13 @@ def _arrow(initial: Any) -> pa.DataType:
 
 
 def _fits(found: Any, kind: pa.DataType) -> bool:
-    if isinstance(found, _types.Literal):
+    types = _numba().types
+    if isinstance(found, types.Literal):
         found = found.literal_type
-    boolean = isinstance(found, _types.Boolean)
-    integer = isinstance(found, _types.Integer)
+    boolean = isinstance(found, types.Boolean)
+    integer = isinstance(found, types.Integer)
     if pa.types.is_boolean(kind):
         return boolean
     if pa.types.is_integer(kind):
         return boolean or (integer and (found.signed or found.bitwidth < 64))
-    return boolean or integer or isinstance(found, _types.Float)
+    return boolean or integer or isinstance(found, types.Float)
