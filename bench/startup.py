@@ -212,9 +212,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--quick", action="store_true", help="one round: about three minutes")
     parser.add_argument("--rounds", type=int, metavar="N", help="rounds, median taken (3; 1 with --quick)")
-    parser.add_argument(
-        "--parts", default=",".join(PARTS), metavar="A,B", help=f"only these of {', '.join(PARTS)}"
-    )
+    parser.add_argument("--parts", default=",".join(PARTS), metavar="A,B", help=f"only these of {', '.join(PARTS)}")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results here as JSON too")
     options = parser.parse_args(arguments)
     options.parts = options.parts.split(",")

@@ -224,9 +224,7 @@ def workers_of(cluster: bl.Cluster) -> dict[int, int]:
 
 
 @pytest.fixture
-def python_is(
-    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, own_nursery: None
-) -> Any:
+def python_is(spark: SparkSession, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, own_nursery: None) -> Any:
     """Replaces the Python that workers are started with by a shell script."""
     monkeypatch.setattr(spark.sparkContext, "pythonExec", spark.sparkContext.pythonExec)  # so that it is put back
 

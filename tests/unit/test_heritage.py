@@ -133,7 +133,9 @@ def test_what_is_said_is_not_warned_of(
 
 def test_an_aggregate_that_goes_is_warned_of_in_words_of_its_own(tmp_path: Path) -> None:
     taken_over(tmp_path, Trip)
-    with pytest.warns(StateDropped, match=r"speed, and no aggregate needs it.*cluster\.aggregate\(\.\.\., drop=\['speed'"):
+    with pytest.warns(
+        StateDropped, match=r"speed, and no aggregate needs it.*cluster\.aggregate\(\.\.\., drop=\['speed'"
+    ):
         taken_over(tmp_path, Less, Terms(call="aggregate"))
 
 

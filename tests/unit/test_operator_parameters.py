@@ -107,7 +107,9 @@ def test_some_names_are_taken(name: str) -> None:
 
 @pytest.mark.parametrize("method", ["__init__", "__new__"])
 def test_an_init_is_refused_with_the_way_to_parameters(method: str) -> None:
-    with pytest.raises(DefinitionError, match=rf"operator Wrong defines {method}.*bl\.param\(30\), then Wrong\(gap=60\)"):
+    with pytest.raises(
+        DefinitionError, match=rf"operator Wrong defines {method}.*bl\.param\(30\), then Wrong\(gap=60\)"
+    ):
         type(Steps)("Wrong", (bl.Operator,), {method: lambda self: None})
 
 
@@ -151,7 +153,9 @@ def test_one_of_a_class_that_is_pickled_by_value_keeps_its_parameters() -> None:
 
 def test_it_does_not_change() -> None:
     made = Steps(step=3)
-    with pytest.raises(DefinitionError, match=r"parameter step of operator Steps was to be set to 4.*Steps\(step=\.\.\.\)"):
+    with pytest.raises(
+        DefinitionError, match=r"parameter step of operator Steps was to be set to 4.*Steps\(step=\.\.\.\)"
+    ):
         made.step = 4
     with pytest.raises(AttributeError):
         made.other = 4  # type: ignore[attr-defined]
@@ -178,7 +182,9 @@ def test_an_operator_without_parameters_says_how_to_declare_one() -> None:
     class Plain(bl.Operator):
         pass
 
-    with pytest.raises(DefinitionError, match=r"Plain has no parameter gap; declare it on the class: gap: int = bl\.param"):
+    with pytest.raises(
+        DefinitionError, match=r"Plain has no parameter gap; declare it on the class: gap: int = bl\.param"
+    ):
         Plain(gap=3)
 
 
@@ -218,7 +224,16 @@ def test_values_of_the_declared_type_are_taken(given: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     "given",
-    [{"rate": "3"}, {"maybe": "3"}, {"mode": "c"}, {"names": "ab"}, {"limits": 3}, {"key": 3}, {"more": 1}, {"unit": 1}],
+    [
+        {"rate": "3"},
+        {"maybe": "3"},
+        {"mode": "c"},
+        {"names": "ab"},
+        {"limits": 3},
+        {"key": 3},
+        {"more": 1},
+        {"unit": 1},
+    ],
 )
 def test_values_of_another_type_are_refused(given: dict[str, Any]) -> None:
     with pytest.raises(DefinitionError, match=f"parameter {next(iter(given))} of operator Typed is .*, and not "):

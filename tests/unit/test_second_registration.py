@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 from tests.patience import PATIENCE
-from bedload.spark.hosts import ProcessHost
 from tests.real_cluster import RealCluster
 
 import bedload as bl
 from bedload.core.errors import WorkerLost
 from bedload.core.ids import WorkerId
+from bedload.spark.hosts import ProcessHost
 
 ROWS = [(key, 1) for key in range(100)]
 

@@ -12,7 +12,6 @@ import pyarrow as pa
 import pytest
 from tests.checkpoint_states import ME, Writer, delta
 from tests.patience import PATIENCE
-from bedload.spark.hosts import ProcessHost
 from tests.real_cluster import shipped
 
 import bedload as bl
@@ -24,6 +23,7 @@ from bedload.control.inquiries import QueryFacts
 from bedload.core.errors import StoreError
 from bedload.core.ids import Epoch, OperatorName, QueryId
 from bedload.spark.driver import Driver
+from bedload.spark.hosts import ProcessHost
 from bedload.spark.keeper import Keeper
 from bedload.spark.state_view import OperatorState, RowDecoder, Whereabouts
 from bedload.transport import Credentials

@@ -206,8 +206,8 @@ class Cluster:
 
         The result has the key's columns and one column per aggregate; each epoch gives a row for every key that changed
         in it, as Spark's update mode does. ``name`` (``"aggregate"`` for the only one), ``key_groups``, ``fresh``,
-        ``initial_state`` and ``drop`` are as for :meth:`apply`. The initial state of an aggregate whose result is its state (a
-        count, a sum, ...) is the column of its name.
+        ``initial_state`` and ``drop`` are as for :meth:`apply`. The initial state of an aggregate whose result is its
+        state (a count, a sum, ...) is the column of its name.
         """
         keyed = self._keyed(OperatorName(name or "aggregate"), df, key, key_groups)
         applied = applying.of_aggregates(self._spark, keyed, aggregates, initial_state, drop)
@@ -477,6 +477,11 @@ class Cluster:
         if self._stopped:
             raise ClusterStopped("the cluster was stopped; attach again with bedload.attach(...)")
 
+    def _check_start(self) -> None:
+        """Raise if workers that start will not come any more."""
+        self._check_attached()
+        self._host.check()
+
     def _check_running(self) -> None:
         """Raise if the cluster is over. Returns when the workers that ``attach`` has ordered are there.
 
@@ -486,7 +491,7 @@ class Cluster:
         with self._starting:
             if not self._ready:
                 try:
-                    self._driver.wait_for_workers(self._attached.start_seconds, self._host.check)
+                    self._driver.wait_for_workers(self._attached.start_seconds, self._check_start)
                     self._spark.streams.addListener(self._listener)
                 except BaseException:
                     self.stop()

@@ -332,7 +332,7 @@ class Spawned:
 def _folder() -> str:
     """Where this process is; nowhere if that was removed."""
     try:
-        return os.getcwd()
+        return str(Path.cwd())
     except OSError:
         return ""
 

@@ -67,9 +67,7 @@ def an_operator(given: AnyOperator, schema: Columns) -> Subject:
     def apply(form: InputFormat) -> Applied:
         if checked.grouped:  # its rows wait for the end of the epoch, and become one batch
             form.require(form.columns)
-        deployment = Deployment(
-            name, checked, form.key, form.columns, output, form.key_types, parameters=parameters
-        )
+        deployment = Deployment(name, checked, form.key, form.columns, output, form.key_types, parameters=parameters)
         return Applied(deployment, output, len(form.key))
 
     return Subject(name, apply)

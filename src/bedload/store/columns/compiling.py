@@ -71,13 +71,12 @@ class _Kernel:
 
 def _look_beside(compiled: Any, function: Callable[..., Any]) -> None:
     """Use what was compiled beside the module before, though Numba cannot write there and keeps its own elsewhere."""
-    from numba.core.caching import IndexDataCacheFile
-
+    caching: Any = import_module("numba.core.caching")  # without annotations
     cache, beside = compiled._cache, Path(function.__code__.co_filename).parent / "__pycache__"
     kept = getattr(cache, "_cache_file", None)
     if kept is None or Path(cache.cache_path) == beside:
         return
-    shipped = IndexDataCacheFile(str(beside), cache._impl.filename_base, cache._impl.locator.get_source_stamp())
+    shipped = caching.IndexDataCacheFile(str(beside), cache._impl.filename_base, cache._impl.locator.get_source_stamp())
     elsewhere = kept.load
 
     def load(key: Any) -> Any:
