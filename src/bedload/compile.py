@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import date
 from decimal import Decimal
 
@@ -46,17 +46,21 @@ def compile_all() -> int:
     """Compile every kernel for every type that it is used with, or find it compiled; how many aggregates were tried."""
     warm_up()
     functions = dict(_functions())
-    logic = Aggregates(functions, _INPUT.schema.remove(_INPUT.num_columns - 1), (0,), ("key",))
-    runtime = ColumnDeployment(OperatorName("compile"), logic, (0,), (pa.string(),), 1).start(WorkerId(0))
-    runtime.begin(Epoch(0), [KeyGroup(0)])
-    runtime.set_time(EpochTime())
-    runtime.apply(_INPUT)
-    combined = logic.partial(_INPUT)
-    assert combined is not None
-    runtime.apply(combined)
-    runtime.seal()
-    runtime.commit()
+    ahead = {name: it for name, it in functions.items() if _logic({name: it}).mergeable}
+    for some in (functions, ahead):
+        logic = _logic(some)
+        runtime = ColumnDeployment(OperatorName("compile"), logic, (0,), (pa.string(),), 1).start(WorkerId(0))
+        runtime.begin(Epoch(0), [KeyGroup(0)])
+        runtime.set_time(EpochTime())
+        combined = logic.partial(_INPUT) if logic.mergeable else None
+        runtime.apply(_INPUT if combined is None else combined)
+        runtime.seal()
+        runtime.commit()
     return len(functions)
+
+
+def _logic(functions: Mapping[str, Function]) -> Aggregates:
+    return Aggregates(functions, _INPUT.schema.remove(_INPUT.num_columns - 1), (0,), ("key",))
 
 
 def _functions() -> Iterator[tuple[str, Function]]:
@@ -65,7 +69,7 @@ def _functions() -> Iterator[tuple[str, Function]]:
     tried += [function("text", column) for function in _OF_TWO for column in columns]
     for number, function in enumerate([agg.count(), *tried]):
         try:
-            Aggregates({"one": function}, _INPUT.schema, (0,), ("key",))
+            _logic({"one": function})
         except (DefinitionError, SchemaError):
             continue  # there is no such aggregate of this type
         yield f"a{number}", function

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -14,6 +15,7 @@ import pyarrow as pa
 import pytest
 from numba.core import caching
 
+import bedload
 from bedload.store.columns import ColumnSpec, ColumnTable, byte_kernels, compiling, kernels, warm_up
 
 N = ColumnSpec("n", pa.int64(), 0)
@@ -152,7 +154,26 @@ def test_processes_that_compile_at_once_share_what_they_keep(tmp_path: Path) -> 
     assert cache_hits(start(NUMBA_CACHE_DIR=str(tmp_path))) == 1
 
 
-def test_a_read_only_installation_keeps_compiled_code_with_the_user(tmp_path: Path) -> None:
-    cache_hits(start("read-only", XDG_CACHE_HOME=str(tmp_path), NUMBA_CACHE_DIR=""))
-    assert list(tmp_path.rglob("*.nbc"))
-    assert cache_hits(start("read-only", XDG_CACHE_HOME=str(tmp_path), NUMBA_CACHE_DIR="")) == 1
+@pytest.fixture
+def installation(tmp_path: Path) -> Path:
+    """A copy of the package in which nothing was compiled yet."""
+    package = Path(bedload.__file__).parent
+    return Path(shutil.copytree(package, tmp_path / "site" / "bedload", ignore=shutil.ignore_patterns("__pycache__")))
+
+
+def test_a_read_only_installation_keeps_compiled_code_with_the_user(tmp_path: Path, installation: Path) -> None:
+    own = {"XDG_CACHE_HOME": str(tmp_path / "user"), "NUMBA_CACHE_DIR": "", "PYTHONPATH": str(installation.parent)}
+    assert cache_hits(start("read-only", **own)) == 0
+    assert list((tmp_path / "user").rglob("*.nbc"))
+    assert cache_hits(start("read-only", **own)) == 1
+
+
+@pytest.mark.parametrize("elsewhere", ["", "cache"])
+def test_a_read_only_installation_uses_what_was_compiled_in_it(
+    tmp_path: Path, installation: Path, elsewhere: str
+) -> None:
+    own = {"XDG_CACHE_HOME": str(tmp_path / "user"), "NUMBA_CACHE_DIR": "", "PYTHONPATH": str(installation.parent)}
+    assert cache_hits(start(**own)) == 0  # by somebody who may write to it
+    assert list(installation.rglob("*.nbc"))
+    assert cache_hits(start("read-only", **{**own, "NUMBA_CACHE_DIR": elsewhere and str(tmp_path / elsewhere)})) == 1
+    assert not list((tmp_path / "user").rglob("*.nbc"))

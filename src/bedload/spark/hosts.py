@@ -173,13 +173,7 @@ class ProcessHost:
             ) from error
 
     def _fork(self, log: Path, environment: dict[str, str], hello: bytes) -> Child:
-        nursery = self._nurseries.get(environment)
-        child = nursery.order(log, environment, hello)
-        if not nursery.gone:
-            return child
-        child.close()  # if it was started after all, it ends by that
-        self._nurseries.leave(nursery)
-        return self._nurseries.get(environment).order(log, environment, hello)
+        return self._nurseries.get(environment).order(log, environment, hello)  # if it dies just now: see check()
 
     def check(self, worker: WorkerId | None = None) -> None:
         """Raise with the end of the log of a worker that died."""

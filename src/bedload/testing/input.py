@@ -173,7 +173,7 @@ class InputFormat:
 
     def hash(self, key: Any) -> KeyHash:
         """The hash of a key, by which it is moved."""
-        return hash_key(canonical_key(key), self.key_types, self._names)
+        return hash_key(canonical_key(key), self.key_types, self.names)
 
 
 def _columns_of(rows: Rows, names: Sequence[str] | None) -> dict[str, pa.Array | list[Any]]:
