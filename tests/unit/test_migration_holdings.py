@@ -42,6 +42,17 @@ def test_a_pinned_key_whose_group_leaves_is_a_guest() -> None:
     assert holdings.knows(GROUP)
 
 
+def test_a_pinned_key_whose_group_was_to_come_is_a_guest_again_when_that_is_called_off() -> None:
+    holdings = made()
+    arriving = (lot((OTHER,), stay=(KEY,)),)
+    holdings.flip((), arriving)
+    holdings.begin([GROUP, OTHER], [])
+    holdings.called_off(arriving)
+    assert holdings.owned == {GROUP}
+    assert holdings.guests == {OTHER}
+    holdings.check()
+
+
 def test_what_leaves_is_not_dropped_before_its_move_is_over() -> None:
     holdings = made()
     holdings.keep(7, (lot((GROUP,)),))

@@ -90,6 +90,8 @@ class Holdings:
         """What was on its way is not."""
         self.all_here()
         self.owned -= groups_of(arriving)
+        # A pinned key that was here before its key group came is a guest again.
+        self.guests |= self._groups_of(key for lot in arriving for key in lot.stay)
 
     def take_back(self, lots: Lots) -> None:
         """What was to leave stays."""
