@@ -32,6 +32,7 @@ from tests.simulator.simulation import simulate
         pytest.param(91063138, id="state that could not be read has an owner that never tried, and reads wait for it"),
         pytest.param(91079141, id="one worker cannot read its state, and another is not told to"),
         pytest.param(161003316, id="a pinned key is not known any more when the move of its group to it is called off"),
+        pytest.param(161004547, id="single keys of a move that is called off are known before and not after it"),
         pytest.param(71021678, id="a move that failed waits for a sealed epoch that nobody decides"),
     ],
 )

@@ -44,9 +44,10 @@ def test_a_pinned_key_whose_group_leaves_is_a_guest() -> None:
 
 def test_a_pinned_key_whose_group_was_to_come_is_a_guest_again_when_that_is_called_off() -> None:
     holdings = made()
-    arriving = (lot((OTHER,), stay=(KEY,)),)
+    third = KeyGroup(3)
+    arriving = (lot((OTHER, third), keys=(7,), stay=(KEY, 7)),)  # 7 comes by itself
     holdings.flip((), arriving)
-    holdings.begin([GROUP, OTHER], [])
+    holdings.begin([GROUP, OTHER, third], [])
     holdings.called_off(arriving)
     assert holdings.owned == {GROUP}
     assert holdings.guests == {OTHER}

@@ -52,6 +52,8 @@ class Holdings:
         self.owned: frozenset[KeyGroup] = frozenset()
         self.guests: frozenset[KeyGroup] = frozenset()
         """Key groups of which single keys live here, whoever has the others."""
+        self._hosted: frozenset[KeyGroup] | None = None
+        """Those that were so before what is on its way was to come."""
         self._leaving: dict[MoveId, Lots] = {}
         """What was handed over, or will be, and is kept until its move is over."""
         self._reading: Flags = np.zeros(0, np.bool_)
@@ -81,6 +83,8 @@ class Holdings:
         """Ownership passes on."""
         # SUBTLE: what left is not ours from here on. It may come back before the next turn begins, which drops what
         # was owned in the last one and is not in this one.
+        if arriving:
+            self._hosted = self.guests & _touched(arriving)
         self.owned = self.owned - groups_of(leaving) | groups_of(arriving)
         self.guests |= {group for lot in arriving for group in lot.key_groups}
         # A pinned key whose group leaves is a guest from here on.
@@ -90,8 +94,9 @@ class Holdings:
         """What was on its way is not."""
         self.all_here()
         self.owned -= groups_of(arriving)
-        # A pinned key that was here before its key group came is a guest again.
-        self.guests |= self._groups_of(key for lot in arriving for key in lot.stay)
+        if self._hosted is not None:  # ownership has passed on
+            self.guests = (self.guests - _touched(arriving) | self._hosted) - self.owned
+            self._hosted = None
 
     def take_back(self, lots: Lots) -> None:
         """What was to leave stays."""
@@ -101,6 +106,10 @@ class Holdings:
     def keep(self, move: MoveId, lots: Lots) -> None:
         """These are to leave with a move: whoever owns them, they stay here until it is over."""
         self._leaving[move] = lots
+
+    def taken_over(self) -> None:
+        """What was on its way is here, or is read back."""
+        self._hosted = None
 
     def let_go(self, move: MoveId) -> Lots:
         """The move is over: what was kept for it."""
@@ -244,3 +253,8 @@ class Holdings:
 def groups_of(lots: Iterable[Lot]) -> frozenset[KeyGroup]:
     """The key groups that pass on as a whole."""
     return frozenset(group for lot in lots for group in lot.groups)
+
+
+def _touched(lots: Iterable[Lot]) -> frozenset[KeyGroup]:
+    """The key groups that pass on as a whole, or of which single keys do."""
+    return frozenset(group for lot in lots for group in (*lot.groups, *lot.key_groups))

@@ -145,10 +145,12 @@ class Moving:
                 holdings.called_off(message.arriving)
                 if runtime is not None:
                     _drop(runtime, message.arriving)
-            elif not receiver.complete:
-                # The rest is read back before the next turn; until then nobody may look at it.
-                holdings.all_here()
-                holdings.expect(sorted(receiver.awaited))
+            else:
+                holdings.taken_over()
+                if not receiver.complete:
+                    # The rest is read back before the next turn; until then nobody may look at it.
+                    holdings.all_here()
+                    holdings.expect(sorted(receiver.awaited))
             self.receiver = None
 
     def reset(self, move: MoveId) -> None:
