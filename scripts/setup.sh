@@ -61,4 +61,5 @@ if ! "$venv/bin/python" -m pip install --disable-pip-version-check --no-input -e
     tail -n 20 "$log" >&2
     die "The installation failed; all of its output is in $log."
 fi
+"$venv/bin/python" -m bedload.compile >>"$log" 2>&1 || say "The kernels could not be compiled ahead (see $log): the first query will do it."
 say "Installed in $SECONDS s."

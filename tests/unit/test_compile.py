@@ -32,7 +32,14 @@ def test_what_was_compiled_ahead_is_compiled_by_nobody_again(tmp_path: Path) -> 
     )
     assert "done: " in run.stdout
     assert list(Path(copy).rglob("*.nbc"))
-    again = subprocess.run(
-        [sys.executable, "-c", AFTER], env=environment, check=True, capture_output=True, text=True
-    )
+    again = subprocess.run([sys.executable, "-c", AFTER], env=environment, check=True, capture_output=True, text=True)
     assert again.stdout.strip() == "[]"
+
+
+def test_numba_is_loaded_by_nobody_who_has_no_kernel_to_run() -> None:
+    script = (
+        "import sys, bedload as bl, bedload.spark.feeder, bedload.worker.__main__, bedload.testing\n"
+        "bl.attach, bl.agg, bl.VectorOperator\n"
+        "assert 'numba' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)

@@ -573,6 +573,37 @@ def test_a_host_whose_nursery_does_not_listen_ends_it(
     eventually(lambda: not alive(pid), "its worker ended")
 
 
+def test_attachments_share_a_nursery_and_a_worker_is_where_the_driver_is(
+    monkeypatch: pytest.MonkeyPatch, desk: Desk, tmp_path: Path
+) -> None:
+    nurseries = processes.Nurseries()
+    try:
+        pids = []
+        for folder in (tmp_path, tmp_path.parent):
+            monkeypatch.chdir(folder)
+            one = ProcessHost(nurseries=nurseries)
+            one.start(desk.endpoint.address, CREDENTIALS, 1)
+            _, pid = desk.next()
+            pids.append(nursery_of(pid).pid)
+            assert Path(f"/proc/{pid}/cwd").resolve() == folder.resolve()
+            one.stop()
+        assert pids[0] == pids[1]
+    finally:
+        nurseries.stop(PATIENCE)
+    assert not alive(pids[0])
+
+
+def test_a_forked_driver_has_a_nursery_of_its_own(desk: Desk) -> None:
+    nurseries = processes.Nurseries()
+    try:
+        first = nurseries.get(environment())
+        nurseries._owner = -1  # as in a process that was forked from this one
+        assert nurseries.get(environment()) is not first
+        first.stop(PATIENCE)
+    finally:
+        nurseries.stop(PATIENCE)
+
+
 def test_a_worker_that_fails_is_reported_with_the_end_of_its_log(host: ProcessHost, desk: Desk) -> None:
     host.start("127.0.0.1:1", CREDENTIALS, 1)
     assert "worker 0 ended with code 1 before it joined; the end of its log:\n" in failure(host, WorkerId(0))

@@ -211,7 +211,7 @@ class Cluster:
         """
         keyed = self._keyed(OperatorName(name or "aggregate"), df, key, key_groups)
         applied = applying.of_aggregates(self._spark, keyed, aggregates, initial_state, drop)
-        functions = ", ".join(f"{column}={it.name}({', '.join(it.columns)})" for column, it in aggregates.items())
+        functions = ", ".join(f"{column}={it}" for column, it in aggregates.items())
         unnamed = f"the aggregate {functions} by {', '.join(keyed.names)}"
         self._check_running()
         return self._deployments.launch(applied, fresh=fresh, unnamed=None if name else unnamed)

@@ -11,9 +11,11 @@ Invariants:
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import select
+import shutil
 import signal
 import socket
 import subprocess
@@ -162,7 +164,7 @@ class Nurseries:
         self._lock = threading.Lock()
         self._current: Nursery | None = None
         self._owner = 0
-        self._logs: tempfile.TemporaryDirectory[str] | None = None
+        self._logs: Path | None = None
 
     def get(self, environment: Mapping[str, str]) -> Nursery:
         """The one that takes orders now."""
@@ -171,8 +173,9 @@ class Nurseries:
             ours = self._owner == os.getpid()
             if self._current is None or not ours or self._current.gone:
                 if self._logs is None or not ours:
-                    self._logs = tempfile.TemporaryDirectory(prefix="bedload-nursery-", ignore_cleanup_errors=True)
-                self._current = Nursery(Path(self._logs.name) / "nursery.log", environment)
+                    self._logs = Path(tempfile.mkdtemp(prefix="bedload-nursery-"))
+                    atexit.register(_remove, self._logs, os.getpid())
+                self._current = Nursery(self._logs / "nursery.log", environment)
                 self._owner = os.getpid()
             return self._current
 
@@ -188,10 +191,10 @@ class Nurseries:
         with self._lock:
             nursery, self._current = self._current, None
             logs, self._logs = self._logs, None
-        if nursery is not None and self._owner == os.getpid():
+        if nursery is not None:
             nursery.stop(seconds)
         if logs is not None:
-            logs.cleanup()
+            _remove(logs, self._owner)
 
 
 NURSERIES = Nurseries()
@@ -327,6 +330,11 @@ class Spawned:
     def close(self) -> None:
         """Close the lifeline."""
         self.let_go()
+
+
+def _remove(folder: Path, owner: int) -> None:
+    if os.getpid() == owner:  # and no process that was forked from it
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _folder() -> str:
