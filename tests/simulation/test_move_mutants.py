@@ -237,7 +237,7 @@ def failed_moves_without_a_checkpoint_are_always_given_back(patch: Patch) -> Non
 
 
 def missing_workers_are_handed_state(patch: Patch) -> None:
-    patch.setattr(Transfer, "_all_here", property(lambda self: True))
+    patch.setattr(Transfer, "missing", property(lambda self: []))
 
 
 def moves_wait_for_the_replay_of_an_epoch(patch: Patch) -> None:

@@ -135,8 +135,8 @@ def test_timestamps_become_datetimes_and_lists_arrays(
     df = spark.read.format("bedload").option("operatorName", "Timed").load(str(tmp_path / "state"))
     assert df.drop("key_group").schema.simpleString() == given.schema.simpleString()
     assert df.drop("key_group").orderBy("car").collect() == given.orderBy("car").collect()
+    late = spark.sql("SELECT 3L AS car, '2024-07-01' AS at")
     with pytest.raises(SchemaError, match="is string, but the state has timestamp: cast it"):
-        late = spark.sql("SELECT 3L AS car, '2024-07-01' AS at")
         cluster.apply(stream, key="car", operator=Timed, schema="car long", initial_state=late, name="other")
 
 

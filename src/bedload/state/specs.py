@@ -274,7 +274,10 @@ def _value_node(where: str, annotation: Any, declared: Declaration) -> TypeNode:
             return ScalarNode(type(declared.default))
         raise StateTypeError(f"{where}: no type can be inferred from the default; annotate the variable")
     if is_array_type(annotation):
-        raise StateTypeError(f"{where}: bl.value() does not fit a NumPy array; use bl.array(shape, dtype)")
+        raise StateTypeError(
+            f"{where}: bl.value() does not fit a NumPy array; use bl.array(shape, dtype), or bl.value(..., "
+            'codec="pickle") if its shape changes'
+        )
     parsed = parse_type(annotation, where)
     for kind, (container, _) in _NODES.items():
         if type(parsed) is container:
