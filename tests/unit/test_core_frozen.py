@@ -58,7 +58,9 @@ def test_a_value_is_frozen_at_any_depth(value: Any, made: Any, text: str) -> Non
     assert hash(found) == hash(frozen(value))
 
 
-@pytest.mark.parametrize("value", [object(), [object()], {"a": bytearray()}, Slotted([object()]), Pair(1, {2: object()})])
+@pytest.mark.parametrize(
+    "value", [object(), [object()], {"a": bytearray()}, Slotted([object()]), Pair(1, {2: object()})]
+)
 def test_what_can_change_has_no_frozen_form(value: Any) -> None:
     with pytest.raises(Changeable, match="can change"):
         frozen(value)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark.sql.types import LongType, StructField, StructType
 
 import bedload as bl
 from bedload.checkpoint.heritage import NO_TERMS, Terms, inherit
@@ -133,7 +134,9 @@ def test_what_is_said_is_not_warned_of(
 
 def test_an_aggregate_that_goes_is_warned_of_in_words_of_its_own(tmp_path: Path) -> None:
     taken_over(tmp_path, Trip)
-    with pytest.warns(StateDropped, match=r"speed, and no aggregate needs it.*cluster\.aggregate\(\.\.\., drop=\['speed'"):
+    with pytest.warns(
+        StateDropped, match=r"speed, and no aggregate needs it.*cluster\.aggregate\(\.\.\., drop=\['speed'"
+    ):
         taken_over(tmp_path, Less, Terms(call="aggregate"))
 
 
@@ -207,7 +210,7 @@ def of(operator: Any, monkeypatch: pytest.MonkeyPatch, **more: Any) -> Applicati
     monkeypatch.setattr(applying, "arrow_schema", lambda spark, schema: pa.schema([("n", pa.int64())]))
     keyed = Keyed(NAME, SimpleNamespace(columns=["car", "x"]), ((0, "car"),), (CAR,), 8)  # type: ignore[arg-type]
     spark: Any = None
-    return applying.of_operator(spark, keyed, operator, "n long", None, **more)
+    return applying.of_operator(spark, keyed, operator, StructType([StructField("n", LongType())]), None, **more)
 
 
 def test_an_application_carries_parameters_and_terms(monkeypatch: pytest.MonkeyPatch) -> None:

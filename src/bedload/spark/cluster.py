@@ -192,8 +192,8 @@ class Cluster:
 
         The result has the key's columns and one column per aggregate; each epoch gives a row for every key that changed
         in it, as Spark's update mode does. ``name`` (``"aggregate"`` for the only one), ``key_groups``, ``fresh``,
-        ``initial_state`` and ``drop`` are as for :meth:`apply`. The initial state of an aggregate whose result is its state (a
-        count, a sum, ...) is the column of its name.
+        ``initial_state`` and ``drop`` are as for :meth:`apply`. The initial state of an aggregate whose result is its
+        state (a count, a sum, ...) is the column of its name.
         """
         keyed = self._keyed(OperatorName(name or "aggregate"), df, key, key_groups)
         applied = applying.of_aggregates(self._spark, keyed, aggregates, initial_state, drop)

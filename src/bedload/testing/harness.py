@@ -38,11 +38,11 @@ Output = dict[str, Any]
 class OperatorHarness:
     """Runs an operator without Spark.
 
-    ``operator``: a class, of an ``Operator`` or a ``VectorOperator``, or one with its parameters
-    (``Sessions(gap=30)``). ``schema``: the output's columns, as a pyarrow schema or a mapping of names to Arrow types. ``key``: the key
-    column, or a list of them. ``input``: the input's columns in the same form; without it they are inferred
-    from the first rows that are fed. ``key_groups``: how many. ``epoch_bytes``: as for ``attach``, but no limit if it
-    is left out.
+    ``operator``: the class of an ``Operator`` or a ``VectorOperator``, or one with its parameters
+    (``Sessions(gap=30)``). ``schema``: the output's columns, as a pyarrow schema or a mapping of names to Arrow types.
+    ``key``: the key column, or a list of them. ``input``: the input's columns in the same form as ``schema``; without
+    it they are inferred from the first rows that are fed. ``key_groups``: how many. ``epoch_bytes``: as for ``attach``,
+    but no limit if it is left out.
 
     ::
 

@@ -71,7 +71,8 @@ class _Numbers:
 class InProcessCluster:
     """Workers and a coordinator in this process, running one operator for one query.
 
-    ``operator``, ``schema``, ``key``, ``input`` and ``key_groups`` as for :class:`~bedload.testing.harness.OperatorHarness`.
+    ``operator``, ``schema``, ``key``, ``input`` and ``key_groups`` as for
+    :class:`~bedload.testing.harness.OperatorHarness`.
     ``run_epoch`` takes one list of rows per source partition and gives all outputs; the epoch is committed
     as Spark does it, when the next one opens or when its progress event comes (``progress=True``).
     ``now`` and ``watermark`` are what ``ctx.now`` and ``ctx.watermark`` say in the next epoch that begins; a replay has

@@ -108,7 +108,9 @@ def values_of(operator: type, given: Mapping[str, Any]) -> Values:
     known, name = parameters_of(operator), operator.__name__
     unknown = [it for it in given if it not in known]
     if unknown:
-        there = f"there are: {', '.join(known)}" if known else f"declare it on the class: {unknown[0]}: int = bl.param()"
+        there = (
+            f"there are: {', '.join(known)}" if known else f"declare it on the class: {unknown[0]}: int = bl.param()"
+        )
         raise DefinitionError(f"operator {name} has no parameter {', '.join(unknown)}; {there}")
     missing = [it.name for it in known.values() if it.name not in given and it.default is NO_DEFAULT]
     if missing:
