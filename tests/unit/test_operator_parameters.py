@@ -159,7 +159,7 @@ def test_it_does_not_change() -> None:
         (lambda: Steps(step="3"), r"parameter step of operator Steps is int, and not '3' \(str\)"),
         (lambda: Steps(step=True), r"is int, and not True \(bool\)"),
         (lambda: Steps(step=None), r"is int, and not None"),
-        (lambda: VectorSteps(), "operator VectorSteps: parameter step has no default and was not given: use VectorSteps"),
+        (lambda: VectorSteps(), "operator VectorSteps: parameter step has no default and was not given: use Vector"),
         (lambda: parts_of(VectorSteps), r"VectorSteps\(step=\.\.\.\)"),
     ],
 )  # fmt: skip
