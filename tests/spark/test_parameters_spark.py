@@ -87,7 +87,7 @@ class Runs:
 
         return take
 
-    def go_on(self, epochs: int = 2) -> None:
+    def go_on(self, epochs: int = 1) -> None:
         wanted = {name: len(self.epochs[name]) + epochs for name in self._queries}
 
         def there() -> bool:
