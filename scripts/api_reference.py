@@ -173,7 +173,7 @@ def _signature(function: Any, *, bound: bool = False) -> str:
         if it.kind is it.KEYWORD_ONLY and not starred:
             texts.append("*")
         starred = starred or it.kind in (it.KEYWORD_ONLY, it.VAR_POSITIONAL)
-        star = {it.VAR_POSITIONAL: "*", it.VAR_KEYWORD: "**"}.get(it.kind, "")
+        star = "*" if it.kind is it.VAR_POSITIONAL else "**" if it.kind is it.VAR_KEYWORD else ""
         kind = "" if it.annotation is it.empty else f": {it.annotation}"
         equals = " = " if kind else "="
         texts.append(f"{star}{it.name}{kind}" + ("" if it.default is it.empty else f"{equals}{_default(it.default)}"))
