@@ -13,7 +13,18 @@ from tests.patience import PATIENCE
 from tests.unit.transport_kit import SECRET, HandClock, credentials_of
 
 from bedload.core.errors import ProtocolError, SecretRefused, Unanswered, VersionMismatch, WorkerUnreachable
-from bedload.transport import Channel, Credentials, Endpoint, Handler, Peer, ServerHandshake, encode_frame, tls, wait
+from bedload.transport import (
+    PROTOCOL_VERSION,
+    Channel,
+    Credentials,
+    Endpoint,
+    Handler,
+    Peer,
+    ServerHandshake,
+    encode_frame,
+    tls,
+    wait,
+)
 
 CREDENTIALS = credentials_of("plain")
 
@@ -54,7 +65,7 @@ class Guard(Handler):
 
 
 @contextlib.contextmanager
-def guarded(guard: Guard, clock: HandClock | None = None, version: str = "1") -> Iterator[Endpoint]:
+def guarded(guard: Guard, clock: HandClock | None = None, version: str = PROTOCOL_VERSION) -> Iterator[Endpoint]:
     endpoint = Endpoint(
         "127.0.0.1", credentials=CREDENTIALS, handler=guard, clock=clock, version=version, handshake_seconds=10
     )

@@ -156,7 +156,7 @@ _LEFT_OUT = frozenset({"began"})
 def table_schema() -> str:
     """The columns of the history, as DDL."""
     columns = {_ATTACHMENT: "bigint"} | {name: _TYPES[kind] for name, kind in MoveRecord.__annotations__.items()}
-    columns["requested"] = "timestamp"
+    columns["requested"] = "timestamp_ltz"  # whatever spark.sql.timestampType says
     return ", ".join(f"{name} {kind}" for name, kind in columns.items() if name not in _LEFT_OUT)
 
 
