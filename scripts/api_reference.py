@@ -71,7 +71,7 @@ PARTS = (
     Part(
         "Operators",
         "Which Python values rows have, and which may be returned, is in [rows](rows.md).",
-        _of(bedload, "bl.", "Operator", "Context", "Rows", "VectorOperator", "VectorBatch"),
+        _of(bedload, "bl.", "Operator", "Context", "Rows", "VectorOperator", "VectorBatch", "RowsByKey"),
     ),
     Part(
         "State declarations",

@@ -37,5 +37,5 @@ def test_spark_has_the_class_where_it_is_looked_for() -> None:
 
 
 def test_what_is_no_session_is_refused() -> None:
-    with pytest.raises(DefinitionError, match=r"give a SparkSession, not 'local\[2\]'"):
+    with pytest.raises(DefinitionError, match=r"attach\('local\[2\]'\): this is not a SparkSession; make one"):
         bl.attach("local[2]")  # type: ignore[arg-type]
