@@ -71,12 +71,12 @@ PARTS = (
     Part(
         "Operators",
         "Which Python values rows have, and which may be returned, is in [rows](rows.md).",
-        _of(bedload, "bl.", "Operator", "Context", "Rows", "VectorOperator", "VectorBatch", "RowsByKey"),
+        _of(bedload, "bl.", "Operator", "Context", "param", "Rows", "VectorOperator", "VectorBatch", "RowsByKey"),
     ),
     Part(
         "State declarations",
         "Types, methods and limits are in [state types](state-types.md).",
-        _of(bedload, "bl.", "value", "list", "map", "set", "counter", "deque", "heap", "Heap"),
+        _of(bedload, "bl.", "value", "list", "map", "set", "counter", "deque", "heap", "Heap", "array"),
     ),
     Part(
         "Aggregates",
