@@ -164,7 +164,7 @@ def _peer(package: str, about: str) -> System:
     return System(
         package,
         about,
-        _plainly(_stateless),
+        _plainly(stateless),
         require=partial(counter_peers.need, package),
         alone=partial(counter_peers.measure, package),
     )
@@ -177,7 +177,8 @@ def _pass_on(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     yield from batches
 
 
-def _stateless(rows: DataFrame) -> DataFrame:
+def stateless(rows: DataFrame) -> DataFrame:
+    """Passes rows on."""
     return rows.mapInArrow(_pass_on, schema="key long")
 
 
@@ -228,7 +229,7 @@ SYSTEMS: Mapping[str, System] = {
         System(
             "spark-stateless-arrow",
             "mapInArrow that passes rows on: the limit for Python on Spark",
-            _plainly(_stateless, "no state, no counts: a bound"),
+            _plainly(stateless, "no state, no counts: a bound"),
             counts=False,
         ),
         _peer("bytewax", "Bytewax, stateful_batch, two processes"),

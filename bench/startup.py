@@ -36,9 +36,9 @@ OPERATOR = "bedload-operator"
 FIRST = (STATELESS, PEER, OPERATOR, OWN)
 PARTS: dict[str, tuple[str, tuple[Column, ...]]] = {
     "first": (
-        "first epoch: seconds from the operator being applied to the commit, and the steps around it",
+        "first epoch: seconds from the operator being applied to the commit, and the steps around it; before: what ran",
         (
-            Column("spark", "spark"),
+            Column("before", "before"),
             Column("attach_s", "attach", "{:.2f}"),
             Column("apply_s", "apply", "{:.2f}"),
             Column("epoch_s", "first epoch", "{:.2f}"),
@@ -103,17 +103,18 @@ def plan_round(number: int, quick: bool, parts: Sequence[str]) -> list[Job]:
                 "first",
                 system,
                 "bench.startup_first:first_epoch",
-                {"system": system, "warm": spark == "warm"},
-                f"first-{system}-{spark}-{number}",
-                {"spark": spark},
+                {"system": system, "before": before},
+                f"first-{system}-{before.replace(' ', '-')}-{number}",
+                {"before": before},
                 "{epoch_s:.2f} s, with attach {total_s:.2f} s",
             )
-            for spark in ("warm", "cold")
+            for before in ("warm", "python too", "cold")
             for system in FIRST[::order]
         ]
     if "read" in parts:
         shown = "{first_s:.2f} s, later {later_s:.2f} s"
-        jobs.append(Job("read", "bedload-source", "bench.startup_first:first_read", {}, f"read-{number}", {}, shown))
+        for system, target in (("bedload-source", "first_read"), ("plain-source", "plain_read")):
+            jobs.append(Job("read", system, f"bench.startup_first:{target}", {}, f"{target}-{number}", {}, shown))
     if "restart" in parts:
         runs = [FillRun(system, MANY_KEYS, CHANGED, 4) for system in (PEER, OWN)]
         if number == 0:
@@ -149,7 +150,7 @@ def run_job(job: Job, label: str, workdir: Path, console: Console) -> Result:
 
 def ratios_of(rounds: Sequence[Sequence[Result]]) -> dict[str, float]:
     """Seconds of Bedload over seconds of its peer, by name."""
-    warm, cold = {"part": "first", "spark": "warm"}, {"part": "first", "spark": "cold"}
+    warm, both, cold = ({"part": "first", "before": before} for before in ("warm", "python too", "cold"))
     restart, read = {"part": "restart"}, {"part": "read"}
     wanted = {
         "first_epoch_vs_map_in_arrow": (OPERATOR, "epoch_s", STATELESS, "epoch_s", warm),
@@ -157,10 +158,12 @@ def ratios_of(rounds: Sequence[Sequence[Result]]) -> dict[str, float]:
         "first_epoch_vs_spark_stateful": (OPERATOR, "epoch_s", PEER, "epoch_s", warm),
         "aggregate_first_epoch_vs_map_in_arrow": (OWN, "epoch_s", STATELESS, "epoch_s", warm),
         "aggregate_first_epoch_vs_spark_stateful": (OWN, "epoch_s", PEER, "epoch_s", warm),
+        "python_too_first_epoch_vs_map_in_arrow": (OPERATOR, "epoch_s", STATELESS, "epoch_s", both),
         "again_with_attach_vs_map_in_arrow": (OPERATOR, "again_total_s", STATELESS, "again_total_s", warm),
         "cold_first_epoch_with_attach_vs_map_in_arrow": (OPERATOR, "total_s", STATELESS, "total_s", cold),
         "cold_first_epoch_with_attach_vs_spark_stateful": (OPERATOR, "total_s", PEER, "total_s", cold),
-        "first_read_vs_later": ("bedload-source", "first_s", "bedload-source", "later_s", read),
+        "first_read_vs_plain_source": ("bedload-source", "first_s", "plain-source", "first_s", read),
+        "later_read_vs_plain_source": ("bedload-source", "later_s", "plain-source", "later_s", read),
         "restart_vs_spark": (OWN, "restart_s", PEER, "restart_s", restart),
         "query_restart_vs_spark": (OWN, "query_restart_s", PEER, "query_restart_s", restart),
         "warm_restart_vs_spark": (OWN, "warm_restart_s", PEER, "warm_restart_s", restart),

@@ -1,24 +1,28 @@
 """Inside the isolated process: seconds until the first epoch is committed, and until state is read first.
 
-Three kinds:
+What was there before:
 
-- *cold*: a fresh process with a fresh JVM. The clock starts when the Spark session is up.
-- *spark warm*: the JVM has run two plain `mapInArrow` queries before, so it has loaded and compiled what any streaming
-  query needs, and has Python processes at hand. The system itself is used for the first time.
-- *again*: the same once more in that session, with new state: what a second `attach` costs.
+- *cold*: nothing. A fresh process with a fresh JVM; the clock starts when the Spark session is up.
+- *warm*: the JVM has run two streaming queries of its own, so it has loaded and compiled what any query needs.
+- *python too*: these were `mapInArrow` queries, so that Python processes are at hand as well.
+
+Where something was there, the same is done once more in that session, with new state (*again*): what a second `attach`
+costs.
 
 Invariants: the first epoch's clock starts before the operator is applied, and stops when its progress event is seen;
-`attach` has a clock of its own. The rows of the first epoch are the same for all.
+`attach` has a clock of its own, the import of Bedload included. The rows of the first epoch are the same for all.
 """
 
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.streaming.query import StreamingQuery
 
-from bench.counter_systems import SYSTEMS
+from bench.counter_systems import SYSTEMS, stateless
 from bench.isolate import WrongAnswer
 from bench.source import keyed_rows
 from bench.spark_run import make_session
@@ -28,17 +32,18 @@ STATELESS = "spark-stateless-arrow"
 _POLL_SECONDS = 0.01
 
 
-def first_epoch(system: str, warm: bool, workdir: str, timeout: float) -> dict[str, Any]:
+def first_epoch(system: str, before: str, workdir: str, timeout: float) -> dict[str, Any]:
     """How long a system takes until its first epoch: the entry point of the isolated process."""
     it, root = SYSTEMS[system], Path(workdir)
     began = time.monotonic()
     spark = make_session(system, dict(it.conf), root)
     session = time.monotonic() - began
     try:
-        if not warm:
+        if before == "cold":
             return {"session_s": session, **_run(spark, system, root / "cold", timeout)}
         for number in range(2):
-            _run(spark, STATELESS, root / f"before-{number}", timeout)
+            rows = keyed_rows(spark, KEYS, ROWS)
+            _first_epoch(rows if before == "warm" else stateless(rows), root / f"before-{number}", timeout)
         once = _run(spark, system, root / "first", timeout)
         again = _run(spark, system, root / "again", timeout)
         return {"session_s": session, **once, **{f"again_{name}": value for name, value in again.items()}}
@@ -52,20 +57,23 @@ def _run(spark: SparkSession, system: str, root: Path, timeout: float) -> dict[s
         attached = time.monotonic()
         out = opened.transform(keyed_rows(spark, KEYS, ROWS))
         applied = time.monotonic()
-        query = _start(out, root)
-        started = time.monotonic()
-        try:
-            _wait_for_epoch(query, timeout)
-            first = time.monotonic()
-        finally:
-            query.stop()
+        first = _first_epoch(out, root, timeout)
     return {
         "attach_s": attached - began,
         "apply_s": applied - attached,
-        "start_s": started - applied,
         "epoch_s": first - attached,
         "total_s": first - began,
     }
+
+
+def _first_epoch(out: DataFrame, root: Path, timeout: float) -> float:
+    """Run a query until its first epoch is committed; when that was."""
+    query = _start(out, root)
+    try:
+        _wait_for_epoch(query, timeout)
+        return time.monotonic()
+    finally:
+        query.stop()
 
 
 def _start(out: DataFrame, root: Path) -> StreamingQuery:
@@ -93,11 +101,7 @@ def first_read(workdir: str, timeout: float) -> dict[str, Any]:
     try:
         cluster, _ = counter_bedload.attach(spark, root / "bedload")
         with cluster:
-            query = _start(counter_bedload.operator(cluster, keyed_rows(spark, KEYS, ROWS)), root)
-            try:
-                _wait_for_epoch(query, timeout)
-            finally:
-                query.stop()
+            _first_epoch(counter_bedload.operator(cluster, keyed_rows(spark, KEYS, ROWS)), root, timeout)
         parquet = str(root / "keys.parquet")
         spark.range(KEYS).write.parquet(parquet)
         figures = {}
@@ -105,6 +109,41 @@ def first_read(workdir: str, timeout: float) -> dict[str, Any]:
             figures[f"{name}_parquet_s"] = _count(spark.read, "parquet", parquet)
             figures[f"{name}_s"] = _count(spark.read, "bedload", str(root / "bedload"))
         return figures
+    finally:
+        spark.stop()
+
+
+class Plain(DataSource):
+    """The least that a data source in Python can be."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "plain"
+
+    def schema(self) -> str:
+        return "key long"
+
+    def reader(self, schema: Any) -> DataSourceReader:
+        return PlainReader()
+
+
+class PlainReader(DataSourceReader):
+    """As many rows as there are keys."""
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        import pyarrow as pa
+
+        yield pa.RecordBatch.from_pydict({"key": list(range(KEYS))})
+
+
+def plain_read(workdir: str, timeout: float) -> dict[str, Any]:
+    """How long any data source in Python takes, first and later, after the same queries as in :func:`first_read`."""
+    root = Path(workdir)
+    spark = make_session("read", {}, root)
+    try:
+        _first_epoch(stateless(keyed_rows(spark, KEYS, ROWS)), root, timeout)
+        spark.dataSource.register(Plain)
+        return {f"{name}_s": _count(spark.read, "plain", str(root)) for name in ("first", "later")}
     finally:
         spark.stop()
 

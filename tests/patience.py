@@ -9,7 +9,7 @@ PATIENCE = 600.0
 
 def start_patiently() -> None:
     """Have workers of this process's clusters take as long to start as they need, unless a test says otherwise."""
-    from bedload.spark.cluster import attach
+    from bedload.spark.attaching import attach
 
     assert attach.__kwdefaults__ is not None
     attach.__kwdefaults__["start_seconds"] = PATIENCE

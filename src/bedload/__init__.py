@@ -57,8 +57,9 @@ from bedload.worker.rows import Rows
 
 if TYPE_CHECKING:
     from bedload.operators import aggregates as agg
+    from bedload.spark.attaching import attach
     from bedload.spark.changes import Change
-    from bedload.spark.cluster import Cluster, attach
+    from bedload.spark.cluster import Cluster
     from bedload.spark.results import MoveResult
     from bedload.spark.state_view import OperatorState, StateAnswer
     from bedload.worker.vector import VectorOperator
@@ -105,7 +106,7 @@ _LAZY = {
     "StateAnswer": "bedload.spark.state_view",
     "VectorBatch": "bedload.worker.vector_batch",
     "VectorOperator": "bedload.worker.vector",
-    "attach": "bedload.spark.cluster",
+    "attach": "bedload.spark.attaching",
 }
 
 

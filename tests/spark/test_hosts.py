@@ -33,7 +33,7 @@ from bedload.core.errors import (
 from bedload.core.ids import DeploymentId, Epoch, OperatorName, QueryId, RunId, WorkerId
 from bedload.keys import RoutingTable, hash_key
 from bedload.protocol import messages as m
-from bedload.spark import hosts, processes
+from bedload.spark import attaching, hosts, processes
 from bedload.transport import Channel, Credentials, parse_address
 from tests.patience import PATIENCE
 from tests.spark.apps import alive, eventually, running
@@ -214,6 +214,7 @@ def own_nursery(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The nursery that all attachments share is not this test's."""
     own = processes.Nurseries()
     monkeypatch.setattr(hosts.ProcessHost.__init__, "__defaults__", (None, own))
+    monkeypatch.setattr(attaching, "NURSERIES", own)
     yield
     own.stop(PATIENCE)
 

@@ -6,7 +6,6 @@ coordinator by themselves, and end when the coordinator says so or is gone.
 
 from __future__ import annotations
 
-import os
 import sys
 import tempfile
 import threading
@@ -22,7 +21,7 @@ from bedload.core.errors import TooFewSlots, WorkerStartFailed
 from bedload.core.ids import WorkerId
 from bedload.spark.interpreter import check_python
 from bedload.spark.jobs import Job
-from bedload.spark.processes import NURSERIES, Child, Nurseries, Spawned
+from bedload.spark.processes import NURSERIES, Child, Nurseries, Spawned, driver_environment
 from bedload.transport import Credentials
 from bedload.worker.durable import Place
 from bedload.worker.nursery import available
@@ -156,8 +155,7 @@ class ProcessHost:
             found.close()
 
     def _start(self, worker: WorkerId) -> None:
-        # SUBTLE: what the driver can import, the operators that it ships may need: a script's folder, say.
-        environment = dict(os.environ, PYTHONPATH=os.pathsep.join(filter(None, sys.path)))
+        environment = driver_environment()
         log = Path(self._logs.name) / f"worker-{worker}.log"
         assert self._hello is not None
         coordinator, credentials, place = self._hello

@@ -201,6 +201,12 @@ NURSERIES = Nurseries()
 """Those of all attachments."""
 
 
+def driver_environment() -> dict[str, str]:
+    """What a worker has of the driver's."""
+    # SUBTLE: what the driver can import, the operators that it ships may need: a script's folder, say.
+    return dict(os.environ, PYTHONPATH=os.pathsep.join(filter(None, sys.path)))
+
+
 class Forked:
     """A worker that was ordered from a nursery."""
 
