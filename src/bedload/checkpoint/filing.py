@@ -60,6 +60,7 @@ class Filing:
         # SUBTLE: of one that was made before, and was said to have failed, the files that it replaced are gone.
         if not is_uniform(manifest) and not storage.exists(paths.manifest(operator, manifest.turn)):
             manifest = uniform(storage, operator, self.checkpoint.schema(operator, manifest.schema), manifest)
+            self.checkpoint.check_fence()  # again, as that took its time
         counts = self.checkpoint.write_manifest(operator, manifest, again=True)
         # What another attempt left would be counted by whoever reads the folder as plain Parquet.
         storage.delete(stray_files(storage, paths.snapshot(operator, manifest.turn), counts.parts))

@@ -101,9 +101,9 @@ def deploy_with_initial_state(
         lineage = keeper.lineage(name, wanted, fresh=True)
         if known:
             driver.deploy(name, wanted.key_groups, payload, fresh=True, lineage=lineage)
-        keeper.checkpoint.check_fence()
         made = manifest_of(turn, lineage.schema, parts)
         manifest = uniform(keeper.checkpoint.storage, name, lineage.schema, made)
+        keeper.checkpoint.check_fence()
         keeper.checkpoint.write_manifest(name, manifest)
     except BaseException:
         _clean_up(keeper, name, turn)
