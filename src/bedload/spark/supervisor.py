@@ -30,7 +30,7 @@ _log = logging.getLogger("bedload")
 _NAMED = re.compile(r"bedload\.core\.errors\.(\w+)")
 _POLL_SECONDS = 0.2
 _STOP_SECONDS = 300.0
-_LAST_SECONDS = 60.0
+_LAST_SECONDS = 60
 """How long the thread of a query that was stopped may take to end."""
 _IN_A_BATCH = ("Processing new data", "No new data but cleaning up state")
 """What Spark says of a query that is in the middle of a batch. When it ends in order, it says "Stopped"."""
