@@ -9,10 +9,6 @@ import pyarrow as pa
 COMBINE_BELOW = 0.5
 """Rows are combined by key before they are sent if that leaves at most this share of them."""
 
-FEW_ROWS = 16_384
-"""A feeder whose first batch has fewer rows sends them as they are: that costs milliseconds, and what combines them
-need not be loaded."""
-
 
 class Combiner(Protocol):
     """Partial aggregation in the feeder."""
@@ -39,7 +35,7 @@ class Combining:
         if self._combiner is None or self._combines is False:
             return batch
         if self._combines is None:
-            found = self._combiner.partial(batch, at_most=COMBINE_BELOW) if batch.num_rows >= FEW_ROWS else None
+            found = self._combiner.partial(batch, at_most=COMBINE_BELOW) if batch.num_rows else None
             self._combines = found is not None
         else:
             found = self._combiner.partial(batch, at_most=1.0)
