@@ -41,8 +41,7 @@ def attach(
     ``workers``: how many. ``key_groups``: the default number of key groups of an operator's state, fixed when the state
     is created. ``host``: ``"process"`` (processes beside the driver, the default with a ``local[...]`` master) or
     ``"task"`` (long-running Spark tasks, the default on a cluster; each takes a task slot). ``start_seconds``: how long
-    to wait for the workers, and for the replacement of a lost one. Workers start while the program goes on; the first
-    call that needs them waits for them, and raises ``WorkerStartFailed`` if one does not come.
+    to wait for the workers, and for the replacement of a lost one.
 
     ``checkpoint``: a URL (``file:///...``, ``s3://...``, any fsspec filesystem) or a local path under which state is
     kept durable; all machines of the cluster must reach it. Without one, state lives and dies with the workers.

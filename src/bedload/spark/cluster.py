@@ -66,8 +66,6 @@ class Cluster:
         self._credentials = Credentials.fresh(encrypted=attached.encrypt)
         self._stopped = False
         self._ending = threading.RLock()
-        self._ready = False
-        self._starting = threading.Lock()
         self._driver = Driver(
             attached.listen,
             self._credentials,
@@ -86,6 +84,8 @@ class Cluster:
             host.start(
                 self._driver.address, self._credentials, attached.workers, None if keeper is None else keeper.place
             )
+            self._driver.wait_for_workers(attached.start_seconds, host.check)
+            spark.streams.addListener(self._listener)
         except BaseException:
             self._driver.stop()
             host.stop()
@@ -122,7 +122,6 @@ class Cluster:
         named = OperatorName(name or str(getattr(parts_of(operator)[0], "__name__", operator)))
         keyed = self._keyed(named, df, key, key_groups)
         applied = applying.of_operator(self._spark, keyed, operator, schema, initial_state, drop)
-        self._check_running()
         return self._deployments.launch(applied, fresh=fresh)
 
     def aggregate(
@@ -148,7 +147,6 @@ class Cluster:
         applied = applying.of_aggregates(self._spark, keyed, aggregates, initial_state, drop)
         functions = ", ".join(f"{column}={it}" for column, it in aggregates.items())
         unnamed = f"the aggregate {functions} by {', '.join(keyed.names)}"
-        self._check_running()
         return self._deployments.launch(applied, fresh=fresh, unnamed=None if name else unnamed)
 
     def state(self, name: str | type[Operator] | type[VectorOperator]) -> OperatorState:
@@ -297,7 +295,6 @@ class Cluster:
 
     def restoring(self) -> Table:
         """How far each worker has come with reading state back: key groups read and left, keys, bytes."""
-        self._check_running()
         found = self._driver.call(lambda c: dict(c.restoring))
         rows = (
             {
@@ -323,7 +320,6 @@ class Cluster:
         """The workers that are there, and their process ids."""
         if self._stopped:
             return {}
-        self._check_running()
         return {int(worker): pid for worker, pid in self._driver.call(lambda c: c.members.pids).items()}
 
     def epochs(self) -> Table:
@@ -349,7 +345,6 @@ class Cluster:
 
     def committed(self, name: str) -> dict[str, Epoch]:
         """The last committed epoch of each query that used this operator."""
-        self._check_running()
         found = self._driver.call(lambda c: dict(c.operator(OperatorName(name)).committed))
         return {str(query): epoch for query, epoch in found.items()}
 
@@ -393,45 +388,22 @@ class Cluster:
         if self._stopped:
             return "<bedload cluster, stopped>"
         names = ", ".join(self._deployments.states) or "none"
-        workers = f"{len(self.workers)} workers" if self._ready else f"{self._attached.workers} workers that start"
-        return f"<bedload cluster of {workers}, operators: {names}>"
+        return f"<bedload cluster of {len(self.workers)} workers, operators: {names}>"
 
     # --- steps ---
 
     def _keyed(
         self, name: OperatorName, df: DataFrame, key: KeyColumn | Sequence[KeyColumn], key_groups: int | None
     ) -> Keyed:
-        self._check_attached()
+        self._check_running()
         groups = self._attached.key_groups if key_groups is None else key_groups
         keyed = Keyed.of(self._spark, name, df, key, groups)
         keep_empty_partitions(df.sparkSession)
         return keyed
 
-    def _check_attached(self) -> None:
-        """Raise if the cluster was stopped."""
+    def _check_running(self) -> None:
         if self._stopped:
             raise ClusterStopped("the cluster was stopped; attach again with bedload.attach(...)")
-
-    def _check_start(self) -> None:
-        """Raise if workers that start will not come any more."""
-        self._check_attached()
-        self._host.check()
-
-    def _check_running(self) -> None:
-        """Raise if the cluster is over. Returns when the workers that ``attach`` has ordered are there.
-
-        ``attach`` itself does not wait for them: what a program does next takes Spark a while, too.
-        """
-        self._check_attached()
-        with self._starting:
-            if not self._ready:
-                try:
-                    self._driver.wait_for_workers(self._attached.start_seconds, self._check_start)
-                    self._spark.streams.addListener(self._listener)
-                except BaseException:
-                    self.stop()
-                    raise
-                self._ready = True
         down = self._driver.call(lambda c: c.error)
         if down is not None:
             raise down
