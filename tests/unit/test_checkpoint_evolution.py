@@ -47,6 +47,7 @@ from bedload.core.errors import (
     DefinitionError,
     KeyGroupsChanged,
     SchemaChanged,
+    StateDropped,
     StateTypeError,
 )
 from bedload.core.ids import Epoch, Generation, OperatorName, Turn, WorkerId
