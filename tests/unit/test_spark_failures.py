@@ -28,8 +28,8 @@ Driver stacktrace: SQLSTATE: XXKST
 === Streaming Query ===
 Identifier: [id = 1, runId = 2]"""
 
-SHORT = """[STREAM_FAILED] Query [id = 1] terminated with exception: [PYTHON_EXCEPTION] An exception was thrown from the \
-Python worker: bedload.core.errors.{0}
+SHORT = """[STREAM_FAILED] Query [id = 1] terminated with exception: [PYTHON_EXCEPTION] An exception was thrown from \
+the Python worker: bedload.core.errors.{0}
  SQLSTATE: 38000 SQLSTATE: XXKST
 === Streaming Query ==="""
 
