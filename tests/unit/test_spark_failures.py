@@ -28,6 +28,11 @@ Driver stacktrace: SQLSTATE: XXKST
 === Streaming Query ===
 Identifier: [id = 1, runId = 2]"""
 
+SHORT = """[STREAM_FAILED] Query [id = 1] terminated with exception: [PYTHON_EXCEPTION] An exception was thrown from \
+the Python worker: bedload.core.errors.{0}
+ SQLSTATE: 38000 SQLSTATE: XXKST
+=== Streaming Query ==="""
+
 OWN = """process of operator Trip, key 'a' raised ZeroDivisionError: division by zero
 Traceback (most recent call last):
   File "mine.py", line 7, in process
@@ -35,8 +40,9 @@ Traceback (most recent call last):
 ZeroDivisionError: division by zero"""
 
 
-def test_of_a_failed_query_our_error_is_left_with_the_users_own_lines() -> None:
-    found = ours(RuntimeError(SPARK.format("OperatorFailed")))
+@pytest.mark.parametrize("spark", [SPARK.format("OperatorFailed"), SHORT.format(f"OperatorFailed: {OWN}")])
+def test_of_a_failed_query_our_error_is_left_with_the_users_own_lines(spark: str) -> None:
+    found = ours(RuntimeError(spark))
     assert isinstance(found, OperatorFailed)
     assert found.message == OWN
     assert found.__notes__ == ["(What Spark says of it: query.exception().)"]

@@ -28,7 +28,7 @@ def test_a_table_prints_with_numbers_to_the_right() -> None:
     ]
     assert str(table(rows)).splitlines() == [
         "kind          keys  seconds",
-        "rescale  1,234,567   0.0123",
+        "rescale  1,234,567    0.012",
         "pin              1        -",
     ]
     assert repr(table(rows)) == str(table(rows))
@@ -38,7 +38,7 @@ def test_the_main_columns_are_printed_and_the_others_are_still_there() -> None:
     made = table([{"kind": "pin", "keys": 1, "seconds": 2.0}], main=("kind", "seconds"))
     assert str(made).splitlines() == [
         "kind  seconds",
-        "pin         2",
+        "pin     2.000",
         "(1 more columns: .show(all_columns=True), .df(), or the dicts themselves)",
     ]
     assert made.columns == ["kind", "keys", "seconds"]
@@ -58,10 +58,10 @@ def test_values_are_short_and_readable() -> None:
     shown = str(table([row], "a string, b boolean, c double, d timestamp, e string, f map<int, bigint>")).splitlines()[
         1
     ]
-    assert "x" * 37 + "..." in shown
-    assert "x" * 38 not in shown
+    assert "x" * 25 + "..." in shown
+    assert "x" * 26 not in shown
     assert "true" in shown
-    assert "12,346" in shown
+    assert "12,345.600" in shown
     assert f"{when.astimezone():%Y-%m-%d %H:%M:%S}" in shown
     assert "two lines" in shown
     assert "{1: 2}" in shown

@@ -388,7 +388,8 @@ class Cluster:
         if self._stopped:
             return "<bedload cluster, stopped>"
         names = ", ".join(self._deployments.states) or "none"
-        return f"<bedload cluster of {len(self.workers)} workers, operators: {names}>"
+        workers = len(self.workers)
+        return f"<bedload cluster of {workers} worker{'s' if workers != 1 else ''}, operators: {names}>"
 
     # --- steps ---
 

@@ -8,7 +8,7 @@ from bedload.core import errors
 from bedload.core.errors import BedloadError
 
 _OURS = re.compile(
-    r"bedload\.core\.errors\.(\w+): (.*?)\s*(?=\n\tat |\nDriver stacktrace|\n=== Streaming Query|\Z)", re.DOTALL
+    r"bedload\.core\.errors\.(\w+): (.*?)\s*(?=\sSQLSTATE: |\n\tat |\n=== Streaming Query|\Z)", re.DOTALL
 )
 _NAMED = re.compile(r"bedload\.core\.errors\.(\w+)")
 

@@ -11,7 +11,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 
 _MOST_ROWS = 20
-_MOST_CHARACTERS = 40
+_MOST_CHARACTERS = 28
 
 
 class Table(list[dict[str, Any]]):
@@ -96,7 +96,7 @@ def _text(value: Any) -> str:
         case bool():
             return str(value).lower()
         case float():
-            return f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
+            return f"{value:,.3f}"
         case int():
             return f"{value:,}"
         case datetime():
