@@ -229,9 +229,9 @@ def _inline(text: str) -> str:
 
 
 def _errors(module: Any) -> Iterator[str]:
-    tree = (module.__doc__ or "").split("::\n", 1)[1].split("\n\nMessages", 1)[0]
+    trees = [line for line in (module.__doc__ or "").splitlines() if line.startswith("    ") or not line]
     yield "```text"
-    yield textwrap.dedent(tree).strip("\n")
+    yield re.sub(r"\n\n+", "\n\n", textwrap.dedent("\n".join(trees))).strip("\n")
     yield "```"
     yield ""
     yield from _text(module.BedloadError, "bl.errors.BedloadError")

@@ -61,9 +61,11 @@ class Excerpts:
 
 PAGES = {
     "README.md": Excerpts(
-        2, {2: "running.stop()\ncluster.stop()"}, width=3, said=("|car-17|", "rescale to 4 workers: done", "drain")
+        2, {2: "running.stop()\ncluster.stop()"}, width=3, said=("|car-", "rescale to 4 workers: done", "|  drain|")
     ),
-    "docs/concepts/durable-state.md": Excerpts(1, {1: "cluster.wait_for_epoch(query)\nprint('done')"}, said=("done",)),
+    "docs/concepts/durable-state.md": Excerpts(
+        1, {1: "cluster.wait_for_epoch(query)\nprint('done')\nquery.stop()\ncluster.stop()"}, said=("done",)
+    ),
     "docs/how-to/change-an-operator.md": Excerpts(1, {1: "print(Trip.__bedload_specs__)"}, said=("renamed_from='n'",)),
     "docs/how-to/recover.md": Excerpts(
         3,

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from bedload.core.errors import ClusterStopped, QueryDied
+from bedload.core.errors import ClusterStopped
 from bedload.spark.waiting import wait_for_epoch
 
 
@@ -14,7 +14,6 @@ class Query:
     """One of Spark's, and its time: what happens at which second is told."""
 
     id = "query"
-    message = "Stopped"
 
     def __init__(self, commits: dict[int, int], ends: float | None = None, error: Exception | None = None) -> None:
         self._commits = commits
@@ -28,13 +27,6 @@ class Query:
 
     def exception(self) -> Exception | None:
         return None if self.isActive else self._error
-
-    @property
-    def status(self) -> dict[str, str]:
-        return {"message": self.message}
-
-    def awaitTermination(self, seconds: float) -> bool:
-        return True
 
     def monotonic(self) -> float:
         return self.now
@@ -77,14 +69,6 @@ def test_a_query_that_was_stopped_before_it_is_not_waited_for() -> None:
     with pytest.raises(ClusterStopped, match=r"stopped before its epoch 1 was committed; the last one .* is 0"):
         wait(query, 1)
     assert query.now < 100
-
-
-def test_a_query_that_died_without_an_error_is_not_waited_for() -> None:
-    query = Query({3: 0}, ends=4)
-    query.message = "Processing new data"
-    with pytest.raises(QueryDied, match="ended in the middle of an epoch, and Spark has no error for it"):
-        wait(query, 1)
-    assert query.now < 5
 
 
 def test_an_epoch_that_does_not_come_is_given_up() -> None:

@@ -7,20 +7,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from pyspark.errors import StreamingQueryException
 from tests.patience import PATIENCE
 
 from bedload.core import errors
-from bedload.core.errors import (
-    BedloadError,
-    ClusterStopped,
-    DefinitionError,
-    OperatorNotShippable,
-    QueryDied,
-    WorkerLost,
-)
+from bedload.core.errors import BedloadError, ClusterStopped, DefinitionError, OperatorNotShippable, WorkerLost
 from bedload.spark.failures import is_final
-from bedload.spark.supervisor import Supervised, failure_of, starter
+from bedload.spark.supervisor import Supervised, starter
 
 PASSES = [
     errors.EpochAborted,
@@ -59,21 +51,8 @@ class Failed(Exception):
 class Query:
     """A query that has ended already, well or with an error; or one that runs until it is stopped."""
 
-    def __init__(
-        self,
-        error: BaseException | None = None,
-        *,
-        runs: bool = False,
-        seconds: float = 0.0,
-        says: tuple[str, ...] = ("Stopped",),
-        late: BaseException | None = None,
-        ends: bool = True,
-    ) -> None:
-        """``says``: what its status is, one after the other; ``late``: what it fails with when it is waited for."""
+    def __init__(self, error: BaseException | None = None, *, runs: bool = False, seconds: float = 0.0) -> None:
         self.id, self.name = "4711", "trips"
-        self.says = list(says)
-        self.late = late
-        self.ends = ends
         self.error = error
         self.isActive = runs
         self.seconds = seconds
@@ -84,16 +63,6 @@ class Query:
         if self.clock is not None:
             self.clock.now += self.seconds
         return self.error
-
-    @property
-    def status(self) -> dict[str, str]:
-        return {"message": self.says.pop(0) if len(self.says) > 1 else self.says[0]}
-
-    def awaitTermination(self, seconds: float) -> bool:
-        assert seconds > 0
-        if self.late is not None:
-            raise self.late
-        return self.ends
 
     def stop(self) -> None:
         self.isActive = False
@@ -286,39 +255,6 @@ def test_a_run_tells_how_it_goes() -> None:
     run, _, _ = supervise([Query()])
     run.await_termination(PATIENCE)
     assert repr(run) == "<query trips: over>"
-
-
-IN_A_BATCH = "Processing new data"
-
-
-def test_a_query_whose_thread_died_within_a_batch_is_started_again() -> None:
-    """Spark has no exception for it, and yet it did not end well."""
-    run, pauses, _ = supervise([Query(says=(IN_A_BATCH,)), Query()])
-    assert run.await_termination(PATIENCE)
-    assert pauses == [0.5]
-
-
-def test_one_that_dies_again_and_again_is_given_up_and_says_what_helps() -> None:
-    run, pauses, _ = supervise([Query(says=(IN_A_BATCH,)) for _ in range(3)], restarts=2)
-    with pytest.raises(QueryDied, match=r"query 4711 ended in the middle of an epoch.*extraJavaOptions=-Xss4m"):
-        run.await_termination(PATIENCE)
-    assert len(pauses) == 2
-
-
-@pytest.mark.parametrize(
-    "query",
-    [Query(says=(IN_A_BATCH, "Stopped")), Query(says=(IN_A_BATCH,), ends=False), Query(says=("Initializing sources",))],
-    ids=["the thread is not over yet", "nor after a while", "stopped before it began"],
-)
-def test_a_query_that_somebody_stopped_has_not_died(query: Any) -> None:
-    run, pauses, _ = supervise([query, Query()])
-    assert run.await_termination(PATIENCE)
-    assert pauses == []
-
-
-def test_an_error_that_comes_a_moment_later_is_told() -> None:
-    failed = StreamingQueryException("bad data")
-    assert failure_of(Query(says=(IN_A_BATCH,), late=failed)) is failed  # type: ignore[arg-type]
 
 
 def test_errors_are_known_by_their_names_in_a_traceback_and_by_themselves() -> None:

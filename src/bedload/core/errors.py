@@ -21,7 +21,6 @@
     │   ├── NotDeterministic       a repeat of a batch differed from what was applied first
     │   ├── EpochIncomplete        a consumer stopped early, so the epoch was never whole
     │   ├── EpochMismatch          Spark asks for an epoch that does not follow the state's
-    │   ├── QueryDied              Spark ended a query within an epoch without an error: give its threads more stack
     │   └── StaleAttempt           a message of a former run or attempt; ends a zombie task
     ├── ClusterError               look after the cluster
     │   ├── ClusterStopped         attach again
@@ -168,10 +167,6 @@ class EpochMismatch(EpochError):
     """Spark asks for an epoch that does not follow the one the state is at."""
 
     retryable = False
-
-
-class QueryDied(EpochError):
-    """The thread of a query ended in the middle of an epoch, and Spark has no error for it."""
 
 
 class StaleAttempt(EpochError):

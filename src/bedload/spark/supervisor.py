@@ -16,44 +16,18 @@ from collections.abc import Callable
 from typing import Any
 
 from py4j.protocol import Py4JError
-from pyspark.errors import PySparkException, StreamingQueryException
+from pyspark.errors import PySparkException
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from bedload.core.clock import Clock, SystemClock
-from bedload.core.errors import BedloadError, ClusterStopped, DefinitionError, QueryDied
+from bedload.core.errors import BedloadError, ClusterStopped, DefinitionError
 from bedload.spark.failures import first_line, is_final, ours
 
 _log = logging.getLogger("bedload")
 
 _POLL_SECONDS = 0.2
 _STOP_SECONDS = 300.0
-_LAST_SECONDS = 60
-"""How long the thread of a query that was stopped may take to end."""
-_IN_A_BATCH = ("Processing new data", "No new data but cleaning up state")
-"""What Spark says of a query that is in the middle of a batch. When it ends in order, it says "Stopped"."""
-
-
-def failure_of(query: StreamingQuery) -> BaseException | None:
-    """What a query that is not active has failed with; None if it was stopped, or had no more to do.
-
-    SUBTLE: Spark 4.3 looks through the text of what Python code in ``foreachBatch`` raised, by a regular expression
-    that needs stack for every character. When that overflows, the thread of the query ends, and Spark has no exception.
-    """
-    try:
-        error: BaseException | None = query.exception()
-        if error is not None or query.status["message"] not in _IN_A_BATCH:
-            return error
-        # A query that somebody stops counts as over before its thread is.
-        if not query.awaitTermination(_LAST_SECONDS) or query.status["message"] not in _IN_A_BATCH:
-            return None
-    except StreamingQueryException as failed:
-        return failed
-    return QueryDied(
-        f"query {query.id} ended in the middle of an epoch, and Spark has no error for it. Most likely an action in "
-        f"foreachBatch failed with a text so long that Spark 4.3 overflowed the stack of the query's thread over it; "
-        f"the driver's log has it. Start the driver with spark.driver.extraJavaOptions=-Xss4m, and the error is told"
-    )
 
 
 class Supervised:
@@ -192,7 +166,7 @@ class Supervised:
             if self._stop.is_set():
                 self._stop_query()
                 return None
-            return failure_of(query)
+            return query.exception()
         except (PySparkException, Py4JError, ConnectionError) as error:
             return ClusterStopped(f"the Spark session of the query is gone: {error!r}")
 

@@ -10,7 +10,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from bedload.core.clock import Clock, SystemClock
 from bedload.core.errors import ClusterStopped, Timeout
 from bedload.spark.failures import ours
-from bedload.spark.supervisor import Supervised, failure_of
+from bedload.spark.supervisor import Supervised
 
 _POLL_SECONDS = 0.02
 _NEWS_SECONDS = 60.0
@@ -31,7 +31,7 @@ def wait_for_epoch(
     over = False
     while (last := committed(str(query.query.id if isinstance(query, Supervised) else query.id))) < epoch:
         if not over and not (query.active if isinstance(query, Supervised) else query.isActive):
-            if (error := query.exception() if isinstance(query, Supervised) else failure_of(query)) is not None:
+            if (error := query.exception()) is not None:
                 raise ours(error)
             over, deadline = True, min(deadline, clock.monotonic() + _NEWS_SECONDS)
         if clock.monotonic() >= deadline:
