@@ -146,7 +146,7 @@ def test_a_change_in_line_names_those_before_it() -> None:
     assert seen(rig).waits_for == "worker 2 to start"
     assert seen(rig, 1) == Seen(ChangePhase.QUEUED, waits_for="the change before it (rescale to 3 workers)")
     assert seen(rig, 2).waits_for == "the changes before it (rescale to 3 workers, rebalance)"
-    assert seen(rig, 7) == Seen(ChangePhase.OVER)
+    assert seen(rig, 7) == Seen(ChangePhase.OVER, 1.0)
 
 
 def test_workers_that_have_not_said_what_there_is_are_named() -> None:
@@ -247,3 +247,8 @@ def test_an_unpin_of_what_is_not_pinned_says_so() -> None:
     )
     assert isinstance(two, MoveRefused)
     assert two.message.startswith(f"unpin of keys of {NAME}: there is nothing to do")
+
+
+def test_a_change_that_is_over_is_all_done() -> None:
+    # It ends between the question of whether it is over and the one of where it is.
+    assert Rig().coordinator.changes.seen(ChangeId(7)) == Seen(ChangePhase.OVER, 1.0)

@@ -51,3 +51,10 @@ def test_a_detail_that_is_not_there_is_an_attribute_error() -> None:
 
 def test_an_error_of_another_version_becomes_the_root() -> None:
     assert type(errors.from_wire("FromTheFuture", "text", {})) is BedloadError
+
+
+def test_half_characters_and_endless_texts_can_be_sent() -> None:
+    kind, message, details = errors.to_wire(errors.OperatorFailed("file \udcff", error="\ud800"))
+    assert (kind, message, details) == ("OperatorFailed", "file \\udcff", {"error": "\\ud800"})
+    _, message, _ = errors.to_wire(errors.OperatorFailed("x" * 1_000_005))
+    assert message.endswith("x... (5 more characters)")

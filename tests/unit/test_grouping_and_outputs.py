@@ -124,7 +124,7 @@ def test_what_a_sequence_answers_is_about_the_rows() -> None:
     assert one == ((1, None), (2, 2.5))
     assert one != two
     assert one != 1
-    assert repr(two) == "Rows([Row(a=3, _1=0.5)])"
+    assert repr(two) == "Rows([Row(a=3, b c=0.5)])"
     assert two
     assert [len(rows) for rows in (tuple(one), sorted(one, reverse=True))] == [2, 2]
 
@@ -208,3 +208,22 @@ def test_a_list_of_values_is_told_to_be_many_rows_and_what_to_write_for_one() ->
 def test_something_that_is_no_row_at_all_is_refused(bad: Any) -> None:
     with pytest.raises(OutputError, match="return or yield rows"):
         outputs(bad)
+
+
+def test_columns_that_python_cannot_name_have_their_own_values() -> None:
+    row = row_type(("_1", "_2", "_corrupt_record", "class", "a b", "_make", "__len__"))(10, 20, 30, 40, 50, 60, 70)
+    assert (row._1, row._2, row._corrupt_record, getattr(row, "class"), row["a b"], row["_make"]) == (
+        10,
+        20,
+        30,
+        40,
+        50,
+        60,
+    )
+    assert (len(row), row["__len__"]) == (7, 70)
+    assert row._asdict() == row.asDict()
+    assert row.asDict()["_1"] == 10
+    assert row._replace(_1=11)[:2] == (11, 20)
+    assert repr(row).startswith("Row(_1=10, _2=20, _corrupt_record=30, class=40, a b=50")
+    with pytest.raises(ValueError, match="no column 'nope'"):
+        row._replace(nope=1)

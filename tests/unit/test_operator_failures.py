@@ -271,3 +271,34 @@ def test_a_vector_operator_is_told_that_it_cannot_forget() -> None:
     runtime = vector()
     with pytest.raises(DefinitionError, match=r"forget\(\) is for operators on rows"):
         run(runtime, row("a", -2))
+
+
+class Speechless(Exception):
+    def __str__(self) -> str:
+        raise SystemExit(3)
+
+
+def test_an_exception_without_a_text_is_told_with_its_key() -> None:
+    class Mute(Operator):
+        n: int = bl.value(0)
+
+        def process(self, key: Any, rows: Rows, ctx: Context) -> None:
+            raise Speechless
+
+    harness = OperatorHarness(Mute, schema="car string", key="car")
+    with pytest.raises(OperatorFailed, match=r"key 'a'.* raised Speechless: \(its str\(\) failed\)"):
+        harness.run_epoch([{"car": "a"}])
+
+
+def test_a_setup_that_raises_an_exception_without_a_text_fails_as_any_other() -> None:
+    class Mute(Operator):
+        n: int = bl.value(0)
+
+        def setup(self, ctx: Context) -> None:
+            raise Speechless
+
+        def process(self, key: Any, rows: Rows, ctx: Context) -> None:
+            pass
+
+    with pytest.raises(OperatorFailed, match=r"setup of operator Mute.* raised Speechless"):
+        OperatorHarness(Mute, schema="car string", key="car", input="car string")

@@ -164,3 +164,8 @@ def test_attach_says_what_it_was_given_instead_of_a_session() -> None:
         DefinitionError, match=r"attach\(None\): this is not a SparkSession; make one with SparkSession"
     ):
         bl.attach(None)  # type: ignore[arg-type]
+
+
+def test_a_text_with_much_space_in_it_is_read_in_no_time() -> None:
+    text = "a" + "\n " * 500_000 + "b"
+    assert str(ours(RuntimeError(f"bedload.core.errors.StoreError: {text} \n SQLSTATE: 38000"))) == text

@@ -357,3 +357,51 @@ def test_a_sum_that_overflows_in_a_feeder_ends_the_epoch() -> None:
     with pytest.raises(DataError, match="ARITHMETIC_OVERFLOW"):
         cluster.run_epoch([[("a", 2**62), ("a", 2**62)]])
     assert next(iter(cluster.state["a"].values())) == 1
+
+
+def test_rows_that_are_refused_end_the_epoch() -> None:
+    harness = OperatorHarness(TopOnRows, schema=SCHEMA, key="car", input=INPUT)
+    with pytest.raises(NullKey):
+        harness.run_epoch([("a", 1.0)], [(None, 2.0)])
+    assert harness.run_epoch([("a", 3.0)]) == [{"car": "a", "n": 1, "top": 3.0}]
+    assert harness.current_epoch == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "values"),
+    [
+        ("long", pa.array(["5"])),
+        ("string", pa.array([5])),
+        ("boolean", pa.array([5])),
+        ("long", pa.array([True])),
+        ("timestamp", pa.array([5])),
+        ("string", pa.array([0], pa.timestamp("us"))),
+        ("date", pa.array([0], pa.timestamp("us"))),
+    ],
+)
+def test_a_table_of_another_type_is_refused(kind: str, values: pa.Array) -> None:
+    harness = OperatorHarness(TopOnRows, schema=SCHEMA, key="car", input=f"car string, speed {kind}")
+    with pytest.raises(DataError, match="column 'speed'"):
+        harness.feed(pa.table({"car": ["a"], "speed": values}))
+
+
+def test_a_pandas_frame_comes_in_types_that_spark_has() -> None:
+    class Seen(bl.Operator):
+        n: int = bl.value(0)
+
+        def process(self, key: Any, rows: bl.Rows, ctx: bl.Context) -> Any:
+            return [(key, repr(row.at), str(rows.column("at").type)) for row in rows]
+
+    frame = pd.DataFrame({"car": pd.Categorical(["a"]), "at": [pd.Timestamp("2024-01-01 00:00:00.000001")]})
+    harness = OperatorHarness(Seen, schema="car string, at string, type string", key="car")
+    at = "datetime.datetime(2024, 1, 1, 0, 0, 0, 1)"
+    assert harness.run_epoch(frame) == [{"car": "a", "at": at, "type": "timestamp[us]"}]
+
+
+def test_rows_of_a_partition_may_be_lists() -> None:
+    cluster = InProcessCluster(TopOnRows, schema=SCHEMA, key="car", input=INPUT)
+    outputs = cluster.run_epoch([[["a", 1.0], ["a", 2.0]], [[["b", 3.0]], [["b", 4.0]]]])
+    assert sorted(outputs, key=lambda row: row["car"]) == [
+        {"car": "a", "n": 2, "top": 2.0},
+        {"car": "b", "n": 2, "top": 4.0},
+    ]

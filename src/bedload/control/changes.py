@@ -85,7 +85,7 @@ class Changes:
         for place, change in enumerate(every):
             if change.number == number:
                 return in_line(change, every[:place]) if place else see(change, {at.name: at for at in self._standings})
-        return Seen(ChangePhase.OVER)
+        return Seen(ChangePhase.OVER, 1.0)
 
     # --- events ---
 

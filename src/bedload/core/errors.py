@@ -319,6 +319,7 @@ def _classes(root: type[BedloadError]) -> dict[str, type[BedloadError]]:
 
 
 _BY_NAME = _classes(BedloadError)
+_MOST_CHARACTERS = 1_000_000
 
 
 def _rebuild(kind: str, message: str, details: dict[str, Any]) -> BedloadError:
@@ -328,8 +329,16 @@ def _rebuild(kind: str, message: str, details: dict[str, Any]) -> BedloadError:
 def to_wire(error: BaseException) -> tuple[str, str, dict[str, str]]:
     """The error as plain data: class name, message, details as text."""
     if isinstance(error, BedloadError):
-        return type(error).__name__, error.message, {k: str(v) for k, v in error.details.items()}
-    return "ProtocolError", f"{type(error).__name__}: {error}", {}
+        details = {k: _sendable(str(v)) for k, v in error.details.items()}
+        return type(error).__name__, _sendable(error.message), details
+    return "ProtocolError", _sendable(f"{type(error).__name__}: {error}"), {}
+
+
+def _sendable(text: str) -> str:
+    """The text as it fits into a message: not endless, and without half characters, which cannot be encoded."""
+    if len(text) > _MOST_CHARACTERS:
+        text = f"{text[:_MOST_CHARACTERS]}... ({len(text) - _MOST_CHARACTERS:,} more characters)"
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def from_wire(kind: str, message: str, details: dict[str, str]) -> BedloadError:

@@ -152,7 +152,7 @@ class Change:
         try:
             return self._carrier.seen(self.number)
         except ClusterStopped:
-            return Seen(ChangePhase.OVER)
+            return Seen(ChangePhase.OVER, 1.0)
 
     def _show_bar(self, console: Console, deadline: float) -> None:
         parts = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())

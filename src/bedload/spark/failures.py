@@ -7,9 +7,9 @@ import re
 from bedload.core import errors
 from bedload.core.errors import BedloadError
 
-_OURS = re.compile(
-    r"bedload\.core\.errors\.(\w+): (.*?)\s*(?=\sSQLSTATE: |\n\tat |\n=== Streaming Query|\Z)", re.DOTALL
-)
+_OURS = re.compile(r"bedload\.core\.errors\.(\w+): ")
+_BEHIND = re.compile(r"\sSQLSTATE: |\n\tat |\n=== Streaming Query")
+"""What Spark says behind it."""
 _NAMED = re.compile(r"bedload\.core\.errors\.(\w+)")
 
 
@@ -24,9 +24,11 @@ def ours(error: BaseException) -> BaseException:
     """The error of ours that a failed query is about, with the user's own lines alone; else the failure itself."""
     if isinstance(error, BedloadError):
         return error
-    for name, message in _OURS.findall(str(error)):
-        if (kind := _kind(name)) is not None:
-            found = kind(message)
+    text = str(error)
+    for match in _OURS.finditer(text):
+        if (kind := _kind(match[1])) is not None:
+            behind = _BEHIND.search(text, match.end())
+            found = kind(text[match.end() : behind.start() if behind else None].rstrip())
             found.add_note("(What Spark says of it: query.exception().)")
             return found
     return error

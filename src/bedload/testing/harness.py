@@ -120,7 +120,12 @@ class OperatorHarness:
         """One sub-batch: the outputs that leave at once. Begins an epoch if none is open."""
         if self._sealed:
             raise EpochError(f"epoch {self._epoch} is sealed: commit() or abort() it before feeding more rows")
-        batch = self._batch(rows)
+        try:
+            batch = self._batch(rows)
+        except Exception:
+            if self._open:  # as on a cluster, where a row that is refused fails the epoch
+                self.abort()
+            raise
         runtime = self._begin()
         assert self._applied is not None
         combining = self._applied.combining()

@@ -234,7 +234,7 @@ class InProcessCluster(Changing):
     # --- wiring ---
 
     def _as_batches(self, rows: Rows | list[Rows]) -> list[pa.RecordBatch]:
-        if isinstance(rows, list) and rows and not isinstance(rows[0], (Mapping, tuple)):
+        if isinstance(rows, list) and rows and not _is_row(rows[0]):
             return [self._format.batch(part) for part in rows]
         return [self._format.batch(rows)]
 
@@ -370,3 +370,10 @@ class InProcessCluster(Changing):
     def output_rows(self, body: Any) -> list[Output]:
         """An answer's body as rows."""
         return as_rows(unpack(body, self._applied.output))
+
+
+def _is_row(item: Any) -> bool:
+    """Whether it is a row, and not a batch of rows."""
+    if isinstance(item, list):
+        return bool(item) and not isinstance(item[0], (Mapping, tuple, list))
+    return isinstance(item, (Mapping, tuple))

@@ -157,7 +157,7 @@ class InputFormat:
         try:
             if self._undecided([field.name]):
                 return values if isinstance(values, pa.Array) else pa.array(values)
-            array = values.cast(field.type) if isinstance(values, pa.Array) else fitted(values, field.type)
+            array = _cast(values, field.type) if isinstance(values, pa.Array) else fitted(values, field.type)
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
             found = () if isinstance(values, pa.Array) else (misfit(value, field) for value in values)
             why = next((problem for problem in found if problem), str(error))
@@ -214,4 +214,34 @@ def _as_dict(row: Any, names: Sequence[str] | None) -> Mapping[str, Any]:
 
 
 def _whole(column: pa.ChunkedArray) -> pa.Array:
-    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+    """The column in one piece, in a form that Spark has."""
+    whole = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+    if pa.types.is_dictionary(whole.type):
+        whole = whole.dictionary_decode()
+    if pa.types.is_timestamp(whole.type) and whole.type.unit == "ns":  # as pandas has them
+        return whole.cast(pa.timestamp("us", whole.type.tz), safe=False)
+    return whole
+
+
+_FAMILIES = (
+    (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal),
+    (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view),
+    (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view, pa.types.is_fixed_size_binary),
+    (pa.types.is_timestamp,),
+    (pa.types.is_time,),
+    (pa.types.is_date,),
+    (pa.types.is_duration,),
+    (pa.types.is_nested,),
+    (pa.types.is_boolean,),
+)
+
+
+def _cast(values: pa.Array, kind: pa.DataType) -> pa.Array:
+    # SUBTLE: Arrow would make a number of a text, a text of anything, and true of 5.
+    if not pa.types.is_null(values.type) and _family(values.type) != _family(kind):
+        raise TypeError(f"{values.type} is not {kind}")
+    return values.cast(kind)
+
+
+def _family(kind: pa.DataType) -> int | None:
+    return next((at for at, tests in enumerate(_FAMILIES) if any(test(kind) for test in tests)), None)

@@ -43,22 +43,29 @@ def operator_failed(
     key: Any = _NO_KEY,
 ) -> OperatorFailed:
     """The error for an exception that a method of an operator raised."""
-    trace = _own_lines(error)
+    trace, text = _own_lines(error), _text(error)
     hint = ""
     if isinstance(error, AttributeError):
         hint = _of_state(error)
-    elif isinstance(error, TypeError) and TrackedList.__name__ in str(error):
+    elif isinstance(error, TypeError) and TrackedList.__name__ in text:
         hint = _C_CODE
     where = f", key {key!r}" if key is not _NO_KEY else ""
     where += f", epoch {epoch}" if method in ("process", "result", "seal") else ""
     return OperatorFailed(
-        f"{method} of operator {name}{where}, worker {worker} raised {type(error).__name__}: {error}\n{trace}{hint}",
+        f"{method} of operator {name}{where}, worker {worker} raised {type(error).__name__}: {text}\n{trace}{hint}",
         operator=name,
         key=None if key is _NO_KEY else key,
         epoch=epoch,
         worker=worker,
-        error=f"{type(error).__name__}: {error}",
+        error=f"{type(error).__name__}: {text}",
     )
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except BaseException:  # it is user code, too
+        return "(its str() failed)"
 
 
 def located(error: BedloadError, name: OperatorName, method: str, *, epoch: Epoch, key: Any = _NO_KEY) -> BedloadError:
@@ -97,7 +104,7 @@ def _of_state(error: AttributeError) -> str:
         # SUBTLE: an assignment does not say to what. It is one to `self`, if the text is about an object of its class.
         frames = list(traceback.walk_tb(error.__traceback__))
         missed = frames[-1][0].f_locals.get("self") if frames else None
-        if not str(error).startswith((f"'{type(missed).__name__}' object", "readonly", "read-only")):
+        if not _text(error).startswith((f"'{type(missed).__name__}' object", "readonly", "read-only")):
             return ""
     if not isinstance(missed, Operator):
         return ""

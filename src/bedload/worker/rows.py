@@ -11,6 +11,7 @@ from collections import namedtuple
 from collections.abc import Iterator, Sequence
 from itertools import repeat
 from operator import index as as_index
+from operator import itemgetter
 from typing import Any, NoReturn
 
 import numpy as np
@@ -38,11 +39,30 @@ class _Named:
         """The row as a dict, as of a Spark row."""
         return {name: self[i] for i, name in enumerate(self._columns)}
 
+    _asdict = asDict
+
+    def _replace(self, **values: Any) -> Any:
+        """The row with other values in some columns."""
+        if unknown := [name for name in values if name not in self._columns]:
+            raise ValueError(f"no column {unknown[0]!r}; there are: {', '.join(self._columns)}")
+        return type(self)(*(self.asDict() | values).values())
+
+    def __repr__(self) -> str:
+        return f"Row({', '.join(f'{name}={value!r}' for name, value in self.asDict().items())})"
+
 
 def row_type(columns: Sequence[str]) -> Any:
     """The class of the rows with these columns: ``row.speed``, ``row["speed"]`` and ``row[0]``."""
-    base = namedtuple("Row", columns, rename=True)  # type: ignore[misc]
-    return type("Row", (_Named, base), {"__slots__": (), "_columns": tuple(columns)})
+    base: Any = namedtuple("Row", columns, rename=True)  # type: ignore[misc]
+    # SUBTLE: a named tuple calls what it cannot name by position: `_1` would be the second column, while Spark calls
+    # the first one that. So these get their own names again, and what is a name of the tuple itself is left to it.
+    own = {*dir(_Named), *dir(tuple), "_make", "_fields", "_field_defaults"}
+    named = {
+        name: property(itemgetter(at))
+        for at, (name, taken) in enumerate(zip(columns, base._fields, strict=True))
+        if name != taken and name not in own
+    }
+    return type("Row", (_Named, base), {"__slots__": (), "_columns": tuple(columns), **named})
 
 
 def values(column: pa.Array) -> list[Any]:
