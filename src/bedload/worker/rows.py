@@ -53,14 +53,14 @@ class _Named:
 
 def row_type(columns: Sequence[str]) -> Any:
     """The class of the rows with these columns: ``row.speed``, ``row["speed"]`` and ``row[0]``."""
-    base: Any = namedtuple("Row", columns, rename=True)  # type: ignore[misc]
+    base = namedtuple("Row", columns, rename=True)  # type: ignore[misc]
     # SUBTLE: a named tuple calls what it cannot name by position: `_1` would be the second column, while Spark calls
     # the first one that. So these get their own names again, and what is a name of the tuple itself is left to it.
     own = {*dir(_Named), *dir(tuple), "_make", "_fields", "_field_defaults"}
     named = {
         name: property(itemgetter(at))
-        for at, (name, taken) in enumerate(zip(columns, base._fields, strict=True))
-        if name != taken and name not in own
+        for at, name in enumerate(columns)
+        if base._fields[at] != name and name not in own
     }
     return type("Row", (_Named, base), {"__slots__": (), "_columns": tuple(columns), **named})
 
