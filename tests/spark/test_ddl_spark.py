@@ -28,6 +28,7 @@ MEANT = [
     "date date, struct string, array int, comment long, `not` int",
     "a int -- the first\n, b int /* the second */",
     "_a1 int, 1a int",
+    "a struct<`>` int>, `日本` string",
 ]
 REFUSED = [
     "",
@@ -54,6 +55,10 @@ REFUSED = [
     "a int comment b",
     "a int not",
     "a int, A int",
+    "a void not null",
+    "a string collate",
+    "日本 string",
+    "a decimal(٣)",
 ]
 
 
@@ -70,3 +75,8 @@ def test_the_kit_refuses_what_apply_refuses(spark: SparkSession, text: str) -> N
         arrow_schema(spark, output_schema("x", text))
     with pytest.raises(SchemaError):
         as_schema(text, "schema")
+
+
+def test_apply_refuses_a_collation_that_is_not_there(spark: SparkSession) -> None:
+    with pytest.raises(SchemaError, match="collate nope"):
+        output_schema("x", "a string collate nope")

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
 import pyarrow as pa
+from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
@@ -22,7 +23,7 @@ def output_schema(operator: str, schema: str | StructType) -> StructType:
     else:
         try:
             parsed = _parse_datatype_string(schema)
-        except (PySparkException, TypeError, AttributeError) as error:
+        except (PySparkException, Py4JError, TypeError, AttributeError) as error:
             raise SchemaError(
                 f"operator {operator}: schema={schema!r} is not a DDL string such as 'car string, n long': {error}"
             ) from error
@@ -42,7 +43,7 @@ def arrow_schema(spark: SparkSession, schema: StructType) -> pa.Schema:
     """The Arrow schema that Spark exchanges with Python for these columns."""
     try:
         return to_arrow_schema(schema, timezone=spark.conf.get("spark.sql.session.timeZone"))
-    except (PySparkException, TypeError) as error:
+    except (PySparkException, TypeError, ValueError) as error:
         raise SchemaError(f"Spark cannot exchange these columns with Python: {error}") from error
 
 

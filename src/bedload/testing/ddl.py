@@ -15,7 +15,7 @@ import pyarrow as pa
 
 _TOKEN = re.compile(
     r"(?P<space>\s+|--[^\n]*|/\*.*?\*/)|`(?P<quoted>(?:[^`]|``)+)`|(?P<text>'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\")"
-    r"|(?P<word>\w+)|(?P<mark>[<>,():])",
+    r"|(?P<word>[A-Za-z0-9_]+)|(?P<mark>[<>,():])",
     re.DOTALL,
 )
 _SIMPLE = {
@@ -162,6 +162,8 @@ class _Parser:
             return _SIMPLE[word]
         if word == "string":
             if self._take("collate"):
+                if self._peek.kind not in ("word", "quoted"):
+                    self._expected("the name of a collation")
                 self._next += 1
             return pa.string()
         if word in _DECIMALS:
@@ -184,7 +186,7 @@ class _Parser:
             self._need(",")
             found = _map(key, self._type())
         else:
-            found = pa.struct([] if self._peek.text == ">" else self._fields())
+            found = pa.struct([] if self._peek == _Token("mark", ">") else self._fields())
         self._need(">")
         return found
 

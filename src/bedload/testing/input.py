@@ -53,7 +53,7 @@ def as_schema(columns: Columns, what: str) -> pa.Schema:
     elif isinstance(columns, str) or hasattr(columns, "jsonValue"):
         try:
             found = ddl.parse(columns) if isinstance(columns, str) else ddl.from_spark(columns.jsonValue())
-        except ddl.NotDDL as problem:
+        except ValueError as problem:  # of ours, or of Arrow's: there is no void that is not null
             raise SchemaError(
                 f"{what}={columns!r} is not a DDL string such as 'car string, n long': {problem}"
             ) from None
