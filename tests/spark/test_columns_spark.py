@@ -240,7 +240,7 @@ def test_a_second_aggregate_needs_a_name(spark: SparkSession) -> None:
         for _ in range(2):  # applied again it is the same one
             cluster.aggregate(df, key="key", n=bl.agg.count())
         with pytest.raises(
-            errors.DefinitionError, match=r"n=count\(\) by key has no name .* s=sum\(value\) by key needs"
+            errors.DefinitionError, match=r"n=count\(\) by key has no name .* s=sum\('value'\) by key needs"
         ):
             cluster.aggregate(df, key="key", s=bl.agg.sum("value"))
         cluster.aggregate(df, key="key", name="sums", s=bl.agg.sum("value"))

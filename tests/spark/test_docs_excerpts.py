@@ -17,7 +17,7 @@ pytestmark = pytest.mark.spark
 ROOT = Path(__file__).parents[2]
 
 GIVEN = """
-import json, os, sys
+import json, os, sys, warnings
 from dataclasses import dataclass, field
 
 import datasketches
@@ -59,6 +59,12 @@ class Excerpts:
     instead: tuple[tuple[str, str], ...] = ()
 
 
+AGAIN = """
+query = out.writeStream.foreachBatch(sink).option("checkpointLocation", "query").start()
+cluster.wait_for_epoch(query, LAST)
+query.stop()
+"""
+
 PAGES = {
     "README.md": Excerpts(
         2, {2: "running.stop()\ncluster.stop()"}, width=3, said=("|car-", "rescale to 4 workers: done", "|  drain|")
@@ -66,15 +72,43 @@ PAGES = {
     "docs/concepts/durable-state.md": Excerpts(
         1, {1: "cluster.wait_for_epoch(query)\nprint('done')\nquery.stop()\ncluster.stop()"}, said=("done",)
     ),
-    "docs/how-to/change-an-operator.md": Excerpts(1, {1: "print(Trip.__bedload_specs__)"}, said=("renamed_from='n'",)),
+    "docs/how-to/change-an-operator.md": Excerpts(2, {2: "print(Trip.__bedload_specs__)"}, said=("renamed_from='n'",)),
+    "docs/how-to/give-an-operator-parameters.md": Excerpts(
+        3,
+        {
+            0: """
+load = str.upper
+class Sessions(Trip):
+    gap: int = bl.param(30)
+
+cluster = bl.attach(spark, workers=1)
+clicks, out = cars.withColumnRenamed("car", "user"), "user string, n long"
+""",
+            3: "print(short.columns, long.columns, Scored(model_path='model'), Histogram)\ncluster.stop()",
+        },
+        said=("['user', 'n'] ['user', 'n'] ", "Scored(model_path='model')"),
+    ),
     "docs/how-to/recover.md": Excerpts(
         3,
-        {3: "print(os.listdir('/data/backup'))\nrunning.stop()\ncluster.stop()"},
+        {3: "print(os.listdir('/data/backup/trips'))\nrunning.stop()\ncluster.stop()"},
         said=("bedload.json",),
         instead=(("running.await_termination()", "cluster.wait_for_epoch(running)"), ("s3://backup", "/data/backup")),
     ),
     "docs/how-to/scale-a-running-query.md": Excerpts(
         2, {2: "print(cluster.history()[-1]['outcome'])\nquery.stop()\ncluster.stop()"}, said=("rescale to 4",)
+    ),
+    "docs/how-to/use-foreach-batch.md": Excerpts(
+        3,
+        {
+            0: """
+cluster = bl.attach(spark, workers=1, checkpoint="/data/bedload")
+out = cluster.apply(cars, key="car", operator=Trip, schema="car string, n long")
+""",
+            1: "cluster.wait_for_epoch(query)\nquery.stop()",
+            2: AGAIN.replace("LAST", "2"),
+            3: AGAIN.replace("LAST", "4") + "cluster.stop()\nprint(os.listdir())",
+        },
+        said=("+---", "one_file", "many_files"),
     ),
     "docs/reference/aggregates.md": Excerpts(
         4,
@@ -105,7 +139,9 @@ cluster.stop()
         },
         said=("at most 20.", "|/index.html|", "|car-0|"),
     ),
-    "docs/reference/state-types.md": Excerpts(1, {1: "print(Deadlines.__bedload_specs__)"}, said=("queue",)),
+    "docs/reference/state-types.md": Excerpts(
+        2, {2: "print(Deadlines.__bedload_specs__, Model.__bedload_specs__)"}, said=("queue", "weights")
+    ),
 }
 
 

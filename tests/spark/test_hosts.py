@@ -33,7 +33,7 @@ from bedload.core.errors import (
 from bedload.core.ids import DeploymentId, Epoch, OperatorName, QueryId, RunId, WorkerId
 from bedload.keys import RoutingTable, hash_key
 from bedload.protocol import messages as m
-from bedload.spark import attaching, hosts, processes
+from bedload.spark import attaching, hosts, jobs, processes
 from bedload.transport import Channel, Credentials, parse_address
 from tests.patience import PATIENCE
 from tests.spark.apps import alive, eventually, running
@@ -274,7 +274,7 @@ program.serve = serve
 nursery.main()
 """
     (tmp_path / "patched.py").write_text(patched)
-    python_is(f"exec {sys.executable} {tmp_path}/patched.py")
+    python_is(f'exec {sys.executable} {tmp_path}/patched.py "$@"')
     before = leftovers()
     with pytest.raises(WorkerStartFailed, match=r"worker 1 ended with code 1 .*\nno room"):
         bl.attach(spark, workers=2)
@@ -515,7 +515,7 @@ def test_a_worker_that_cannot_start_in_a_task_is_reported_with_the_reason(
 
         return run
 
-    monkeypatch.setattr(hosts, "_task", broken)
+    monkeypatch.setattr(jobs, "_task", broken)
     before = leftovers()
     with pytest.raises(WorkerStartFailed, match="no module named frobnicate"):
         bl.attach(spark, workers=1, host="task")
