@@ -158,6 +158,15 @@ def test_datetimes_are_found_at_any_depth_and_not_beyond_a_slice() -> None:
         assert unstamped(made, NESTED, zone).to_pylist() == part.to_pylist()
 
 
+def test_a_struct_that_looks_like_a_datetime_is_none() -> None:
+    """A dataclass of the user's may have a wall, a zone and a fold."""
+    kind = pa.struct([("wall", MOMENT), ("zone", pa.string()), ("fold", pa.bool_())])
+    given = pa.array([{"wall": encode_moment(AUTUMN), "zone": "x", "fold": True}, None], kind)
+    made = stamped(given, NAIVE)
+    assert made.type == MOMENT
+    assert unstamped(made, kind, NAIVE).to_pylist() == given.to_pylist()
+
+
 # --- files ---
 
 
