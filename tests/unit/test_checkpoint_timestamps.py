@@ -38,7 +38,7 @@ from bedload.checkpoint.timestamps import (
     zones_of,
 )
 from bedload.checkpoint.uniform import is_uniform, uniform, zones_before
-from bedload.core.errors import CheckpointDamaged
+from bedload.core.errors import CheckpointDamaged, StateTypeError
 from bedload.state import codec
 from bedload.state.moments import MOMENT, decode_moment, encode_moment
 from bedload.worker.operator import state_of
@@ -165,6 +165,15 @@ def test_a_struct_that_looks_like_a_datetime_is_none() -> None:
     made = stamped(given, NAIVE)
     assert made.type == MOMENT
     assert unstamped(made, kind, NAIVE).to_pylist() == given.to_pylist()
+
+
+def test_datetimes_of_a_zone_that_is_not_known_here_stay_structs() -> None:
+    """Whoever has no database of zones can compact all the same; who looks at values is told what to do."""
+    given = pa.array([{"wall": AUTUMN, "zone": "Nowhere/Else", "fold": False}], MOMENT)
+    assert zones_of(given) == {"Nowhere/Else", NO_STAMP}
+    for look in (lambda: stamped(given, UTC), lambda: decode_moment(given[0].as_py())):
+        with pytest.raises(StateTypeError, match=r"the time zone 'Nowhere/Else' is not known .*install .*tzdata"):
+            look()
 
 
 # --- files ---

@@ -33,6 +33,7 @@ from bedload.spark.source_zones import zones_shown
 GROUPS = 8
 BERLIN = zoneinfo.ZoneInfo("Europe/Berlin")
 NOON = dt.datetime(2024, 7, 1, 12)
+AWARE_NOON = NOON.replace(tzinfo=dt.UTC)
 MOMENT = StructType().add("wall", TimestampNTZType()).add("zone", StringType()).add("fold", BooleanType())
 STRUCT = "struct<wall:timestamp_ntz,zone:string,fold:boolean>"
 
@@ -224,7 +225,7 @@ class NaiveStop(Stop):
 
 @dataclasses.dataclass
 class AwareStop(Stop):
-    at: dt.datetime = NOON.replace(tzinfo=dt.UTC)
+    at: dt.datetime = AWARE_NOON
 
 
 def stops(cls: type) -> Any:
@@ -247,11 +248,10 @@ def test_defaults_of_the_schemas_in_between_count(tmp_path: Path, compacted: boo
 
 
 def test_a_default_counts_only_where_a_variable_begins(tmp_path: Path) -> None:
-    aware = NOON.replace(tzinfo=dt.UTC)
     made = Clocks(tmp_path, operator("Late", at=(dt.datetime, bl.value(NOON))))
-    made.epoch(k1=put("at", aware))
+    made.epoch(k1=put("at", AWARE_NOON))
     become(made, operator("Late", at=(dt.datetime, bl.value(NOON)), n=(int, bl.value(0))), 1)
-    made.epoch(k2=put("at", aware))
+    made.epoch(k2=put("at", AWARE_NOON))
     assert types_of(made.view())["at"] == "timestamp"
 
 

@@ -24,6 +24,7 @@ import pyarrow as pa
 
 from bedload.checkpoint.conversions import with_entries, with_fields
 from bedload.checkpoint.records import Variable
+from bedload.core.errors import StateTypeError
 from bedload.state.kinds import VariableKind
 from bedload.state.moments import MOMENT, zone_of
 
@@ -141,11 +142,11 @@ class _Moments:
         """Whether the timestamps of those of a zone give them back."""
         rows = self._rows(zone)
         wall, fold = self._wall[rows], self._fold[rows]
-        if _fixed(zone) is not None:
-            return not fold.any()
         try:
+            if _fixed(zone) is not None:
+                return not fold.any()
             back, again = _walls(zone, wall - _offsets(zone, wall, fold))
-        except OverflowError:  # an instant before the year 1 or after 9999
+        except (OverflowError, StateTypeError):  # an instant before the year 1 or after 9999; a zone unknown here
             return False
         return bool((back == wall).all() and (again == fold).all())
 
