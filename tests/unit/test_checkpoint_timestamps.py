@@ -120,6 +120,11 @@ def test_what_becomes_a_timestamp_comes_back(found: list[Any], zones: list[Any])
         ([SPRING.replace(tzinfo=BERLIN)], NO_STAMP, UTC),
         ([AUTUMN.replace(tzinfo=BERLIN), AUTUMN.replace(tzinfo=dt.UTC)], NO_STAMP, UTC),
         ([AUTUMN, None, AUTUMN.replace(tzinfo=dt.UTC)], NO_STAMP, NO_STAMP),
+        ([dt.datetime.min, dt.datetime.max], NAIVE, NAIVE),
+        ([dt.datetime.min.replace(tzinfo=dt.UTC), dt.datetime.max.replace(tzinfo=dt.UTC)], "+00:00", UTC),
+        ([dt.datetime.min.replace(tzinfo=BERLIN)], NO_STAMP, UTC),
+        ([dt.datetime.min.replace(tzinfo=dt.timezone(dt.timedelta(hours=5)))], NO_STAMP, UTC),
+        ([dt.datetime.max.replace(tzinfo=dt.timezone(dt.timedelta(hours=-5)))], NO_STAMP, UTC),
     ],
 )
 def test_which_zone_says_it_all(values: list[Any], zone: str, shown: str) -> None:

@@ -40,6 +40,7 @@ Flags: TypeAlias = npt.NDArray[np.bool_]
 
 _MICROSECOND = dt.timedelta(microseconds=1)
 _EPOCH = dt.datetime(1970, 1, 1)
+_FIRST, _LAST = ((limit - _EPOCH) // _MICROSECOND for limit in (dt.datetime.min, dt.datetime.max))
 _OFFSET = re.compile(r"[+-]\d\d:\d\d")
 
 
@@ -143,10 +144,11 @@ class _Moments:
         rows = self._rows(zone)
         wall, fold = self._wall[rows], self._fold[rows]
         try:
-            if _fixed(zone) is not None:
-                return not fold.any()
-            back, again = _walls(zone, wall - _offsets(zone, wall, fold))
-        except (OverflowError, StateTypeError):  # an instant before the year 1 or after 9999; a zone unknown here
+            instants = wall - _offsets(zone, wall, fold)
+            if ((instants < _FIRST) | (instants > _LAST)).any():  # Python could not read them
+                return False
+            back, again = _walls(zone, instants)
+        except (OverflowError, StateTypeError):  # a wall time before the year 1 or after 9999; a zone unknown here
             return False
         return bool((back == wall).all() and (again == fold).all())
 
