@@ -38,7 +38,7 @@ from bedload.checkpoint.timestamps import (
     zones_of,
 )
 from bedload.checkpoint.uniform import is_uniform, uniform, zones_before
-from bedload.core.errors import CheckpointDamaged
+from bedload.core.errors import CheckpointDamaged, StateTypeError
 from bedload.state import codec
 from bedload.state.moments import MOMENT, decode_moment, encode_moment
 from bedload.worker.operator import state_of
@@ -120,6 +120,11 @@ def test_what_becomes_a_timestamp_comes_back(found: list[Any], zones: list[Any])
         ([SPRING.replace(tzinfo=BERLIN)], NO_STAMP, UTC),
         ([AUTUMN.replace(tzinfo=BERLIN), AUTUMN.replace(tzinfo=dt.UTC)], NO_STAMP, UTC),
         ([AUTUMN, None, AUTUMN.replace(tzinfo=dt.UTC)], NO_STAMP, NO_STAMP),
+        ([dt.datetime.min, dt.datetime.max], NAIVE, NAIVE),
+        ([dt.datetime.min.replace(tzinfo=dt.UTC), dt.datetime.max.replace(tzinfo=dt.UTC)], "+00:00", UTC),
+        ([dt.datetime.min.replace(tzinfo=BERLIN)], NO_STAMP, UTC),
+        ([dt.datetime.min.replace(tzinfo=dt.timezone(dt.timedelta(hours=5)))], NO_STAMP, UTC),
+        ([dt.datetime.max.replace(tzinfo=dt.timezone(dt.timedelta(hours=-5)))], NO_STAMP, UTC),
     ],
 )
 def test_which_zone_says_it_all(values: list[Any], zone: str, shown: str) -> None:
@@ -156,6 +161,24 @@ def test_datetimes_are_found_at_any_depth_and_not_beyond_a_slice() -> None:
         assert made.type == stamped_type(NESTED, zone)
         assert not has_datetimes(made.type)
         assert unstamped(made, NESTED, zone).to_pylist() == part.to_pylist()
+
+
+def test_a_struct_that_looks_like_a_datetime_is_none() -> None:
+    """A dataclass of the user's may have a wall, a zone and a fold."""
+    kind = pa.struct([("wall", MOMENT), ("zone", pa.string()), ("fold", pa.bool_())])
+    given = pa.array([{"wall": encode_moment(AUTUMN), "zone": "x", "fold": True}, None], kind)
+    made = stamped(given, NAIVE)
+    assert made.type == MOMENT
+    assert unstamped(made, kind, NAIVE).to_pylist() == given.to_pylist()
+
+
+def test_datetimes_of_a_zone_that_is_not_known_here_stay_structs() -> None:
+    """Whoever has no database of zones can compact all the same; who looks at values is told what to do."""
+    given = pa.array([{"wall": AUTUMN, "zone": "Nowhere/Else", "fold": False}], MOMENT)
+    assert zones_of(given) == {"Nowhere/Else", NO_STAMP}
+    for look in (lambda: stamped(given, UTC), lambda: decode_moment(given[0].as_py())):
+        with pytest.raises(StateTypeError, match=r"the time zone 'Nowhere/Else' is not known .*install .*tzdata"):
+            look()
 
 
 # --- files ---

@@ -33,6 +33,7 @@ from bedload.spark.source_zones import zones_shown
 GROUPS = 8
 BERLIN = zoneinfo.ZoneInfo("Europe/Berlin")
 NOON = dt.datetime(2024, 7, 1, 12)
+AWARE_NOON = NOON.replace(tzinfo=dt.UTC)
 MOMENT = StructType().add("wall", TimestampNTZType()).add("zone", StringType()).add("fold", BooleanType())
 STRUCT = "struct<wall:timestamp_ntz,zone:string,fold:boolean>"
 
@@ -203,6 +204,55 @@ def test_datetimes_of_older_schemas_count_under_their_old_names(tmp_path: Path) 
         "key_group": "int",
     }
     assert rows_of(made.view())[1]["since"] == NOON
+
+
+def become(made: Clocks, cls: Any, base: int) -> None:
+    """Go on with another definition."""
+    schema = msgspec.structs.replace(schema_for(cls), base=base)
+    made.writer.schema = made.writer.checkpoint.add_schema(OPERATOR, schema)
+    made.runtime = deployment(cls).start(WorkerId(0))
+
+
+@dataclasses.dataclass
+class Stop:
+    n: int = 0
+
+
+@dataclasses.dataclass
+class NaiveStop(Stop):
+    at: dt.datetime = NOON
+
+
+@dataclasses.dataclass
+class AwareStop(Stop):
+    at: dt.datetime = AWARE_NOON
+
+
+def stops(cls: type) -> Any:
+    return operator("Stops", stop=(cls | None, bl.value()))
+
+
+@pytest.mark.parametrize("compacted", [False, True])
+def test_defaults_of_the_schemas_in_between_count(tmp_path: Path, compacted: bool) -> None:
+    made = Clocks(tmp_path, stops(Stop))
+    made.epoch(k1=put("stop", Stop(1)))
+    if compacted:
+        made.writer.snapshot(0)
+    become(made, stops(NaiveStop), 1)
+    made.epoch(k2=put("stop", None))
+    assert types_of(made.view())["stop"] == "struct<n:bigint,at:timestamp_ntz>"
+    become(made, stops(AwareStop), 2)
+    made.epoch(k3=put("stop", None))
+    assert types_of(made.view())["stop"] == f"struct<n:bigint,at:{STRUCT}>"
+    assert rows_of(made.view())[1]["stop"]["at"]["zone"] is None, "as it began when it was new"
+
+
+def test_a_default_counts_only_where_a_variable_begins(tmp_path: Path) -> None:
+    made = Clocks(tmp_path, operator("Late", at=(dt.datetime, bl.value(NOON))))
+    made.epoch(k1=put("at", AWARE_NOON))
+    become(made, operator("Late", at=(dt.datetime, bl.value(NOON)), n=(int, bl.value(0))), 1)
+    made.epoch(k2=put("at", AWARE_NOON))
+    assert types_of(made.view())["at"] == "timestamp"
 
 
 def test_a_snapshot_of_version_1_does_not_tell_so_it_shows_structs() -> None:

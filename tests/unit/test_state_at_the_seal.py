@@ -82,6 +82,8 @@ CHANGES: dict[str, Any] = {
     "datetime, a date": _set("moment", dt.date(2026, 1, 1)),
     "timedelta, too long": _set("span", dt.timedelta.max),
     "datetime, not a time": _set("moment", pd.NaT),
+    "datetime, nanoseconds": _set("moment", pd.Timestamp("2026-01-01 00:00:00.000000001")),
+    "timedelta, nanoseconds": _set("span", pd.Timedelta(1, "ns")),
     "decimal, a float": _set("price", 1.0),
     "optional, a text": _set("maybe", "x"),
     "tuple, a text": _set("pair", ("x", "x")),

@@ -1,11 +1,14 @@
 """What the codec refuses, and what it says then."""
 
 import datetime as dt
+import importlib.resources
 import math
 import pickle
+import zoneinfo
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -67,6 +70,33 @@ def test_a_time_zone_without_a_name_is_refused() -> None:
     spec = built(dt.datetime, specs.value(dt.datetime(2000, 1, 1)))
     with pytest.raises(StateTypeError, match="no name to find it by"):
         codec.encode(spec, [{"x": dt.datetime(2000, 1, 1, tzinfo=Odd())}])
+
+
+def test_a_time_zone_of_an_unknown_name_is_refused() -> None:
+    """One that was read from a file may be called anything, and could not be found again."""
+    berlin = importlib.resources.files("tzdata") / "zoneinfo" / "Europe" / "Berlin"
+    with berlin.open("rb") as file:
+        odd = zoneinfo.ZoneInfo.from_file(file, key="Nowhere/Else")
+    spec = built(dt.datetime, specs.value(dt.datetime(2000, 1, 1)))
+    with pytest.raises(StateTypeError, match="the time zone 'Nowhere/Else' is not known"):
+        codec.encode(spec, [{"x": dt.datetime(2000, 1, 1, tzinfo=odd)}])
+
+
+@pytest.mark.parametrize(
+    ("fine", "good"),
+    [
+        (pd.Timestamp("2024-01-01 00:00:00.123456789"), pd.Timestamp("2024-01-01 00:00:00.123456")),
+        (pd.Timedelta("1.123456789s"), pd.Timedelta("1.123456s")),
+    ],
+)
+def test_nanoseconds_are_not_dropped(fine: Any, good: Any) -> None:
+    declared = dt.datetime if isinstance(fine, dt.datetime) else dt.timedelta
+    spec = built(declared | None, specs.value(None))
+    with pytest.raises(StateTypeError, match="has nanoseconds"):
+        codec.encode(spec, [{"x": fine}])
+    (row,) = codec.decode(spec, codec.encode(spec, [{"x": good}]))
+    assert row["x"] == good
+    assert type(row["x"]) is declared
 
 
 def test_numpy_scalars_become_python_numbers() -> None:

@@ -24,6 +24,7 @@ import pyarrow as pa
 
 from bedload.checkpoint.conversions import with_entries, with_fields
 from bedload.checkpoint.records import Variable
+from bedload.core.errors import StateTypeError
 from bedload.state.kinds import VariableKind
 from bedload.state.moments import MOMENT, zone_of
 
@@ -39,6 +40,7 @@ Flags: TypeAlias = npt.NDArray[np.bool_]
 
 _MICROSECOND = dt.timedelta(microseconds=1)
 _EPOCH = dt.datetime(1970, 1, 1)
+_FIRST, _LAST = ((limit - _EPOCH) // _MICROSECOND for limit in (dt.datetime.min, dt.datetime.max))
 _OFFSET = re.compile(r"[+-]\d\d:\d\d")
 
 
@@ -82,7 +84,7 @@ def zones_of(column: pa.Array, *, exact: bool = True) -> set[str]:
                 found.add(NO_STAMP)
         return moments
 
-    _each(column, column.type, look)
+    _each(column, column.type, column.type, look)
     return found
 
 
@@ -100,12 +102,13 @@ def zone_shown(zones: Collection[str]) -> str:
 def stamped(column: pa.Array, zone: str) -> pa.Array:
     """The column with timestamps of a zone in the place of datetimes; of aware ones the instant counts."""
     tz = _arrow_zone(zone)
-    return _each(column, stamped_type(column.type, zone), lambda moments: _Moments(moments).stamps(tz))
+    kind = stamped_type(column.type, zone)
+    return _each(column, column.type, kind, lambda moments: _Moments(moments).stamps(tz))
 
 
 def unstamped(column: pa.Array, kind: pa.DataType, zone: str) -> pa.Array:
     """Back: the column as this type, which has datetimes where the column has timestamps."""
-    return _each(column, kind, lambda stamps: _from_stamps(stamps, zone))
+    return _each(column, kind, kind, lambda stamps: _from_stamps(stamps, zone))
 
 
 # --- one column of datetimes ---
@@ -140,11 +143,12 @@ class _Moments:
         """Whether the timestamps of those of a zone give them back."""
         rows = self._rows(zone)
         wall, fold = self._wall[rows], self._fold[rows]
-        if _fixed(zone) is not None:
-            return not fold.any()
         try:
-            back, again = _walls(zone, wall - _offsets(zone, wall, fold))
-        except OverflowError:  # an instant before the year 1 or after 9999
+            instants = wall - _offsets(zone, wall, fold)
+            if ((instants < _FIRST) | (instants > _LAST)).any():  # Python could not read them
+                return False
+            back, again = _walls(zone, instants)
+        except (OverflowError, StateTypeError):  # a wall time before the year 1 or after 9999; a zone unknown here
             return False
         return bool((back == wall).all() and (again == fold).all())
 
@@ -201,21 +205,25 @@ def _arrow_zone(zone: str) -> str | None:
 # --- at any depth ---
 
 
-def _each(column: pa.Array, kind: pa.DataType, convert: Callable[[pa.Array], pa.Array]) -> pa.Array:
-    """The column as another type, in which only datetimes differ, one way or the other."""
-    if MOMENT in (column.type, kind):
+def _each(column: pa.Array, state: pa.DataType, kind: pa.DataType, convert: Callable[[pa.Array], pa.Array]) -> pa.Array:
+    """The column as another type, in which only datetimes differ. ``state`` is that of the two that has them.
+
+    Which one it is cannot be seen: a dataclass of the user's that has a naive ``wall``, a ``zone`` and a ``fold`` looks
+    like a datetime once it has a timestamp.
+    """
+    if state == MOMENT:
         return convert(column)
-    if not has_datetimes(column.type) and not has_datetimes(kind):
+    if not has_datetimes(state):
         return column
     if pa.types.is_struct(kind):
         # Flattened: of a struct that is null, what is in it does not count.
-        parts = zip(column.flatten(), kind, strict=True)
-        return with_fields(kind, column, [_each(part, field.type, convert) for part, field in parts])
+        parts = zip(column.flatten(), state, kind, strict=True)
+        return with_fields(kind, column, [_each(part, was.type, field.type, convert) for part, was, field in parts])
     if column.offset or len(column.values) != column.offsets[-1].as_py() or column.offsets[0].as_py():
         column = column.take(pa.array(np.arange(len(column))))  # what lies around a slice is not to be looked at
     if pa.types.is_map(kind):
         fields = [kind.key_field, kind.item_field]
-        entries = zip((column.keys, column.items), fields, strict=True)
-        made = [_each(part, field.type, convert) for part, field in entries]
+        entries = zip((column.keys, column.items), (state.key_type, state.item_type), fields, strict=True)
+        made = [_each(part, was, field.type, convert) for part, was, field in entries]
         return with_entries(kind, column, pa.StructArray.from_arrays(made, fields=fields))
-    return with_entries(kind, column, _each(column.values, kind.value_type, convert))
+    return with_entries(kind, column, _each(column.values, state.value_type, kind.value_type, convert))

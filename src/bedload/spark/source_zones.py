@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import pyarrow as pa
@@ -62,27 +63,28 @@ class _Found:
         if manifest is not None:
             told = zones_by_variable(manifest.parts)
             for name, source in self._sources(view.schemas[manifest.schema]).items():
-                written = any(source in part.files for part in manifest.parts)
-                if written and source not in told:
+                written = any(source.name in part.files for part in manifest.parts)
+                if written and is_dated(source) and source.name not in told:
                     self.unknown.add(name)
-                self.zones[name] |= told.get(source, set())
+                self.zones[name] |= told.get(source.name, set())
         storage = open_storage(view.options.url, view.options.storage)
         turns = {record.turn: record for record in (*view.plan.deltas, *(view.feed or ()))}
-        written_in = {record.schema for record in turns.values()}
-        sources_in = {number: self._sources(view.schemas[number]) for number in written_in}
+        written_in = [record.schema for record in turns.values()]
+        sources_in = {number: self._sources(view.schemas[number]) for number in set(written_in)}
+        self._look_at_defaults(written_in if manifest is None else [manifest.schema, *written_in])
 
         def read(item: tuple[Any, Any]) -> Iterator[tuple[str, set[str]]]:
             record, worker = item
             sources = sources_in[record.schema]
-            form = StateForm.of(view.schemas[record.schema], sources.values())
+            form = StateForm.of(view.schemas[record.schema], [source.name for source in sources.values()])
             delta, _ = load_delta(storage, view.operator, form, record, worker)
             for name, source in sources.items():
-                yield name, zones_of(delta.column(source), exact=False)
+                yield name, zones_of(delta.column(source.name), exact=False)
             if PATCHES in delta.schema.names:
                 for data in delta.column(PATCHES).drop_null().to_pylist():
                     patches = decode_patch(data)
                     for name, source in sources.items():
-                        yield name, set(_zones_in(patches.get(source)))
+                        yield name, set(_zones_in(patches.get(source.name)))
 
         items = [(record, worker) for record in turns.values() for worker in record.workers]
         with THREADS(_THREADS, "bedload-source") as pool:
@@ -91,27 +93,30 @@ class _Found:
                     for name, zones in some:
                         self.zones[name] |= zones
 
-    def _sources(self, schema: OperatorSchema) -> dict[str, str]:
-        """What the variables are called in a schema; what starts later brings the zones of its defaults."""
-        wanted = self._view.schema
-        if schema.number == wanted.number:
-            return {variable.name: variable.name for variable in self._dated}
-        path = path_between(self._view.schemas, schema.number, wanted.number)
+    def _look_at_defaults(self, written_in: list[int]) -> None:
+        """At what began when state went from schema to schema, as it was written, and to that of the view."""
+        schemas, wanted = self._view.schemas, self._view.schema.number
+        hops = {*pairwise(written_in), *((number, wanted) for number in written_in)}
+        steps = {step for hop in hops for step in pairwise(s.number for s in path_between(schemas, *hop))}
+        for before, after in steps:
+            step = Evolution([schemas[before], schemas[after]], self._view.operator)
+            for name, source in self._sources(schemas[after]).items():
+                is_new = not step.sources([source.name])
+                for data, kind in _defaults(source, is_new=is_new):
+                    self.zones[name] |= zones_of(unpack_value(data, kind), exact=False)
+
+    def _sources(self, schema: OperatorSchema) -> dict[str, Variable]:
+        """What the variables are in a schema, of those that it has."""
+        there = {variable.name: variable for variable in schema.variables}
+        path = path_between(self._view.schemas, schema.number, self._view.schema.number)
         evolution = Evolution(path, self._view.operator)
-        found = {}
-        for variable in self._dated:
-            for source in evolution.sources([variable.name]):
-                found[variable.name] = source
-            for data, kind in _defaults(variable):
-                self.zones[variable.name] |= zones_of(unpack_value(data, kind), exact=False)
-        return found
+        return {v.name: there[source] for v in self._dated for source in evolution.sources([v.name])}
 
 
-def _defaults(variable: Variable) -> Iterator[tuple[bytes, pa.DataType]]:
-    """What a variable and the fields in it start with."""
-    kind = variable.field.type
-    if variable.default is not None:
-        yield variable.default, kind
+def _defaults(variable: Variable, *, is_new: bool) -> Iterator[tuple[bytes, pa.DataType]]:
+    """What a variable starts with if it is new, and what fields in it start with."""
+    if is_new and variable.default is not None:
+        yield variable.default, variable.field.type
     if variable.shape is not None:
         yield from _field_defaults(variable.shape)
 

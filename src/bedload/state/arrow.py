@@ -38,7 +38,7 @@ from bedload.core.errors import StateTypeError
 from bedload.state.arrays import ArrayNode, array_column, array_of_lists, column_arrays, fitted, list_type
 from bedload.state.handling import mismatch
 from bedload.state.heap import Heap
-from bedload.state.moments import MOMENT, decode_moment, encode_moment
+from bedload.state.moments import MOMENT, decode_moment, encode_moment, refuse_nanoseconds
 from bedload.state.opaque import decode_opaque, encode_opaque
 from bedload.state.types import (
     CounterNode,
@@ -223,6 +223,7 @@ def _encode_timedelta(value: Any) -> dt.timedelta:
         raise mismatch(ScalarNode(dt.timedelta), value)
     if not INT64_MIN <= value // dt.timedelta(microseconds=1) <= INT64_MAX:
         raise StateTypeError(f"the timedelta {value} does not fit 64 bits of microseconds; keep it as an int")
+    refuse_nanoseconds(value)
     return value
 
 
