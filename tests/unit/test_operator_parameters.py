@@ -7,7 +7,7 @@ import pickle
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import cloudpickle
 import numpy as np
@@ -89,6 +89,29 @@ def test_a_name_is_a_parameter_or_a_state_variable(declared: dict[str, Any]) -> 
         type(Steps)("Wrong", (Steps,), declared)
 
 
+def test_a_parameter_that_is_declared_again_keeps_its_type() -> None:
+    class Wide(Steps):
+        step = bl.param(5)
+
+    assert Wide().step == 5
+    with pytest.raises(DefinitionError, match="parameter step of operator Wide is int, and not 'a'"):
+        Wide(step="a")
+
+
+@pytest.mark.parametrize("declared", [{"gap": bl.param([1])}, {"count": bl.value(0)}], ids=["parameter", "state"])
+def test_declarations_of_a_base_that_is_no_operator_are_refused(declared: dict[str, Any]) -> None:
+    mixin = type("Mixin", (), declared)
+    with pytest.raises(DefinitionError, match=f"base Mixin declares {next(iter(declared))}, but is no operator"):
+        type(Steps)("Mixed", (mixin, Steps), {})
+
+
+@pytest.mark.parametrize("annotation", [float, float | None, Annotated[float, "km/h"]])
+def test_a_float_is_one_however_it_is_written(annotation: Any) -> None:
+    made = type(Steps)("Limit", (bl.Operator,), {"__annotations__": {"limit": annotation}, "limit": bl.param(90)})
+    texts = {repr(made()), repr(made(limit=90)), repr(made(limit=90.0))}
+    assert texts == {"Limit(limit=90.0)"}
+
+
 @pytest.mark.parametrize("name", ["process", "grouped", "_bl_x", "__x"])
 def test_some_names_are_taken(name: str) -> None:
     with pytest.raises(DefinitionError, match=f"operator Wrong: no parameter can be named {name}"):
@@ -122,6 +145,14 @@ def test_an_operator_with_parameters_reads_as_it_was_written_and_pickles() -> No
         assert parts_of(again) == (Steps, {"step": 3, "start": 0})
     assert parts_of(Steps) == (Steps, {"step": 1, "start": 0})
     assert check_operator(parts_of(made)[0]) is Steps
+
+
+def test_what_has_to_be_given_has_to_be_given_also_after_pickling() -> None:
+    class Needs(bl.Operator):
+        gap: int = bl.param()
+
+    with pytest.raises(DefinitionError, match="parameter gap has no default and was not given"):
+        cloudpickle.loads(cloudpickle.dumps(Needs))()
 
 
 def test_one_of_a_class_that_is_pickled_by_value_keeps_its_parameters() -> None:
