@@ -1,4 +1,4 @@
-"""Arrays on a cluster that is changed, loses a worker and is restarted; read as a table, and put in as initial state."""
+"""Arrays on a cluster that changes, loses a worker and is restarted; read as a table, and put in as initial state."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -294,6 +294,11 @@ DECLARATIONS = {
         bl.array(3),
         list[float],
         r"does not fit the annotation list\[float\]; annotate it as np.nd",
+    ),
+    "another dtype, annotated": (
+        bl.array(3),
+        Annotated[npt.NDArray[np.int8], "km"],
+        r"the annotation says int8, and bl.array\(\) float64",
     ),
     "another dtype": (bl.array(3), npt.NDArray[np.int8], r"the annotation says int8, and bl.array\(\) float64"),
     "a default of text": (bl.array(3, default="a"), np.ndarray, r"the default 'a' does not fit float64\[3\]"),

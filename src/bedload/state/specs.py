@@ -13,7 +13,7 @@ import collections
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any, Final, get_args
+from typing import Annotated, Any, Final, get_args, get_origin
 
 import numpy as np
 
@@ -242,6 +242,8 @@ def _array_node(where: str, annotation: Any, declared: Declaration) -> ArrayNode
         node = array_node(declared.shape, declared.dtype)
     except ValueError as bad:
         raise StateTypeError(f"{where}: bl.array(): {bad}") from None
+    if get_origin(annotation) is Annotated:
+        annotation = get_args(annotation)[0]
     if annotation is not NO_DEFAULT and not is_array_type(annotation):
         raise StateTypeError(
             f"{where}: bl.array() does not fit the annotation {annotation}; annotate it as np.ndarray, or not at all"
