@@ -343,6 +343,28 @@ def test_setup_and_result_see_parameters() -> None:
     assert harness.run_epoch(rows("a")) == [{"k": "a", "n": 30}]
 
 
+def _twice(x: int) -> int:
+    return 2 * x
+
+
+def test_a_function_is_called_as_it_was_given() -> None:
+    class Calls(bl.Operator):
+        n: int = bl.value(0)
+        function: Callable[[int], int] = bl.param()
+
+        def setup(self, ctx: Any) -> None:
+            self.made = lambda x: x + 1
+            assert (self.function(4), self.made(4)) == (8, 5)
+
+        def process(self, key: Any, rows: Any, ctx: Any) -> Any:
+            self.n = self.made(self.function(4))
+            return key, self.n
+
+    for function in (_twice, lambda x: 2 * x):
+        harness = OperatorHarness(Calls(function=function), schema=OUT, key="k")
+        assert harness.run_epoch(rows("a")) == [{"k": "a", "n": 9}]
+
+
 def test_new_parameters_for_state_in_memory_hold_from_the_next_epoch_on() -> None:
     def shipped(step: int) -> Deployment:
         operator, values = parts_of(Steps(step=step))

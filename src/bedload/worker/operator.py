@@ -293,4 +293,5 @@ def share(holder: Operator, row: type[Operator]) -> None:
     """Put the parameters, and what ``setup`` made, on the class of the per-key objects."""
     # SUBTLE: a parameter's value takes the place of its descriptor, as reading a plain attribute of a class is faster.
     for name, item in {**holder.__dict__[PARAMETERS], **holder.__dict__}.items():
-        setattr(row, name, item)
+        # A function on a class would be a method, and be given the object of the key.
+        setattr(row, name, staticmethod(item) if hasattr(type(item), "__get__") else item)
