@@ -29,6 +29,14 @@ class Slotted:
     items: Any
 
 
+@dataclass(frozen=True)
+class Derived:
+    sides: Any
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "area", self.sides[0] * self.sides[1])
+
+
 @pytest.mark.parametrize(
     ("value", "made", "text"),
     [
@@ -58,8 +66,19 @@ def test_a_value_is_frozen_at_any_depth(value: Any, made: Any, text: str) -> Non
     assert hash(found) == hash(frozen(value))
 
 
+def test_what_a_dataclass_derives_from_its_fields_stays() -> None:
+    made = frozen(Derived([3, 4]))
+    assert (made.sides, made.area) == ((3, 4), 12)
+    assert made == frozen(made)
+
+
+@pytest.mark.parametrize("value", [np.datetime64("2024-01-01T00:00:00.000000001"), np.timedelta64(5, "ns")])
+def test_what_only_numpy_has_stays_as_it_is(value: Any) -> None:
+    assert frozen(value) is value
+
+
 @pytest.mark.parametrize(
-    "value", [object(), [object()], {"a": bytearray()}, Slotted([object()]), Pair(1, {2: object()})]
+    "value", [object(), [object()], {"a": bytearray()}, Slotted([object()]), Pair(1, {2: object()}), [].append]
 )
 def test_what_can_change_has_no_frozen_form(value: Any) -> None:
     with pytest.raises(Changeable, match="can change"):

@@ -132,6 +132,17 @@ def test_what_is_said_is_not_warned_of(
     taken_over(tmp_path, operator, terms, **options)
 
 
+def test_a_variable_is_not_taken_for_one_that_was_renamed_long_ago(tmp_path: Path) -> None:
+    class Both(Renamed):
+        speed: float = bl.value(0.0)
+
+    for operator in (Trip, Renamed, Both):
+        with warnings.catch_warnings(action="error"):
+            taken_over(tmp_path, operator)
+    with pytest.warns(StateDropped, match=r"the stored state has speed, and the class"):
+        taken_over(tmp_path, Renamed)
+
+
 def test_an_aggregate_that_goes_is_warned_of_in_words_of_its_own(tmp_path: Path) -> None:
     taken_over(tmp_path, Trip)
     with pytest.warns(

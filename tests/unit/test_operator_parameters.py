@@ -7,7 +7,7 @@ import pickle
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import cloudpickle
 import numpy as np
@@ -89,6 +89,29 @@ def test_a_name_is_a_parameter_or_a_state_variable(declared: dict[str, Any]) -> 
         type(Steps)("Wrong", (Steps,), declared)
 
 
+def test_a_parameter_that_is_declared_again_keeps_its_type() -> None:
+    class Wide(Steps):
+        step = bl.param(5)
+
+    assert Wide().step == 5
+    with pytest.raises(DefinitionError, match="parameter step of operator Wide is int, and not 'a'"):
+        Wide(step="a")
+
+
+@pytest.mark.parametrize("declared", [{"gap": bl.param([1])}, {"count": bl.value(0)}], ids=["parameter", "state"])
+def test_declarations_of_a_base_that_is_no_operator_are_refused(declared: dict[str, Any]) -> None:
+    mixin = type("Mixin", (), declared)
+    with pytest.raises(DefinitionError, match=f"base Mixin declares {next(iter(declared))}, but is no operator"):
+        type(Steps)("Mixed", (mixin, Steps), {})
+
+
+@pytest.mark.parametrize("annotation", [float, float | None, Annotated[float, "km/h"]])
+def test_a_float_is_one_however_it_is_written(annotation: Any) -> None:
+    made = type(Steps)("Limit", (bl.Operator,), {"__annotations__": {"limit": annotation}, "limit": bl.param(90)})
+    texts = {repr(made()), repr(made(limit=90)), repr(made(limit=90.0))}
+    assert texts == {"Limit(limit=90.0)"}
+
+
 @pytest.mark.parametrize("name", ["process", "grouped", "_bl_x", "__x"])
 def test_some_names_are_taken(name: str) -> None:
     with pytest.raises(DefinitionError, match=f"operator Wrong: no parameter can be named {name}"):
@@ -122,6 +145,14 @@ def test_an_operator_with_parameters_reads_as_it_was_written_and_pickles() -> No
         assert parts_of(again) == (Steps, {"step": 3, "start": 0})
     assert parts_of(Steps) == (Steps, {"step": 1, "start": 0})
     assert check_operator(parts_of(made)[0]) is Steps
+
+
+def test_what_has_to_be_given_has_to_be_given_also_after_pickling() -> None:
+    class Needs(bl.Operator):
+        gap: int = bl.param()
+
+    with pytest.raises(DefinitionError, match="parameter gap has no default and was not given"):
+        cloudpickle.loads(cloudpickle.dumps(Needs))()
 
 
 def test_one_of_a_class_that_is_pickled_by_value_keeps_its_parameters() -> None:
@@ -310,6 +341,28 @@ def test_setup_and_result_see_parameters() -> None:
 
     harness = OperatorHarness(Shares(step=10), schema=OUT, key="k")
     assert harness.run_epoch(rows("a")) == [{"k": "a", "n": 30}]
+
+
+def _twice(x: int) -> int:
+    return 2 * x
+
+
+def test_a_function_is_called_as_it_was_given() -> None:
+    class Calls(bl.Operator):
+        n: int = bl.value(0)
+        function: Callable[[int], int] = bl.param()
+
+        def setup(self, ctx: Any) -> None:
+            self.made = lambda x: x + 1
+            assert (self.function(4), self.made(4)) == (8, 5)
+
+        def process(self, key: Any, rows: Any, ctx: Any) -> Any:
+            self.n = self.made(self.function(4))
+            return key, self.n
+
+    for function in (_twice, lambda x: 2 * x):
+        harness = OperatorHarness(Calls(function=function), schema=OUT, key="k")
+        assert harness.run_epoch(rows("a")) == [{"k": "a", "n": 9}]
 
 
 def test_new_parameters_for_state_in_memory_hold_from_the_next_epoch_on() -> None:

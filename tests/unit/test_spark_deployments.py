@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from tests.checkpoint_states import COUNTS
@@ -257,3 +258,26 @@ def test_an_attachment_that_a_newer_one_has_run_past_does_not_go_on_from_its_tur
     for fresh in (False, True):
         with pytest.raises(Fenced, match="taken over by generation 2"):
             old.lineage(NAME, wanted, fresh=fresh)
+
+
+@pytest.mark.parametrize(
+    ("default", "options", "other"),
+    [
+        (lambda: float("nan"), {}, 0.0),
+        (lambda: np.zeros(3), {"codec": "pickle"}, np.ones(3)),
+        (lambda: -0.0, {}, 0.0),
+    ],
+    ids=["nan", "array", "zero"],
+)
+def test_a_default_is_the_same_where_it_is_written_again(
+    default: Callable[[], Any], options: dict[str, Any], other: Any
+) -> None:
+    """As when the cell of a notebook is run again."""
+
+    def variables(start: Any) -> dict[str, Any]:
+        annotations = {"x": type(start)}
+        made = type(Count)("Count", (bl.Operator,), {"__annotations__": annotations, "x": bl.value(start, **options)})
+        return RowDecoder(state_of(made)).variables
+
+    assert variables(default()) == variables(default())
+    assert variables(default()) != variables(other)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -295,10 +295,18 @@ DECLARATIONS = {
         list[float],
         r"does not fit the annotation list\[float\]; annotate it as np.nd",
     ),
+    "another dtype, annotated": (
+        bl.array(3),
+        Annotated[npt.NDArray[np.int8], "km"],
+        r"the annotation says int8, and bl.array\(\) float64",
+    ),
     "another dtype": (bl.array(3), npt.NDArray[np.int8], r"the annotation says int8, and bl.array\(\) float64"),
     "a default of text": (bl.array(3, default="a"), np.ndarray, r"the default 'a' does not fit float64\[3\]"),
     "a default that is rounded": (bl.array(3, int, default=0.5), np.ndarray, r"0.5 does not fit int64\[3\]: 0.5 is no"),
     "too large a default": (bl.array(3, "int8", default=300), np.ndarray, r"300 does not fit int8\[3\]"),
+    "a default beyond its floats": (bl.array(3, "float32", default=1e300), np.ndarray, r"1e\+300 is no float32"),
+    "a default that no float is": (bl.array(3, "float32", default=2**24 + 1), np.ndarray, "16777217 is no float32"),
+    "a list with one of them": (bl.array(2, "int8", default=[1, 300]), np.ndarray, "300 is no int8"),
     "a longer default": (bl.array(3, default=np.zeros(4)), np.ndarray, r"does not fit float64\[3\]"),
     "a value": (bl.value(0), np.ndarray, r"bl.value\(\) does not fit a NumPy array; use bl.array\(shape, dtype\)"),
     "a value with a dtype": (bl.value(0), npt.NDArray[np.int8], r"use bl.array\(shape, dtype\)"),
@@ -319,6 +327,8 @@ def test_a_declaration_that_makes_no_sense_is_refused(what: str) -> None:
         (bl.array((1, 2), "float32", default=0.1), np.full((1, 2), 0.1, "float32")),
         (bl.array(2, default=np.float32(0.5)), np.full(2, 0.5)),
         (bl.array((2, 2), "int64", default=[1, 2]), np.array([[1, 2], [1, 2]])),
+        (bl.array(2, default=[1, 2]), np.array([1.0, 2.0])),
+        (bl.array(2, "float32", default=[0.1, np.nan]), np.array([0.1, np.nan], "float32")),
         (bl.array(2, bool, default=True), np.array([True, True])),
         (bl.array(2, default=np.inf), np.array([np.inf, np.inf])),
         (bl.array([2], np.uint8, default=255), np.array([255, 255], "uint8")),  # type: ignore[arg-type]

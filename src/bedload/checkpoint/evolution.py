@@ -106,6 +106,12 @@ def differences(stored: OperatorSchema, wanted: OperatorSchema) -> list[str]:
     return found + _Step.between(stored, wanted).problems
 
 
+def left_behind(stored: OperatorSchema, wanted: OperatorSchema) -> list[str]:
+    """The stored variables that nothing wanted is made of."""
+    taken = set(_Step.between(stored, wanted).origins.values())
+    return [variable.name for variable in stored.variables if variable.name not in taken]
+
+
 def other_key(stored: pa.Schema, wanted: pa.Schema) -> str:
     """The words for a key that is another one."""
     return (

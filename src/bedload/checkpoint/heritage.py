@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from bedload.checkpoint.evolution import check_stored, refuse, same_state
+from bedload.checkpoint.evolution import check_stored, left_behind, refuse, same_state
 from bedload.checkpoint.filing import Filing
 from bedload.checkpoint.history import History
 from bedload.checkpoint.records import OperatorSchema
@@ -77,9 +77,7 @@ def inherit(
         return Heritage(history, known, stored.number)
     if stored is not None:
         check_stored(operator, stored, wanted)
-        taken = {variable.name for variable in wanted.variables} | terms.drop
-        taken |= {variable.renamed_from for variable in wanted.variables if variable.renamed_from}
-        if dropped := [variable.name for variable in stored.variables if variable.name not in taken]:
+        if dropped := [name for name in left_behind(stored, wanted) if name not in terms.drop]:
             warn(_dropped(operator, dropped, terms))
     # SUBTLE: the schema of the head, not the last one: that may be of a change that never ran.
     base = None if stored is None else stored.number

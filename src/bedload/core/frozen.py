@@ -6,6 +6,7 @@ of these, is refused: every key of a worker would see the change, and no other w
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import datetime
 import re
@@ -14,7 +15,7 @@ from decimal import Decimal
 from enum import Enum
 from fractions import Fraction
 from pathlib import PurePath
-from types import BuiltinFunctionType, FunctionType, NoneType
+from types import BuiltinFunctionType, FunctionType, ModuleType, NoneType
 from typing import Any, NoReturn
 from uuid import UUID
 
@@ -56,7 +57,11 @@ class FrozenDict(dict[Any, Any]):
 def frozen(value: Any) -> Any:
     """The value as one that cannot change; raises :class:`Changeable` if there is none."""
     if isinstance(value, np.generic):
-        return value.item()
+        made = value.item()
+        # Python has no datetimes of nanoseconds: NumPy would make ints of them.
+        return value if value.dtype.kind in "mM" and not isinstance(made, datetime.date | datetime.timedelta) else made
+    if isinstance(value, BuiltinFunctionType) and not isinstance(value.__self__, ModuleType | type | None):
+        raise Changeable(f"{value!r} is a method of a {type(value.__self__).__name__}, which can change")
     if isinstance(value, _PLAIN):
         return value
     if isinstance(value, tuple | list):
@@ -69,7 +74,7 @@ def frozen(value: Any) -> Any:
     if dataclasses.is_dataclass(value):
         if not getattr(value, "__dataclass_params__").frozen:  # noqa: B009 - mypy does not know it
             raise Changeable(f"{value!r}: the dataclass {type(value).__name__} is not declared with frozen=True")
-        made = object.__new__(type(value))
+        made = copy.copy(value)
         for field in dataclasses.fields(value):
             object.__setattr__(made, field.name, frozen(getattr(value, field.name)))
         return made

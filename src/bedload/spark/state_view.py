@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import pyarrow as pa
 
+from bedload.checkpoint.shapes import default_of
 from bedload.control.coordinator import Coordinator
 from bedload.core.errors import BedloadError, Unanswered, UnknownOperator, WorkerUnreachable
 from bedload.core.ids import Epoch, KeyHash, OperatorName, QueryId, WorkerId
@@ -71,7 +73,8 @@ class RowDecoder:
     @property
     def variables(self) -> dict[str, Any]:
         """The declared variables."""
-        return {spec.name: spec for spec in self._specs}
+        # Defaults encoded: NaN is not equal to itself, and arrays do not say whether they are equal.
+        return {spec.name: (replace(spec, default=None), default_of(spec)) for spec in self._specs}
 
     def decode(self, body: memoryview) -> dict[str, Any]:
         """The values of one key."""

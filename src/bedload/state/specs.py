@@ -11,13 +11,23 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import math
 from collections.abc import Mapping
-from typing import Any, Final, get_args
+from typing import Annotated, Any, Final, get_args, get_origin
 
 import numpy as np
 
 from bedload.core.errors import StateTypeError
-from bedload.state.arrays import ArrayNode, annotated_dtype, array_node, fitted, is_array_type, pack_array, unpack_array
+from bedload.state.arrays import (
+    Array,
+    ArrayNode,
+    annotated_dtype,
+    array_node,
+    fitted,
+    is_array_type,
+    pack_array,
+    unpack_array,
+)
 from bedload.state.arrow import encoder
 from bedload.state.kinds import VariableKind
 from bedload.state.opaque import check_codec, decode_opaque, encode_opaque
@@ -44,6 +54,9 @@ class _NoDefault:
 
     def __repr__(self) -> str:
         return "NO_DEFAULT"
+
+    def __reduce__(self) -> str:
+        return "NO_DEFAULT"  # the one there is, also after pickling
 
 
 NO_DEFAULT: Final = _NoDefault()
@@ -229,6 +242,8 @@ def _array_node(where: str, annotation: Any, declared: Declaration) -> ArrayNode
         node = array_node(declared.shape, declared.dtype)
     except ValueError as bad:
         raise StateTypeError(f"{where}: bl.array(): {bad}") from None
+    if get_origin(annotation) is Annotated:
+        annotation = get_args(annotation)[0]
     if annotation is not NO_DEFAULT and not is_array_type(annotation):
         raise StateTypeError(
             f"{where}: bl.array() does not fit the annotation {annotation}; annotate it as np.ndarray, or not at all"
@@ -243,18 +258,25 @@ def _array_node(where: str, annotation: Any, declared: Declaration) -> ArrayNode
 def _array_default(where: str, node: ArrayNode, default: Any) -> bytes:
     try:
         given = np.asarray(default)
-        if given.ndim == 0 and given.dtype.kind in "iuf":  # a Python number has no dtype of its own
-            number = given.item()
-            made = np.full(node.dims, node.numpy.type(number))
-            if made.flat[0] != number and number == number:
-                raise ValueError(f"{default!r} is no {node.dtype}")
-        else:
-            made = fitted(node, np.broadcast_to(given, node.dims).copy())
+        if not isinstance(default, np.ndarray) and given.dtype.kind in "iuf":  # Python's numbers have no dtype
+            given = _of_numbers(node, given)
+        made = fitted(node, np.broadcast_to(given, node.dims).copy())
     except (StateTypeError, ValueError, TypeError, OverflowError) as bad:
         raise StateTypeError(
             f"{where}: the default {default!r:.100} does not fit {node}: {getattr(bad, 'message', bad)}"
         ) from None
     return pack_array(node, made)
+
+
+def _of_numbers(node: ArrayNode, given: Array) -> Array:
+    """Numbers in the dtype of an array. Fractions are rounded to floats of that size; nothing else may change."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        made = given.astype(node.numpy)
+    for number, became in zip(given.ravel().tolist(), made.ravel().tolist(), strict=True):
+        rounded = isinstance(number, float) and node.numpy.kind == "f" and math.isfinite(became)
+        if not (rounded or number == became or (number != number and became != became)):
+            raise ValueError(f"{number!r} is no {node.dtype}")
+    return made
 
 
 def _value_node(where: str, annotation: Any, declared: Declaration) -> TypeNode:

@@ -119,6 +119,7 @@ class OperatorMeta(type):
         # pickled by value, as those in __main__ are, comes back without the slots that it had.
         namespace["__slots__"] = ()
         cls = super().__new__(mcls, name, bases, namespace, **kwargs)
+        _check_bases(cls)
         inherited = {s.name: s for base in bases for s in getattr(base, "__bedload_specs__", ())}
         own: tuple[StateSpec, ...] = ()
         if declared or chosen:
@@ -126,7 +127,7 @@ class OperatorMeta(type):
             hints = _hints(cls, caller.f_globals, caller.f_locals)
             own = build_specs(name, {key: hints[key] for key in declared if key in hints}, declared)
             for key, item in chosen.items():
-                setattr(cls, key, item.declared(name, key, hints.get(key, Any)))
+                setattr(cls, key, item.declared(name, key, hints[key] if key in hints else _inherited(cls, key)))
         cls.__bedload_specs__ = tuple({**inherited, **{s.name: s for s in own}}.values())
         both = sorted(parameters_of(cls).keys() & {spec.name for spec in cls.__bedload_specs__})
         if both:
@@ -146,6 +147,24 @@ class OperatorMeta(type):
         made = object.__new__(_subclass(operator, Configured))
         made._bl_operator, made._bl_parameters = cls, values
         return made
+
+
+def _check_bases(cls: type) -> None:
+    """Refuse declarations where nobody looks for them."""
+    for base in cls.__mro__:
+        if not isinstance(base, OperatorMeta):
+            lost = [name for name, item in vars(base).items() if isinstance(item, Declaration | Parameter)]
+            if lost:
+                raise DefinitionError(
+                    f"operator {cls.__name__}: its base {base.__name__} declares {', '.join(lost)}, but is no "
+                    f"operator: make it a subclass of bl.Operator or bl.VectorOperator, whichever {cls.__name__} is"
+                )
+
+
+def _inherited(cls: type, name: str) -> Any:
+    """The type of a parameter that a base class has, too."""
+    found = (getattr(base, name, None) for base in cls.__mro__[1:])
+    return next((item.annotation for item in found if isinstance(item, Parameter)), Any)
 
 
 def _hints(cls: type, module: dict[str, Any], local: dict[str, Any]) -> dict[str, Any]:
@@ -274,4 +293,5 @@ def share(holder: Operator, row: type[Operator]) -> None:
     """Put the parameters, and what ``setup`` made, on the class of the per-key objects."""
     # SUBTLE: a parameter's value takes the place of its descriptor, as reading a plain attribute of a class is faster.
     for name, item in {**holder.__dict__[PARAMETERS], **holder.__dict__}.items():
-        setattr(row, name, item)
+        # A function on a class would be a method, and be given the object of the key.
+        setattr(row, name, staticmethod(item) if hasattr(type(item), "__get__") else item)

@@ -30,6 +30,8 @@ _RESERVED = ("process", "result", "setup", "close", "grouped")
 _UNIONS = (typing.Union, types.UnionType)
 _ALSO: dict[Any, type] = {float: int, list: tuple, set: frozenset}
 """What is taken for a value of a type, too."""
+_WHOLE = 2**53
+"""Floats have all whole numbers up to it."""
 
 Values = Mapping[str, Any]
 """Of all parameters of an operator, by name."""
@@ -76,7 +78,8 @@ class Parameter:
             ) from None
         if not (_fits(value, self.annotation) or _fits(made, self.annotation)):
             raise DefinitionError(f"{where} is {_word(self.annotation)}, and not {value!r} ({type(value).__name__})")
-        return made
+        # One value, one text: 90 for a float is 90.0, whoever writes it.
+        return float(made) if type(made) is int and abs(made) <= _WHOLE and _takes_float(self.annotation) else made
 
 
 def param(default: Any = NO_DEFAULT, *, fixed: bool = False) -> Any:
@@ -173,6 +176,16 @@ def _fits(value: Any, annotation: Any) -> bool:
         return isinstance(value, (wanted, _ALSO.get(wanted, wanted)))
     except TypeError:  # a protocol that cannot be checked
         return True
+
+
+def _takes_float(annotation: Any) -> bool:
+    """Whether numbers of a type are floats."""
+    origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is typing.Annotated:
+        return _takes_float(inner[0])
+    if origin in _UNIONS:
+        return any(map(_takes_float, inner)) and int not in inner
+    return annotation is float
 
 
 def _word(annotation: Any) -> str:
