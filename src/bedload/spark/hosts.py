@@ -199,10 +199,10 @@ class ProcessHost:
         for child in children:
             child.let_go()
         deadline = time.monotonic() + _STOP_SECONDS
-        late = [child for child in children if not child.wait(max(0.0, deadline - time.monotonic()))]
-        for child in late:
-            self._end(child)
         for child in children:
+            child.wait(max(0.0, deadline - time.monotonic()))
+        for child in children:
+            self._end(child)
             child.close()
         self._logs.cleanup()
 
