@@ -80,6 +80,13 @@ def test_a_python_without_our_packages_is_told_at_once_with_what_to_set(cluster:
         app.ends()
 
 
+def test_attach_does_not_wait_for_executors_for_ever(cluster: Standalone, tmp_path: Path) -> None:
+    with running("unserved", tmp_path, cluster.master) as app:
+        assert len(app.expect("attached")["workers"]) == 1
+        assert app.expect("refused")["kind"] == "WorkerStartFailed"
+        app.ends()
+
+
 def test_speculative_attempts_change_nothing_and_workers_get_none(cluster: Standalone, tmp_path: Path) -> None:
     with running("speculating", tmp_path, cluster.master) as app:
         counted = app.expect("counted")

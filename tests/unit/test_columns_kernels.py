@@ -7,6 +7,9 @@ import shutil
 import subprocess
 import sys
 import textwrap
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from numba.core import caching
+from tests.patience import PATIENCE
 
 import bedload
 from bedload.store.columns import ColumnSpec, ColumnTable, byte_kernels, compiling, kernels, warm_up
@@ -126,6 +130,11 @@ SCRIPT = textwrap.dedent("""
 
     if "read-only" in sys.argv:
         caching.InTreeCacheLocator.ensure_cache_path = refuse
+    if "nowhere" in sys.argv:
+        caching.UserWideCacheLocator.ensure_cache_path = refuse
+    if "full" in sys.argv:
+        import resource
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
     from bedload.store.columns import kernels
 
     entries = np.zeros(8, np.int64)
@@ -177,3 +186,56 @@ def test_a_read_only_installation_uses_what_was_compiled_in_it(
     assert list(installation.rglob("*.nbc"))
     assert cache_hits(start("read-only", **{**own, "NUMBA_CACHE_DIR": elsewhere and str(tmp_path / elsewhere)})) == 1
     assert not list((tmp_path / "user").rglob("*.nbc"))
+
+
+def test_an_installation_is_used_where_nothing_can_be_written_at_all(tmp_path: Path, installation: Path) -> None:
+    own = {"XDG_CACHE_HOME": str(tmp_path / "user"), "NUMBA_CACHE_DIR": "", "PYTHONPATH": str(installation.parent)}
+    assert cache_hits(start(**own)) == 0
+    assert cache_hits(start("read-only", "nowhere", **own)) == 1
+    assert not (tmp_path / "user").exists()
+
+
+@pytest.mark.parametrize("ending", ["nbi", "nbc"])
+@pytest.mark.parametrize("content", [b"", b"\x80\x05nonsense"])
+def test_a_damaged_file_is_compiled_again(tmp_path: Path, installation: Path, ending: str, content: bytes) -> None:
+    own = {"NUMBA_CACHE_DIR": "", "PYTHONPATH": str(installation.parent)}
+    assert cache_hits(start(**own)) == 0
+    for file in installation.rglob(f"*.{ending}"):
+        file.write_bytes(content)
+    assert cache_hits(start(**own)) == 0
+    assert cache_hits(start(**own)) == 1
+
+
+def test_what_cannot_be_kept_is_used_all_the_same(installation: Path) -> None:
+    own = {"NUMBA_CACHE_DIR": "", "PYTHONPATH": str(installation.parent)}
+    assert cache_hits(start("full", **own)) == 0
+    assert not list(installation.rglob("*.nbc"))
+
+
+class _Slow(compiling._Kernel):
+    """It takes its time, so that other threads come meanwhile."""
+
+    begun = threading.Event()
+
+    def _compile(self) -> Any:
+        self.begun.set()
+        time.sleep(0.2)
+        return super()._compile()
+
+
+@_Slow
+def _inner(number: int) -> int:
+    return number + 1
+
+
+@compiling.jit
+def _outer(number: int) -> int:
+    return _inner(number) * 2  # type: ignore[no-any-return]
+
+
+def test_a_kernel_that_calls_another_may_be_called_first_by_several_threads() -> None:
+    with ThreadPoolExecutor(3) as pool:
+        first = pool.submit(_outer, 3)
+        assert _Slow.begun.wait(PATIENCE)
+        others = [pool.submit(_outer, 3) for _ in range(2)]
+        assert [it.result(PATIENCE) for it in (first, *others)] == [8, 8, 8]

@@ -6,6 +6,7 @@ import sys
 from typing import Any
 
 import pytest
+from tests.patience import PATIENCE
 
 import bedload as bl
 from bedload.core.errors import DefinitionError, OperatorFailed, StoreError, WorkerLost, WrongPython
@@ -84,6 +85,9 @@ class Context:
     def sc(self) -> Any:
         return self
 
+    def setJobGroup(self, *_: object) -> None:
+        pass
+
     def getExecutorMemoryStatus(self) -> Any:
         return self
 
@@ -113,7 +117,7 @@ def test_on_its_own_machine_tasks_run_with_the_drivers_python() -> None:
 
 def test_each_executor_is_asked_for_its_modules() -> None:
     context = Context(None)
-    check_python(context)  # type: ignore[arg-type]
+    check_python(context, PATIENCE)  # type: ignore[arg-type]
     assert context.tasks == 3
 
 
@@ -122,7 +126,7 @@ def test_a_python_without_a_module_is_named_with_what_to_set() -> None:
         [("/good (Python 3.11)", ""), ("/bad (Python 3.11)", "ModuleNotFoundError: No module named 'pyarrow'")]
     )
     with pytest.raises(WrongPython, match="PYSPARK_PYTHON") as caught:
-        check_python(lacks)  # type: ignore[arg-type]
+        check_python(lacks, PATIENCE)  # type: ignore[arg-type]
     text = caught.value.message
     assert text.startswith("Spark's tasks run with /bad (Python 3.11), which lacks pyarrow (ModuleNotFoundError: ")
     assert f"The driver's own is {sys.executable}" in text

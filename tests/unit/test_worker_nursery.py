@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import os
 import queue
+import shutil
 import signal
 import subprocess
 import sys
@@ -431,6 +432,39 @@ def test_a_worker_has_the_environment_and_the_modules_of_the_driver_when_it_was_
         made.close()
 
 
+def test_a_worker_finds_modules_in_the_drivers_order(desk: Desk, tmp_path: Path) -> None:
+    places = [tmp_path / name for name in ("one", "two", "three")]
+    for place in places:
+        place.mkdir()
+        (place / "found_by_order.py").write_text(f"VALUE = {place.name!r}")
+    one, two, three = map(str, places)
+    base = environment()
+
+    def given(*paths: str) -> dict[str, str]:
+        return dict(base, PYTHONPATH=os.pathsep.join([*paths, base["PYTHONPATH"]]))
+
+    made = Home(desk, tmp_path, given(one))
+    try:
+        for number, (paths, expected) in enumerate([((one,), "one"), ((two, one), "two"), ((three,), "three")]):
+            made.order(number, given=given(*paths))
+            desk.next()
+            assert desk.ask(number, "__import__('found_by_order').VALUE", tmp_path) == expected
+        assert one not in desk.ask(2, "__import__('sys').path", tmp_path)
+    finally:
+        made.close()
+
+
+def test_a_worker_has_the_time_zone_of_the_driver_when_it_was_ordered(desk: Desk, tmp_path: Path) -> None:
+    made = Home(desk, tmp_path, environment(TZ="UTC0"))
+    try:
+        for number, (zone, hours) in enumerate([("UTC0", 0), ("EST5", -5)]):
+            made.order(number, given=environment(TZ=zone))
+            desk.next()
+            assert desk.ask(number, "__import__('time').localtime(0).tm_gmtoff", tmp_path) == 3600 * hours
+    finally:
+        made.close()
+
+
 def test_what_a_worker_starts_has_no_input_and_does_not_hide_the_end_of_the_worker(
     shared_home: Home, desk: Desk
 ) -> None:
@@ -593,15 +627,107 @@ def test_attachments_share_a_nursery_and_a_worker_is_where_the_driver_is(
     assert not alive(pids[0])
 
 
-def test_a_forked_driver_has_a_nursery_of_its_own(desk: Desk) -> None:
-    nurseries = processes.Nurseries()
+def test_a_forked_driver_has_a_nursery_of_its_own_and_keeps_nothing_of_the_others_alive(
+    desk: Desk, tmp_path: Path
+) -> None:
+    script = """
+import os, sys, time
+from bedload.core.ids import WorkerId
+from bedload.spark.hosts import ProcessHost
+from bedload.spark.processes import NURSERIES, driver_environment
+from bedload.transport import Credentials
+host = ProcessHost()
+host.start(sys.argv[1], Credentials(b"s" * 32), 1)
+first = NURSERIES.get(driver_environment()).pid
+if sys.stdin.readline() and os.fork() == 0:
+    os.environ["BEDLOAD_NO_FORK"] = "1"
+    print(os.getpid(), first, NURSERIES.get(driver_environment()).pid, flush=True)
+time.sleep(600)
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", script, desk.endpoint.address],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=environment(TMPDIR=str(tmp_path)),
+    ) as driver:
+        assert driver.stdout is not None
+        assert driver.stdin is not None
+        _, worker = desk.next()
+        driver.stdin.write(b"\n")
+        driver.stdin.flush()
+        forked, first, second = map(int, driver.stdout.readline().split())
+        assert first != second
+        assert all(map(alive, (worker, first, second)))
+        driver.kill()
     try:
-        first = nurseries.get(environment())
-        nurseries._owner = -1  # as in a process that was forked from this one
-        assert nurseries.get(environment()) is not first
-        first.stop(PATIENCE)
+        eventually(lambda: not alive(worker), "the worker ended with the driver")
+        eventually(lambda: not alive(first), "so did its nursery")
+        assert alive(forked)
+        assert alive(second)
     finally:
+        os.kill(forked, signal.SIGKILL)
+    eventually(lambda: not alive(second), "the other ended with its own")
+
+
+def test_an_order_to_a_nursery_that_somebody_ends_just_then_is_given_to_another(
+    monkeypatch: pytest.MonkeyPatch, desk: Desk
+) -> None:
+    nurseries = processes.Nurseries()
+    first = nurseries.get(environment())
+    host = ProcessHost(nurseries=nurseries)
+    desk.check = host.check
+    try:
+        with monkeypatch.context() as patched:
+            patched.setattr(nurseries, "get", lambda _: nurseries.leave(first) or first)
+            host.start(desk.endpoint.address, CREDENTIALS, 1)
+        assert desk.next()[0] == 0
+    finally:
+        host.stop()
         nurseries.stop(PATIENCE)
+
+
+def test_a_nursery_that_does_not_tell_the_end_of_a_worker_is_left(
+    monkeypatch: pytest.MonkeyPatch, host: ProcessHost, desk: Desk
+) -> None:
+    monkeypatch.setattr(processes, "_REPORT_SECONDS", 0.2)
+    host.start(desk.endpoint.address, CREDENTIALS, 1)
+    _, pid = desk.next()
+    nursery = nursery_of(pid)
+    nursery.suspend()
+    host.stop()
+    assert not alive(nursery.pid)
+
+
+def test_folders_of_logs_that_somebody_tidied_up_are_made_again(host: ProcessHost, desk: Desk, tmp_path: Path) -> None:
+    host.start(desk.endpoint.address, CREDENTIALS, 1)
+    _, pid = desk.next()
+    for folder in tmp_path.glob("bedload-*"):
+        shutil.rmtree(folder)
+    host.add(WorkerId(1))
+    desk.next()
+    nursery = nursery_of(pid)
+    nursery.kill()
+    eventually(lambda: not alive(nursery.pid), "it is gone")
+    host.replace(WorkerId(0))
+    desk.next()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="names are any bytes")
+def test_a_driver_may_be_in_a_folder_and_have_an_environment_that_are_no_text(
+    monkeypatch: pytest.MonkeyPatch, host: ProcessHost, desk: Desk, tmp_path: Path
+) -> None:
+    host.start(desk.endpoint.address, CREDENTIALS, 1)
+    desk.next()
+    folder = tmp_path / os.fsdecode(b"caf\xe9")
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("DRINK", os.fsdecode(b"caf\xe9"))
+    host.add(WorkerId(1))
+    desk.next()
+    assert desk.ask(1, "(__import__('os').getcwdb(), __import__('os').environb[b'DRINK'])", tmp_path) == (
+        os.fsencode(folder),
+        b"caf\xe9",
+    )
 
 
 def test_a_worker_that_fails_is_reported_with_the_end_of_its_log(host: ProcessHost, desk: Desk) -> None:

@@ -82,7 +82,11 @@ class Attachment:
         _set_up(spark, local=local)
         listen = "127.0.0.1" if local else str(spark.sparkContext.getConf().get("spark.driver.host"))
         executors = None if local else spark.sparkContext
-        chosen: WorkerHost = ProcessHost(executors) if kind == "process" else TaskHost(spark)
+        chosen: WorkerHost
+        if kind == "process":
+            chosen = ProcessHost(executors, look_seconds=start_seconds)
+        else:
+            chosen = TaskHost(spark, look_seconds=start_seconds)
         keeper = None if url is None else Keeper(url, storage_options)
         secure = not is_loopback(listen) if encrypt is None else encrypt
         retention = Retention(retain_epochs)

@@ -91,9 +91,12 @@ class ProcessHost:
 
     takes_slots = False
 
-    def __init__(self, executors: SparkContext | None = None, nurseries: Nurseries = NURSERIES) -> None:
-        """``executors``: whose Python the feeders run with, if they are on other machines."""
+    def __init__(
+        self, executors: SparkContext | None = None, nurseries: Nurseries = NURSERIES, *, look_seconds: float = 60.0
+    ) -> None:
+        """``executors``: whose Python the feeders run with, if they are on other machines, and are looked at first."""
         self._executors = executors
+        self._look_seconds = look_seconds
         self._children: dict[WorkerId, Child] = {}
         self._nurseries = nurseries
         self._logs = tempfile.TemporaryDirectory(prefix="bedload-workers-", ignore_cleanup_errors=True)
@@ -106,7 +109,7 @@ class ProcessHost:
     def start(self, coordinator: str, credentials: Credentials, workers: int, place: Place | None = None) -> None:
         """Start the processes; their output goes to a log file each."""
         if self._executors is not None:
-            check_python(self._executors)
+            check_python(self._executors, self._look_seconds)
         self._hello = coordinator, credentials, place
         with self._lock:
             for number in range(workers):
@@ -199,10 +202,10 @@ class ProcessHost:
         for child in children:
             child.let_go()
         deadline = time.monotonic() + _STOP_SECONDS
-        late = [child for child in children if not child.wait(max(0.0, deadline - time.monotonic()))]
-        for child in late:
-            self._end(child)
         for child in children:
+            child.wait(max(0.0, deadline - time.monotonic()))
+        for child in children:
+            self._end(child)
             child.close()
         self._logs.cleanup()
 
@@ -223,8 +226,10 @@ class TaskHost:
 
     takes_slots = True
 
-    def __init__(self, spark: SparkSession) -> None:
+    def __init__(self, spark: SparkSession, *, look_seconds: float = 60.0) -> None:
+        """``look_seconds``: how long to look at the Python of the executors."""
         self._context = spark.sparkContext
+        self._look_seconds = look_seconds
         self._jobs: dict[WorkerId, Job] = {}
         self._hello: tuple[str, Credentials, Place | None] | None = None
         self._stopped = False
@@ -234,7 +239,7 @@ class TaskHost:
         advice = f"Ask for at most {{most}} workers (attach(..., workers={{most}})), {_MORE_SLOTS}"
         self._wait_for_slots(workers, _EXECUTORS_SECONDS, advice)
         if not self._local:
-            check_python(self._context)
+            check_python(self._context, self._look_seconds)
         self._hello = coordinator, credentials, place
         everybody = [WorkerId(number) for number in range(workers)]
         together = [[one] for one in everybody] if self._local else [everybody]

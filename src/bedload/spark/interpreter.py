@@ -5,9 +5,13 @@ Without it a task fails over a missing module, after many lines of Java, when th
 
 from __future__ import annotations
 
+import itertools
+import logging
 import re
 import sys
+import threading
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 
 from py4j.protocol import Py4JError
 from pyspark import SparkContext
@@ -15,6 +19,8 @@ from pyspark.errors import PySparkException
 
 from bedload.core.errors import WrongPython
 
+_log = logging.getLogger("bedload")
+_NUMBERS = itertools.count(1)
 _NEEDED = ("pyarrow", "pandas", "bedload.spark.tasks")
 """What tasks import: Spark for Arrow batches, and we for feeders and workers."""
 
@@ -30,13 +36,35 @@ def use_own_python(context: SparkContext) -> None:
         context.pythonExec = sys.executable
 
 
-def check_python(context: SparkContext) -> None:
-    """Raise :class:`WrongPython` unless the Python of the executors has what tasks need: a tiny task each finds out."""
+def check_python(context: SparkContext, seconds: float) -> None:
+    """Raise :class:`WrongPython` unless the Python of the executors has what tasks need: a tiny task each finds out.
+
+    If there is no executor, or it has no room for a task within so many seconds, nothing is found out.
+    """
     executors = max(1, int(context._jsc.sc().getExecutorMemoryStatus().size()) - 1)  # the driver is in it
+    group = f"bedload-python-{next(_NUMBERS)}"
+    answer: Future[list[tuple[str, str]]] = Future()
+
+    def ask() -> None:
+        try:
+            # A job group belongs to the thread, so the user's own jobs are not in this one.
+            context.setJobGroup(group, "Bedload looks at the Python of the executors", False)
+            tasks = context.parallelize(range(executors), executors)
+            answer.set_result(tasks.mapPartitions(_look(_NEEDED)).collect())
+        except BaseException as error:
+            answer.set_exception(error)
+
+    threading.Thread(target=ask, name=group, daemon=True).start()
     try:
-        found = context.parallelize(range(executors), executors).mapPartitions(_look(_NEEDED)).collect()
+        found = answer.result(seconds)
+    except TimeoutError:
+        _log.warning("no executor told within %g seconds which Python it has: it is not checked", seconds)
+        return
     except (PySparkException, Py4JError) as error:
         raise _wrong(context.pythonExec, _said(error)) from None
+    finally:
+        if not answer.done():
+            context.cancelJobGroup(group)
     for python, problem in found:
         if problem:
             raise _wrong(python, problem)
@@ -64,8 +92,7 @@ def _said(error: Exception) -> str:
     text = str(error)
     lines = [it for it in _SAID.findall(text) if not it.startswith(("PythonException", "SparkException"))]
     lacks = [it for it in lines if _LACKS.search(it)]
-    known = lacks or lines
-    return known[0] if known else text.strip().splitlines()[0]
+    return next(iter(lacks or lines or text.strip().splitlines()), type(error).__name__)
 
 
 def _wrong(python: str, problem: str) -> WrongPython:

@@ -6,7 +6,8 @@ Invariants:
   nursery's to tell.
 - A process is killed by its number only while neither lifeline nor nursery says that it is gone: numbers come again.
 - Nothing here waits for the nursery to be up: it turns to its orders when it has loaded what it needs.
-- A nursery is of one process. It outlives attachments, and ends with that process.
+- A nursery is of one process. It outlives attachments, and ends with that process: a process that is forked from the
+  driver, by ``multiprocessing`` say, holds nothing by which a worker or a nursery lives.
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ import sys
 import tempfile
 import threading
 import time
+import weakref
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import IO, Protocol
 
 import msgspec
 
@@ -35,6 +37,8 @@ from bedload.worker.nursery import COMMAND, SIZE, Born, Ended, Order
 _REPORT_SECONDS = 5.0
 """How long the nursery may take to tell the exit code of a worker that is gone."""
 _POLL_SECONDS = 0.2
+_OURS: weakref.WeakSet[socket.socket | IO[bytes]] = weakref.WeakSet()
+"""The driver's ends of what workers and nurseries live by."""
 
 
 class Child(Protocol):
@@ -52,7 +56,7 @@ class Child(Protocol):
 
     @property
     def ignored(self) -> Nursery | None:
-        """The nursery that was to start it and has not done anything about that."""
+        """The nursery that was to start it, or to tell its end, and has not done so."""
         ...
 
     def fate(self) -> str | None:
@@ -87,8 +91,9 @@ class Nursery:
         self._heard = b""
         self._lock = threading.Lock()
         self._socket, theirs = socket.socketpair()
+        _OURS.add(self._socket)
         try:
-            with theirs, log.open("ab") as output:
+            with theirs, _open_log(log) as output:
                 self._process = subprocess.Popen(
                     [sys.executable, "-X", "faulthandler", "-m", "bedload.worker.nursery"],
                     stdin=theirs.fileno(),
@@ -113,16 +118,22 @@ class Nursery:
     def order(self, log: Path, environment: Mapping[str, str], hello: bytes) -> Forked:
         """Have a worker started. Returns at once; if the nursery is gone, that is the worker's fate."""
         names = environment.keys() | self._environment.keys()
-        changed = {n: environment.get(n) for n in names if environment.get(n) != self._environment.get(n)}
+        changed = {
+            os.fsencode(name): None if (value := environment.get(name)) is None else os.fsencode(value)
+            for name in names
+            if environment.get(name) != self._environment.get(name)
+        }
         ours, theirs = socket.socketpair()
-        with theirs, log.open("ab") as output, self._lock:
+        _OURS.add(ours)
+        with theirs, _open_log(log) as output, self._lock:
             self._ticket = Ticket(self._ticket + 1)
             child = self._children[self._ticket] = Forked(self, ours, log)
-            payload = msgspec.json.encode(Order(self._ticket, changed, _folder()))
+            payload = msgspec.msgpack.encode(Order(self._ticket, changed, _folder()))
             frame = SIZE.pack(len(payload)) + payload
-            with contextlib.suppress(ConnectionError):
-                sent = socket.send_fds(self._socket, [frame], [theirs.fileno(), output.fileno()])
-                self._socket.sendall(frame[sent:])
+            if self._socket.fileno() >= 0:  # else somebody has ended it just now
+                with contextlib.suppress(ConnectionError):
+                    sent = socket.send_fds(self._socket, [frame], [theirs.fileno(), output.fileno()])
+                    self._socket.sendall(frame[sent:])
             ours.sendall(hello)
         return child
 
@@ -154,7 +165,8 @@ class Nursery:
             self._process.kill()
             self._process.wait()
         self.hear()
-        self._socket.close()
+        with self._lock:
+            self._socket.close()
 
 
 class Nurseries:
@@ -163,21 +175,21 @@ class Nurseries:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._current: Nursery | None = None
-        self._owner = 0
         self._logs: Path | None = None
 
     def get(self, environment: Mapping[str, str]) -> Nursery:
         """The one that takes orders now."""
         with self._lock:
-            # SUBTLE: a process that the driver forks has a copy of this, and the nursery is not its own.
-            ours = self._owner == os.getpid()
-            if self._current is None or not ours or self._current.gone:
-                if self._logs is None or not ours:
+            if self._current is None or self._current.gone:
+                if self._logs is None:
                     self._logs = Path(tempfile.mkdtemp(prefix="bedload-nursery-"))
                     atexit.register(_remove, self._logs, os.getpid())
                 self._current = Nursery(self._logs / "nursery.log", environment)
-                self._owner = os.getpid()
             return self._current
+
+    def forget(self) -> None:
+        """This process was forked from the one whose they are."""
+        self.__init__()  # type: ignore[misc]
 
     def leave(self, nursery: Nursery) -> None:
         """End one that is gone or does not listen: the next worker is ordered from another."""
@@ -194,11 +206,21 @@ class Nurseries:
         if nursery is not None:
             nursery.stop(seconds)
         if logs is not None:
-            _remove(logs, self._owner)
+            shutil.rmtree(logs, ignore_errors=True)
 
 
 NURSERIES = Nurseries()
 """Those of all attachments."""
+
+
+def _forked() -> None:
+    for end in list(_OURS):
+        end.close()
+    NURSERIES.forget()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
 
 
 def driver_environment() -> dict[str, str]:
@@ -225,9 +247,9 @@ class Forked:
 
     @property
     def ignored(self) -> Nursery | None:
-        """The nursery, if it has done nothing about the order."""
+        """The nursery, if it has done nothing about the order, or said nothing of the end."""
         self._nursery.hear()
-        return self._nursery if self.pid is None and self.code is None else None
+        return self._nursery if self.code is None and (self.pid is None or self._over) else None
 
     @property
     def stranded(self) -> bool:
@@ -302,7 +324,7 @@ class Spawned:
 
     def __init__(self, log: Path, environment: dict[str, str], hello: bytes) -> None:
         self.log = log
-        with log.open("ab") as output:
+        with _open_log(log) as output:
             self._process = subprocess.Popen(
                 [sys.executable, *COMMAND], stdin=subprocess.PIPE, stdout=output, stderr=output, env=environment
             )
@@ -311,6 +333,7 @@ class Spawned:
         with contextlib.suppress(BrokenPipeError):  # it died at once: its fate says why
             self._lifeline.write(hello)
             self._lifeline.flush()
+        _OURS.add(self._lifeline)
 
     def fate(self) -> str | None:
         """What became of it, if it does not run any more."""
@@ -343,18 +366,25 @@ def _remove(folder: Path, owner: int) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _folder() -> str:
+def _open_log(log: Path) -> IO[bytes]:
+    """Whoever tidies up temporary files may have removed the folder: a driver runs for months."""
+    log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return log.open("ab")
+
+
+def _folder() -> bytes:
     """Where this process is; nowhere if that was removed."""
     try:
-        return str(Path.cwd())
+        return os.fsencode(Path.cwd())
     except OSError:
-        return ""
+        return b""
 
 
 def _hung_up(end: socket.socket, seconds: float) -> bool:
     """Whether the other side is closed. What it said before is left unread."""
-    if end.fileno() < 0:
+    number = end.fileno()
+    if number < 0:
         return True  # this side is
     poll = select.poll()
-    poll.register(end, 0)  # a hang-up is always told
+    poll.register(number, 0)  # a hang-up is always told
     return bool(poll.poll(seconds * 1000))

@@ -58,9 +58,9 @@ class Order(msgspec.Struct):
     """Start a worker. With it come its end of the lifeline and its log."""
 
     ticket: Ticket
-    environment: dict[str, str | None]
-    """What is different in the driver's environment since the nursery was started."""
-    folder: str = ""
+    environment: dict[bytes, bytes | None]
+    """What is different in the driver's environment since the nursery was started. As bytes: any are allowed."""
+    folder: bytes = b""
     """The driver's working directory."""
 
 
@@ -93,6 +93,9 @@ class _Ward:
         self._tickets: dict[int, Ticket] = {}
         """By process: workers that run."""
         self._loading: threading.Thread | None = None
+        given = _paths()
+        self._own_paths = [path for path in sys.path[not sys.flags.safe_path :] if path not in given]
+        """Where Python looks for modules whatever the driver says."""
 
     def run(self) -> None:
         for end in (self._wake, self._alarm):
@@ -148,7 +151,8 @@ class _Ward:
         if self._alone():
             gc.freeze()  # a collection would write to every object, and so unshare every page
             return os.fork()
-        environment = {name: value for name, value in {**os.environ, **order.environment}.items() if value is not None}
+        changed = {**os.environb, **order.environment}
+        environment = {name: value for name, value in changed.items() if value is not None}
         places = [(os.POSIX_SPAWN_DUP2, lifeline, 0), (os.POSIX_SPAWN_DUP2, log, 1), (os.POSIX_SPAWN_DUP2, log, 2)]
         return os.posix_spawn(sys.executable, [sys.executable, *COMMAND], environment, file_actions=places)
 
@@ -169,11 +173,13 @@ class _Ward:
             os.close(number)
         for name, value in order.environment.items():
             if value is None:
-                os.environ.pop(name, None)
+                os.environb.pop(name, None)
             else:
-                os.environ[name] = value
-        paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-        sys.path.extend(path for path in paths if path and path not in sys.path)
+                os.environb[name] = value
+        time.tzset()
+        # The driver's order, as modules of one name may be in several places.
+        here = [] if sys.flags.safe_path or not order.folder else [os.fsdecode(order.folder)]
+        sys.path[:] = dict.fromkeys([*here, *_paths(), *self._own_paths])
         importlib.invalidate_caches()
         # Python's own generator sees to itself; NumPy's would give the same numbers in all workers.
         if (numbers := sys.modules.get("numpy.random")) is not None:
@@ -209,6 +215,10 @@ class _Ward:
         self._loading.start()
 
 
+def _paths() -> list[str]:
+    return [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+
+
 def _load() -> None:
     """Load what every worker needs by its first epoch."""
     import pyarrow as pa
@@ -242,7 +252,7 @@ def _receive(orders: socket.socket) -> tuple[Order, int, int] | None:
         os.set_inheritable(number, False)
     lifeline, log = numbers
     head += _exactly(orders, SIZE.size - len(head))
-    return msgspec.json.decode(_exactly(orders, *SIZE.unpack(head)), type=Order), lifeline, log
+    return msgspec.msgpack.decode(_exactly(orders, *SIZE.unpack(head)), type=Order), lifeline, log
 
 
 def _exactly(orders: socket.socket, size: int) -> bytes:
