@@ -197,6 +197,8 @@ def test_a_vector_operator_sees_columns_and_keeps_columns(
         ("name", ["'m', which is not declared"]),
         ("type", ["column 'n' does not fit int64"]),
         ("raises", ["OperatorFailed", "epoch 0", "bad batch"]),
+        ("in place", ["OperatorFailed", "read-only", "The new state is what process returns"]),
+        ("bent", ["OutputError", "output column 'n' does not fit the schema: 1.5 (float) is not a bigint"]),
         ("output", ["OutputError", "columns key, n"]),
     ],
 )
@@ -209,6 +211,11 @@ def test_what_a_vector_operator_does_wrong_is_said_with_the_column(
         def process(self, batch: bl.VectorBatch, state: Any, ctx: bl.Context) -> Any:
             if returns == "raises":
                 raise ValueError("bad batch")
+            if returns == "in place":
+                state["n"] += 1
+                return None
+            if returns == "bent":
+                return None, {"key": batch.keys, "n": np.full(len(batch.keys), 1.5)}
             if returns == "output":
                 return None, {"key": batch.keys}
             return {

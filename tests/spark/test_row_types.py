@@ -172,6 +172,19 @@ def _in_utc(value: Any) -> Any:
         ("timestamp", dt.date(2026, 2, 1)),
         ("timestamp", "2026-02-01"),
         ("array<int>", "ab"),
+        ("array<string>", "ab"),
+        ("array<int>", [1.5]),
+        ("double", True),
+        ("float", 1e300),
+        ("string", b"a"),
+        ("binary", "a"),
+        ("date", dt.datetime(2026, 2, 1, 12)),
+        ("date", 5),
+        ("timestamp", 5.5),
+        ("timestamp_ntz", dt.datetime(2026, 2, 1, 12, tzinfo=dt.UTC)),
+        ("interval day to second", 5),
+        ("struct<x: int>", {"X": 1}),
+        ("map<string, int>", {"a": 1.5}),
     ],
 )
 def test_values_that_do_not_are_named(kind: str, value: Any) -> None:
@@ -194,6 +207,32 @@ def test_values_that_do_not_are_named(kind: str, value: Any) -> None:
     harness = OperatorHarness(Misfit, schema=schema, key="k")
     with pytest.raises(bl.errors.OutputError, match="does not fit the schema in column 'c'"):
         harness.run_epoch([{"k": "a"}])
+
+
+BENT: dict[str, tuple[str, Any, str]] = {
+    "a fraction": ("array<int>", [1.5], "1.5 (float) at c[0] is not an int"),
+    "letters": ("array<string>", "abc", "'abc' (str) is not an array<string>"),
+    "a zone": ("timestamp_ntz", dt.datetime(2026, 2, 1, 12, tzinfo=dt.timezone(HOUR)), "has a time zone"),
+    "a time": ("date", dt.datetime(2026, 2, 1, 12), "is not a date: use .date()"),
+    "a field": ("struct<x: int>", {"X": 1}, "has the unknown fields X; there are: x"),
+}
+
+
+def test_nothing_is_bent_on_its_way_into_spark(spark: SparkSession, cluster: bl.Cluster, tmp_path: Path) -> None:
+    for number, (kind, value, says) in enumerate(BENT.values()):
+
+        class Bends(bl.Operator):
+            n: int = bl.value(0)
+
+            def process(self, key: Any, rows: bl.Rows, ctx: bl.Context, bad: Any = value) -> Any:
+                return key, bad
+
+        out = cluster.apply(
+            numbers(spark, 1, 1), key="value", operator=Bends, schema=f"k long, c {kind}", name=f"Bends{number}"
+        )
+        error = fail(out, Sink(), tmp_path / str(number))
+        assert "OutputError" in error
+        assert says in error
 
 
 @pytest.mark.parametrize("returned", [["a", 1], "ab", 7], ids=["a list as a row", "text", "a number"])

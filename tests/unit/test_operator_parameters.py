@@ -47,6 +47,12 @@ class Steps(bl.Operator):
         return key, self.start + self.n
 
 
+class Plain(bl.Operator):
+    """Has none."""
+
+    def process(self, key: Any, rows: bl.Rows, ctx: bl.Context) -> None: ...
+
+
 class VectorSteps(bl.VectorOperator):
     """The same on columns."""
 
@@ -186,7 +192,8 @@ def test_it_does_not_change() -> None:
     ("make", "says"),
     [
         (lambda: Steps(stepp=3), "operator Steps has no parameter stepp; there are: step, start"),
-        (lambda: Steps(3), r"operator Steps: parameters are given by name, .* and not as 3"),
+        (lambda: Steps(3), r"parameters are given by name, as in Steps\(step=...\), and not as 3"),
+        (lambda: Plain(3), r"operator Plain has no parameters, and was given 3"),
         (lambda: Steps(step="3"), r"parameter step of operator Steps is int, and not '3' \(str\)"),
         (lambda: Steps(step=True), r"is int, and not True \(bool\)"),
         (lambda: Steps(step=None), r"is int, and not None"),
@@ -396,7 +403,7 @@ def test_no_method_can_set_one() -> None:
 
     with pytest.raises(DefinitionError, match="parameter step of operator Steps was to be set to 9"):
         OperatorHarness(InSetup, schema=OUT, key="k").run_epoch(rows("a"))
-    with pytest.raises(OperatorFailed, match="read-only"):
+    with pytest.raises(OperatorFailed, match=r"read-only(.|\n)*step is a parameter of Steps, and .*does not change"):
         OperatorHarness(InProcess, schema=OUT, key="k").run_epoch(rows("a"))
     with pytest.raises(DefinitionError, match="parameter step of operator VectorSteps was to be set to 9"):
         OperatorHarness(InColumns(step=1), schema=OUT, key="k").run_epoch(rows("a"))

@@ -100,10 +100,10 @@ def fitted(node: ArrayNode, value: Any) -> Array:
         rounds = value.dtype.kind in "iu" and value.dtype.itemsize == 8 and node.numpy.kind == "f"
         if np.can_cast(value.dtype, node.numpy, "safe") and not rounds:
             return value.astype(node.numpy)
-    raise StateTypeError(
-        f"expected {node}, got {value.dtype}{list(value.shape)}. Change the array in place (self.x[:] = ...), or "
-        f"convert what you assign: .astype({node.dtype!r})"
-    )
+        advice = f"Change the array in place, or convert what you assign: .astype({node.dtype!r})"
+    else:
+        advice = f"The shape of an array is declared and does not change: assign one of shape {node.dims}"
+    raise StateTypeError(f"expected {node}, got {value.dtype}{list(value.shape)}. {advice}")
 
 
 def pack_array(node: ArrayNode, value: Any) -> bytes:

@@ -19,7 +19,7 @@ from bedload.core.ids import KeyGroup, KeyHash
 from bedload.keys import canonical_key, check_key_type, hash_columns, hash_key, kept_type, key_group, key_groups
 from bedload.protocol.split import GROUP_COLUMN
 from bedload.testing import ddl
-from bedload.worker.outputs import fitted, misfit
+from bedload.worker.fitting import NOT_FITTING, fitted, misfit
 
 
 class StructType(Protocol):
@@ -158,7 +158,7 @@ class InputFormat:
             if self._undecided([field.name]):
                 return values if isinstance(values, pa.Array) else pa.array(values)
             array = _cast(values, field.type) if isinstance(values, pa.Array) else fitted(values, field.type)
-        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        except NOT_FITTING as error:
             found = () if isinstance(values, pa.Array) else (misfit(value, field) for value in values)
             why = next((problem for problem in found if problem), str(error))
             known = "as declared" if self._declared else "by its first value; declare another type with input="

@@ -7,6 +7,7 @@ must fail the epoch, not end the worker with the state of every other operator.
 from __future__ import annotations
 
 import os
+import re
 import sys
 import traceback
 from pathlib import Path
@@ -16,6 +17,7 @@ from bedload.core.errors import BedloadError, OperatorFailed, ProtocolError
 from bedload.core.ids import Epoch, OperatorName, WorkerId
 from bedload.state import TrackedList
 from bedload.worker.operator import Operator, state_of
+from bedload.worker.parameters import Parameter
 
 _NO_KEY: Any = object()
 
@@ -108,6 +110,13 @@ def _of_state(error: AttributeError) -> str:
             return ""
     if not isinstance(missed, Operator):
         return ""
+    named = re.search(r"attribute '(\w+)' is read-only", str(error))
+    if named is not None:
+        # SUBTLE: on the class of this object the value has taken the place of the parameter; its bases have that still.
+        declared = (vars(cls).get(named[1]) for cls in type(missed).__mro__)
+        chosen = next((it for it in declared if isinstance(it, Parameter)), None)
+        if chosen is not None:
+            return f"\n{chosen.name} is a parameter of {chosen.operator}, and {chosen.advice}."
     variables = ", ".join(spec.name for spec in state_of(type(missed))) or "none"
     return _HINT.format(name=type(missed).__name__, variables=variables)
 

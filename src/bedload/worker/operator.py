@@ -139,9 +139,12 @@ class OperatorMeta(type):
     def __call__(cls, *args: Any, **parameters: Any) -> Any:
         """The operator with these parameters, to be applied. Objects of keys are not made like this."""
         if args:
+            known, given = parameters_of(cls), ", ".join(map(repr, args))
+            if not known:
+                raise DefinitionError(f"operator {cls.__name__} has no parameters, and was given {given}")
             raise DefinitionError(
-                f"operator {cls.__name__}: parameters are given by name, as in {cls.__name__}(gap=30), and not as "
-                f"{', '.join(map(repr, args))}"
+                f"operator {cls.__name__}: parameters are given by name, as in {cls.__name__}({next(iter(known))}=...),"
+                f" and not as {given}"
             )
         values, operator = values_of(cls, parameters), typing.cast("type[Any]", cls)
         made = object.__new__(_subclass(operator, Configured))

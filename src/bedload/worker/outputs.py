@@ -6,13 +6,15 @@ key, column and value did not fit.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from itertools import repeat
+from operator import itemgetter
 from typing import Any
 
 import pyarrow as pa
 
 from bedload.core.errors import BedloadError, OutputError
+from bedload.worker.fitting import NOT_FITTING, fitted, misfit
 
 
 class OutputRows:
@@ -59,13 +61,12 @@ class OutputRows:
         try:
             if set(map(type, self.rows)) != {tuple}:
                 self.rows = [self._as_tuple(row) for row in self.rows]
-            columns = list(zip(*self.rows, strict=True))
-            if len(columns) != len(schema):
-                raise ValueError(f"{len(columns)} columns")
-            arrays = [fitted(column, field.type) for column, field in zip(columns, schema, strict=True)]
+            if set(map(len, self.rows)) != {len(schema)}:
+                raise ValueError("rows with more or fewer columns")
+            arrays = [fitted(list(map(itemgetter(at), self.rows)), field.type) for at, field in enumerate(schema)]
             if any(not field.nullable and a.null_count for field, a in zip(schema, arrays, strict=True)):
                 raise ValueError("null in a column that is declared NOT NULL")
-        except (pa.ArrowException, TypeError, ValueError, OverflowError, BedloadError) as error:
+        except (*NOT_FITTING, BedloadError) as error:
             raise self._explain(error) from error
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
@@ -106,27 +107,3 @@ class OutputRows:
                         **details,
                     )
         return OutputError(f"operator {self._operator}: outputs do not fit the schema: {error}")
-
-
-def fitted(column: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    """Values as an array of this type; raises if one of them does not fit as it is."""
-    if not pa.types.is_integer(kind):
-        return pa.array(column, type=kind)
-    # SUBTLE: asked for integers, Arrow would take 1.5 and make it 1. So let it find the type, and cast safely.
-    found = pa.array(column)
-    if found.type == kind:
-        return found
-    if not (pa.types.is_integer(found.type) or pa.types.is_floating(found.type) or pa.types.is_null(found.type)):
-        raise TypeError(f"{found.type} is not {kind}")
-    return found.cast(kind)
-
-
-def misfit(value: Any, field: pa.Field) -> str | None:
-    """Why a value does not fit a column; None if it does."""
-    if value is None:
-        return None if field.nullable else "it is null, but the column is declared NOT NULL"
-    try:
-        fitted([value], field.type)
-    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-        return f"{value!r} ({type(value).__name__}) is not a {field.type}: {error}"
-    return None

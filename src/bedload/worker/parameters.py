@@ -53,8 +53,14 @@ class Parameter:
 
     def __set__(self, holder: object, value: Any) -> None:
         raise DefinitionError(
-            f"parameter {self.name} of operator {self.operator} was to be set to {value!r}, but a parameter is the "
-            f"same for all keys and does not change. Give it where the operator is applied, as in "
+            f"parameter {self.name} of operator {self.operator} was to be set to {value!r}, but {self.advice}"
+        )
+
+    @property
+    def advice(self) -> str:
+        """For who sets it in a method; the rest of a sentence."""
+        return (
+            f"a parameter is the same for all keys and does not change. Give it where the operator is applied, as in "
             f"operator={self.operator}({self.name}=...); what changes is a state variable: {self.name} = bl.value(...)"
         )
 

@@ -23,11 +23,17 @@ from bedload.state.types import OptionalNode, ScalarNode
 from bedload.store.columns import ColumnSpec, ColumnTable
 from bedload.store.columns.distinct import distinct
 from bedload.store.columns.index import Slots
+from bedload.worker.fitting import NOT_FITTING, misfit, recast
 from bedload.worker.operator import Context, OperatorMeta, make_holder
 from bedload.worker.parameters import Values
 from bedload.worker.vector_batch import VectorBatch
 
 State = dict[str, npt.NDArray[Any]]
+
+_RETURN_IT = (
+    "The new state is what process returns, and the arrays that it gets cannot be changed: make new ones, as in "
+    'x = state["x"] + 1, and return them: return {"x": x}'
+)
 
 
 class VectorOperator(metaclass=OperatorMeta):
@@ -150,10 +156,24 @@ class VectorLogic:
         """Gather the state of the batch's distinct keys, call ``process``, scatter what it returns."""
         met, index = distinct(slots)
         view = VectorBatch(batch, index.astype(np.int64), table.keys(met))
-        returned = self._user.process(view, self._gather(table, met), ctx)
+        before = self._gather(table, met)
+        given = dict(before)
+        try:
+            returned = self._user.process(view, given, ctx)
+        except ValueError as error:
+            if "read-only" in str(error):
+                error.add_note(_RETURN_IT)
+            raise
         state, outputs = returned if isinstance(returned, tuple) else (returned, None)
         if state is not None:
             self._scatter(table, met, state)
+        assigned = (name for name, old in before.items() if given.get(name, old) is not old)
+        lost = [name for name in assigned if name not in (state or ())]
+        if lost:
+            raise StateTypeError(
+                f"process of operator {self._operator.__name__} assigned state[{lost[0]!r}] and did not return it. "
+                f"{_RETURN_IT}"
+            )
         return self._batch(outputs)
 
     def result(self, table: ColumnTable, slots: Slots, ctx: Context) -> pa.RecordBatch | None:
@@ -176,6 +196,7 @@ class VectorLogic:
                     if values.dtype.kind != "M":
                         values = values.astype(np.float64 if values.dtype.kind in "iuf" else object)
                     values[~valid] = np.nan if values.dtype.kind == "f" else None
+            values.flags.writeable = False  # what is written into it would be lost
             state[spec.name] = values
         return state
 
@@ -193,7 +214,7 @@ class VectorLogic:
                     f"process of operator {self._operator.__name__} returned state {name!r}, which is not declared; "
                     f"there are: {', '.join(known)}"
                 )
-            array = self._array(name, values, spec.type, StateTypeError)
+            array = self._state_array(name, values, spec.type)
             if array.null_count and not self._nullable[name]:
                 at = array.is_null().index(True).as_py()
                 key = tuple(column[0].as_py() for column in table.keys(slots[at : at + 1]))
@@ -213,21 +234,38 @@ class VectorLogic:
     def _nullable(self) -> dict[str, bool]:
         return {spec.name: isinstance(spec.type, OptionalNode) for spec in self._operator.__bedload_specs__}
 
-    def _array(self, name: str, values: Any, kind: pa.DataType, error: type[Exception]) -> pa.Array:
+    def _state_array(self, name: str, values: Any, kind: pa.DataType) -> pa.Array:
         try:
-            if isinstance(values, (pa.Array, pa.ChunkedArray)):
-                array = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
-            else:
-                array = pa.array(values, from_pandas=True)
+            array = _as_array(values)
             if array.type == kind:
                 return array
-            if error is StateTypeError and not _becomes(array.type, kind):
+            if not _becomes(array.type, kind):
                 raise TypeError(f"the values are {array.type}")
             return array.cast(kind)
-        except (pa.ArrowException, TypeError, ValueError, OverflowError) as problem:
-            raise error(
+        except NOT_FITTING as problem:
+            raise StateTypeError(
                 f"operator {self._operator.__name__}: column {name!r} does not fit {kind}: {problem}"
             ) from problem
+
+    def _output_array(self, field: pa.Field, values: Any) -> pa.Array:
+        array = None
+        try:
+            array = _as_array(values)
+            made = recast(array, field.type)
+        except NOT_FITTING as problem:
+            found = (misfit(value, field) for value in (array.to_pylist() if array is not None else ()))
+            raise self._misfit(field, next((why for why in found if why), str(problem))) from problem
+        if made.null_count and not field.nullable:
+            raise self._misfit(field, "there is null, or NaN, but the column is declared NOT NULL")
+        return made
+
+    def _misfit(self, field: pa.Field, why: str) -> OutputError:
+        name = self._operator.__name__
+        return OutputError(
+            f"operator {name}: output column {field.name!r} does not fit the schema: {why}",
+            operator=name,
+            column=field.name,
+        )
 
     def _batch(self, outputs: Any) -> pa.RecordBatch | None:
         if outputs is None:
@@ -240,13 +278,19 @@ class VectorLogic:
                 f"operator {self._operator.__name__}: outputs must be a dict with the columns "
                 f"{', '.join(self._output.names)}, not {given}"
             )
-        arrays = [self._array(field.name, outputs[field.name], field.type, OutputError) for field in self._output]
+        arrays = [self._output_array(field, outputs[field.name]) for field in self._output]
         if len({len(array) for array in arrays}) > 1:
             lengths = ", ".join(f"{n}: {len(a)}" for n, a in zip(self._output.names, arrays, strict=True))
             raise OutputError(f"operator {self._operator.__name__}: output columns differ in length ({lengths})")
         if not len(arrays[0]):
             return None
         return pa.RecordBatch.from_arrays(arrays, schema=self._output)
+
+
+def _as_array(values: Any) -> pa.Array:
+    if isinstance(values, pa.ChunkedArray):
+        return values.combine_chunks()
+    return values if isinstance(values, pa.Array) else pa.array(values, from_pandas=True)
 
 
 def _becomes(given: pa.DataType, kind: pa.DataType) -> bool:
