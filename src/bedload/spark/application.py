@@ -57,6 +57,10 @@ class Keyed:
         groups: int,
     ) -> Keyed:
         """Check what every application needs."""
+        if not isinstance(df, DataFrame):
+            raise DefinitionError(
+                f"operator {name}: {df!r:.100} is not a DataFrame; give a streaming one, read with spark.readStream"
+            )
         if not df.isStreaming:
             raise DefinitionError(
                 f"operator {name}: the DataFrame is not a streaming one; read it with spark.readStream"
