@@ -119,8 +119,29 @@ def test_an_operator_that_cannot_be_shipped_is_refused_with_the_reason(
                 return super().process(key, rows, ctx)
 
     df = numbers(spark).selectExpr("value as key")
-    with pytest.raises(errors.OperatorNotShippable, match=r"cannot be pickled.*setup"):
+    with pytest.raises(errors.OperatorNotShippable, match=r"cannot be pickled.* Holds\.process refers to lock .*setup"):
         cluster.apply(df, key="key", operator=Holds, schema="key long, n long")
+
+    table = spark.range(3)
+
+    def look_up(key: Any) -> Any:
+        return table.where(F.col("id") == key).count()
+
+    class Asks(Count):
+        def process(self, key: Any, rows: bl.Rows, ctx: bl.Context) -> Any:
+            return key, look_up(key)
+
+    class Context(Count):
+        def setup(self, ctx: bl.Context) -> None:
+            self.wide = spark.sparkContext.broadcast(1)
+
+    for operator, where in (
+        (Asks, r"look_up refers to table, a \w*DataFrame"),
+        (Context, "setup refers to spark, a Sp"),
+    ):
+        with pytest.raises(errors.OperatorNotShippable, match=rf"(?s){where}.*workers have no Spark session") as told:
+            cluster.apply(df, key="key", operator=operator, schema="key long, n long")
+        assert "setup()" not in str(told.value)
 
     class Bomb:
         def __reduce__(self) -> Any:

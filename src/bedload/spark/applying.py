@@ -60,7 +60,8 @@ def of_operator(
         initial = _initial(initial_state, starts_of_rows(specs))
         made = Application(keyed, out, arrow_out, deployment, RowDecoder(specs), specs, initial=initial)
     fixed = frozenset(name for name, it in parameters_of(operator).items() if it.fixed)
-    return replace(made, parameters=values, terms=Terms(texts_of(values), fixed, _dropped(made, drop)))
+    terms = Terms(texts_of(values), fixed, _dropped(made, drop))
+    return replace(made, parameters=values, terms=terms, code=operator)
 
 
 def of_aggregates(
