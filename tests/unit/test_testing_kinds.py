@@ -429,3 +429,31 @@ def test_what_is_no_aggregate_is_refused_where_the_harness_is_made(given: Any, a
 def test_an_aggregate_without_aggregates_is_refused_where_the_harness_is_made() -> None:
     with pytest.raises(DefinitionError, match=r"name at least one, as in n=bl\.agg\.count\(\)"):
         OperatorHarness.aggregate(key="k")
+
+
+class NoModelOnRows(TopOnRows):
+    def setup(self, ctx: bl.Context) -> None:
+        raise OSError("no model")
+
+
+class NoModelOnArrays(TopOnArrays):
+    def setup(self, ctx: bl.Context) -> None:
+        raise OSError("no model")
+
+
+@pytest.mark.parametrize("operator", [NoModelOnRows, NoModelOnArrays])
+def test_a_setup_that_raises_fails_the_harness_that_is_made_with_its_input_and_else_the_first_epoch(
+    operator: Any,
+) -> None:
+    failed = rf"setup of operator {operator.__name__}, worker 0 raised OSError: no model"
+    with pytest.raises(OperatorFailed, match=failed):
+        OperatorHarness(operator, schema=SCHEMA, key="car", input=INPUT)
+    harness = OperatorHarness(operator, schema=SCHEMA, key="car")
+    cluster = InProcessCluster(operator, schema=SCHEMA, key="car", input=INPUT)
+    for _ in range(2):
+        with pytest.raises(OperatorFailed, match=failed):
+            harness.run_epoch([{"car": "a", "speed": 1.0}])
+        with pytest.raises(OperatorFailed, match=failed):
+            cluster.run_epoch([[{"car": "a", "speed": 1.0}], [{"car": "b", "speed": 1.0}]])
+        cluster.restart()
+    assert harness.snapshot() == cluster.snapshot() == {}
