@@ -56,6 +56,30 @@ def test_what_is_wrong_with_an_application_is_said_at_once(spark: SparkSession, 
         apply(df=spark.range(3).selectExpr("id as key"))
     with pytest.raises(errors.DefinitionError, match="key groups"):
         apply(key_groups=0)
+    with pytest.raises(errors.SchemaError, match=r"is a dict; give .* 'car string, n long', or as a StructType"):
+        apply(schema={"key": "long", "n": "long"})
+    with pytest.raises(errors.SchemaError, match="schema=None is a NoneType; give"):
+        apply(schema=None)
+    with pytest.raises(errors.DefinitionError, match=r"Count: None is not a DataFrame; .* spark\.readStream"):
+        apply(df=None)
+    with pytest.raises(errors.DefinitionError, match=r"initial_state=\[1\] is not a DataFrame"):
+        apply(initial_state=[1])
+
+
+def test_what_is_wrong_with_an_aggregate_is_said_at_once(spark: SparkSession, cluster: bl.Cluster) -> None:
+    df = numbers(spark).selectExpr("value as key", "value as v")
+    for given, shown in ((bl.agg.count, r"bl\.agg\.count"), ("count", "'count'"), (F.count, "<function count.*>")):
+        wanted = rf"^aggregate n={shown} is not .*: write n=bl\.agg\.count\(\)"
+        with pytest.raises(errors.DefinitionError, match=wanted):
+            cluster.aggregate(df, key="key", n=given)  # type: ignore[arg-type]
+    with pytest.raises(errors.DefinitionError, match=r"^aggregate n=Column<'count\(v\)'> is not .*bl\.agg\.count\(\)"):
+        cluster.aggregate(df, key="key", n=F.count("v"))  # type: ignore[arg-type]
+    with pytest.raises(errors.DefinitionError, match=r"^aggregate without aggregates: name at least one"):
+        cluster.aggregate(df, key="key")
+    with pytest.raises(errors.SchemaError, match=r"^aggregate n=sum\('w'\): the column 'w' is not .* has: key, v$"):
+        cluster.aggregate(df, key="key", n=bl.agg.sum("w"))
+    with pytest.raises(errors.DefinitionError, match="None is not a DataFrame"):
+        cluster.aggregate(None, key="key", n=bl.agg.count())  # type: ignore[arg-type]
 
 
 def test_a_key_may_be_a_plain_column_and_no_expression(
@@ -95,8 +119,29 @@ def test_an_operator_that_cannot_be_shipped_is_refused_with_the_reason(
                 return super().process(key, rows, ctx)
 
     df = numbers(spark).selectExpr("value as key")
-    with pytest.raises(errors.OperatorNotShippable, match=r"cannot be pickled.*setup"):
+    with pytest.raises(errors.OperatorNotShippable, match=r"cannot be pickled.* Holds\.process refers to lock .*setup"):
         cluster.apply(df, key="key", operator=Holds, schema="key long, n long")
+
+    table = spark.range(3)
+
+    def look_up(key: Any) -> Any:
+        return table.where(F.col("id") == key).count()
+
+    class Asks(Count):
+        def process(self, key: Any, rows: bl.Rows, ctx: bl.Context) -> Any:
+            return key, look_up(key)
+
+    class Context(Count):
+        def setup(self, ctx: bl.Context) -> None:
+            self.wide = spark.sparkContext.broadcast(1)
+
+    for operator, where in (
+        (Asks, r"look_up refers to table, a \w*DataFrame"),
+        (Context, "setup refers to spark, a Sp"),
+    ):
+        with pytest.raises(errors.OperatorNotShippable, match=rf"(?s){where}.*workers have no Spark session") as told:
+            cluster.apply(df, key="key", operator=operator, schema="key long, n long")
+        assert "setup()" not in str(told.value)
 
     class Bomb:
         def __reduce__(self) -> Any:

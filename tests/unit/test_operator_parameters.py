@@ -216,6 +216,15 @@ def test_an_operator_without_parameters_says_how_to_declare_one() -> None:
         Plain(gap=3)
 
 
+def test_a_state_variable_is_no_parameter() -> None:
+    class Count(bl.Operator):
+        n: int = bl.value(0)
+        gap: int = bl.param(3)
+
+    with pytest.raises(DefinitionError, match=r"Count: n is a state variable and not .*process.*initial_state=df"):
+        Count(n=4, gap=2)
+
+
 class Typed(bl.Operator):
     any_ = bl.param(None)
     rate: float = bl.param(1.0)

@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 import sys
+import traceback
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from tests.patience import PATIENCE
 
 import bedload as bl
-from bedload.core.errors import DefinitionError, OperatorFailed, StoreError, WorkerLost, WrongPython
+from bedload.core.errors import (
+    ClusterStopped,
+    DefinitionError,
+    EpochAborted,
+    OperatorFailed,
+    StoreError,
+    Unanswered,
+    WorkerLost,
+    WorkerUnreachable,
+    WrongPython,
+)
+from bedload.core.ids import Epoch, OperatorName, WorkerId
 from bedload.spark.failures import first_line, is_final, ours
 from bedload.spark.interpreter import _said, _wrong, check_python, use_own_python
+from bedload.worker.failures import operator_failed
 
 SPARK = """[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception: Job aborted due to stage failure: Task \
 0 in stage 3.0 failed 1 times, most recent failure: Lost task 0.0 in stage 3.0 (TID 3) (host executor driver): \
@@ -64,6 +78,87 @@ def test_which_failures_would_come_again() -> None:
     assert is_final(RuntimeError(SPARK.format("OperatorFailed")))
     assert not is_final(RuntimeError(SPARK.format("StoreError")))
     assert not is_final(StoreError("away"))
+
+
+def spark_says(fail: Callable[[], Any]) -> RuntimeError:
+    """A failure, as Spark tells it: Python's whole traceback, with Java's frames behind."""
+    try:
+        fail()
+    except Exception:
+        said = traceback.format_exc()
+    return RuntimeError(f"Job aborted: org.apache.spark.api.python.PythonException: {said}\n\tat org.apache.spark\n")
+
+
+def test_of_errors_that_came_of_each_other_the_last_one_counts() -> None:
+    def stopped() -> None:
+        try:
+            try:
+                raise ConnectionRefusedError("nobody there")
+            except OSError as error:
+                raise WorkerUnreachable("no connection\nto 127.0.0.1") from error
+        except WorkerUnreachable as error:
+            raise ClusterStopped(f"the cluster was stopped ({error.message})") from error
+
+    def lost() -> None:
+        try:
+            stopped()
+        except ClusterStopped:
+            raise WorkerLost("worker 3 is gone") from None
+
+    def aborted() -> None:
+        try:
+            stopped()
+        except ClusterStopped:
+            raise EpochAborted("rolled back")  # noqa: B904 - while the other is handled
+
+    def of_the_users() -> None:
+        try:
+            stopped()
+        except ClusterStopped as error:
+            raise ValueError("my sink is closed") from error
+
+    for fail, kind, text in (
+        (stopped, ClusterStopped, "the cluster was stopped (no connection\nto 127.0.0.1)"),
+        (lost, WorkerLost, "worker 3 is gone"),
+        (aborted, EpochAborted, "rolled back"),
+        (of_the_users, ClusterStopped, "the cluster was stopped (no connection\nto 127.0.0.1)"),
+    ):
+        failure = spark_says(fail)
+        found = ours(failure)
+        assert (type(found), str(found)) == (kind, text)
+        assert is_final(failure) is (kind is ClusterStopped)
+
+
+def test_errors_within_the_users_own_traceback_are_not_what_the_query_failed_with() -> None:
+    def process() -> None:
+        try:
+            raise StoreError("away")
+        except StoreError as error:
+            raise ValueError("no model") from error
+
+    def fail() -> None:
+        try:
+            process()
+        except ValueError as error:
+            told = operator_failed(OperatorName("Trip"), "process", error, worker=WorkerId(0), epoch=Epoch(3), key="a")
+        try:
+            raise Unanswered("no answer")
+        except Unanswered as error:
+            raise told from error
+
+    failure = spark_says(fail)
+    found = ours(failure)
+    assert isinstance(found, OperatorFailed)
+    assert is_final(failure)
+    assert str(found).startswith("process of operator Trip, key 'a', epoch 3, worker 0 raised ValueError: no model\n")
+    assert "StoreError: away" in str(found)
+    assert str(found).endswith("ValueError: no model")
+
+
+def test_an_error_without_a_text_is_known() -> None:
+    failure = RuntimeError("PythonException: bedload.core.errors.ClusterStopped\n\tat java")
+    assert isinstance(ours(failure), ClusterStopped)
+    assert is_final(failure)
 
 
 # --- Python ---

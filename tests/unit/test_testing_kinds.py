@@ -405,3 +405,55 @@ def test_rows_of_a_partition_may_be_lists() -> None:
         {"car": "a", "n": 2, "top": 2.0},
         {"car": "b", "n": 2, "top": 4.0},
     ]
+
+
+@pytest.mark.parametrize(
+    ("given", "advice"),
+    [
+        (bl.agg.count, r"n=bl\.agg\.count is not .*: write n=bl\.agg\.count\(\)"),
+        (bl.agg.collect_list, r"write n=bl\.agg\.collect_list\('column', limit=\.\.\.\)"),
+        ("count", r"n='count' is not .*: write n=bl\.agg\.count\(\)"),
+        ("sum", r"write n=bl\.agg\.sum\('column'\)"),
+        (max, r"write n=bl\.agg\.max\('column'\)"),
+        ("_of", r"or another function of bl\.agg"),
+        (3, r"n=3 is not .*: write n=bl\.agg\.count\(\), or another"),
+    ],
+)
+def test_what_is_no_aggregate_is_refused_where_the_harness_is_made(given: Any, advice: str) -> None:
+    with pytest.raises(DefinitionError, match=advice):
+        OperatorHarness.aggregate(key="k", n=given)
+    with pytest.raises(DefinitionError, match=advice):
+        InProcessCluster.aggregate(key="k", input="k string", n=given)
+
+
+def test_an_aggregate_without_aggregates_is_refused_where_the_harness_is_made() -> None:
+    with pytest.raises(DefinitionError, match=r"name at least one, as in n=bl\.agg\.count\(\)"):
+        OperatorHarness.aggregate(key="k")
+
+
+class NoModelOnRows(TopOnRows):
+    def setup(self, ctx: bl.Context) -> None:
+        raise OSError("no model")
+
+
+class NoModelOnArrays(TopOnArrays):
+    def setup(self, ctx: bl.Context) -> None:
+        raise OSError("no model")
+
+
+@pytest.mark.parametrize("operator", [NoModelOnRows, NoModelOnArrays])
+def test_a_setup_that_raises_fails_the_harness_that_is_made_with_its_input_and_else_the_first_epoch(
+    operator: Any,
+) -> None:
+    failed = rf"setup of operator {operator.__name__}, worker 0 raised OSError: no model"
+    with pytest.raises(OperatorFailed, match=failed):
+        OperatorHarness(operator, schema=SCHEMA, key="car", input=INPUT)
+    harness = OperatorHarness(operator, schema=SCHEMA, key="car")
+    cluster = InProcessCluster(operator, schema=SCHEMA, key="car", input=INPUT)
+    for _ in range(2):
+        with pytest.raises(OperatorFailed, match=failed):
+            harness.run_epoch([{"car": "a", "speed": 1.0}])
+        with pytest.raises(OperatorFailed, match=failed):
+            cluster.run_epoch([[{"car": "a", "speed": 1.0}], [{"car": "b", "speed": 1.0}]])
+        cluster.restart()
+    assert harness.snapshot() == cluster.snapshot() == {}

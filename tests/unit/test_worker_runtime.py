@@ -190,6 +190,19 @@ def test_advice_on_state_variables_is_for_attributes_of_the_operator_alone() -> 
     for process in (reads, assigns, overwrites):
         assert failure(process, setup=set_up).endswith("Trip has the state variables: n.")
 
+    def of_the_users(self: Any, key: Any, rows: Rows, ctx: Context) -> Any:
+        raise AttributeError("read-only in this mode")
+
+    def as_pythons(self: Any, key: Any, rows: Rows, ctx: Context) -> Any:
+        raise AttributeError("'Trip' object has no attribute 'mode'")
+
+    def of_a_property(self: Any, key: Any, rows: Rows, ctx: Context) -> Any:
+        return self.mode
+
+    mode = property(lambda self: of_the_users(self, None, rows, None))  # type: ignore[arg-type]
+    for process in (of_the_users, as_pythons, of_a_property):
+        assert "state variables" not in failure(process, mode=mode)
+
     class Other:
         __slots__ = ()
 

@@ -8,7 +8,7 @@ its state depends on it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -73,6 +73,8 @@ def inherit(
     stored = None if held is None else checkpoint.schema(operator, held.schema)
     if held is not None and held.parameters is not msgspec.UNSET:
         check_parameters(operator, held.parameters, terms)
+    if stored is not None:
+        _check_drop(operator, known.values(), terms)
     if stored is not None and same_state(stored, wanted):
         return Heritage(history, known, stored.number)
     if stored is not None:
@@ -83,6 +85,18 @@ def inherit(
     base = None if stored is None else stored.number
     added = checkpoint.add_schema(operator, msgspec.structs.replace(wanted, base=base))
     return Heritage(history, {**known, added.number: added}, added.number)
+
+
+def _check_drop(operator: OperatorName, known: Iterable[OperatorSchema], terms: Terms) -> None:
+    """Tell the log of names to drop that the state never had. A name may stay in the code when its state is gone."""
+    ever = {variable.name for schema in known for variable in schema.variables}
+    if unheard := sorted(terms.drop - ever):
+        _log.warning(
+            "operator %s: drop names %s, which its state never had; it has had: %s",
+            operator,
+            ", ".join(unheard),
+            ", ".join(sorted(ever)),
+        )
 
 
 def check_parameters(operator: OperatorName, before: Mapping[str, str], terms: Terms) -> None:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import cloudpickle
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
@@ -14,7 +13,7 @@ from pyspark.sql.types import StructType
 
 from bedload.checkpoint.heritage import NO_TERMS, Terms
 from bedload.checkpoint.records import OperatorSchema
-from bedload.core.errors import BedloadError, DefinitionError, OperatorNotShippable
+from bedload.core.errors import DefinitionError
 from bedload.core.ids import DeploymentId, OperatorName
 from bedload.keys import check_key_groups
 from bedload.protocol.combining import Combiner
@@ -23,6 +22,7 @@ from bedload.spark.bootstrap import InitialState
 from bedload.spark.feeder import FeederSpec, feed
 from bedload.spark.plan import mark
 from bedload.spark.schemas import KeyColumn, key_columns, key_types
+from bedload.spark.shipping import pickled
 from bedload.spark.state_view import ColumnDecoder, Decoder
 from bedload.state import StateSpec
 from bedload.state.kinds import Layout
@@ -57,6 +57,10 @@ class Keyed:
         groups: int,
     ) -> Keyed:
         """Check what every application needs."""
+        if not isinstance(df, DataFrame):
+            raise DefinitionError(
+                f"operator {name}: {df!r:.100} is not a DataFrame; give a streaming one, read with spark.readStream"
+            )
         if not df.isStreaming:
             raise DefinitionError(
                 f"operator {name}: the DataFrame is not a streaming one; read it with spark.readStream"
@@ -101,6 +105,8 @@ class Application:
     initial: InitialState | None = None
     parameters: Values = field(default_factory=dict)
     terms: Terms = NO_TERMS
+    code: type | None = None
+    """The operator's class; none of an aggregate."""
 
     @classmethod
     def on_columns(cls, keyed: Keyed, logic: Any, out: StructType, arrow_out: pa.Schema, **more: Any) -> Application:
@@ -128,21 +134,9 @@ class Application:
     def payload(self, epoch_bytes: int | None = None) -> bytes:
         """The operator as it is shipped."""
         for name, value in self.parameters.items():
-            self._pickled(value, f"parameter {name} of operator {self.name}")
-        return self._pickled(replace(self.deployment, epoch_bytes=epoch_bytes), f"operator {self.name}")  # type: ignore[type-var]
-
-    @staticmethod
-    def _pickled(value: Any, what: str) -> bytes:
-        try:
-            pickled: bytes = cloudpickle.dumps(value)
-        except BedloadError:
-            raise
-        except Exception as error:
-            raise OperatorNotShippable(
-                f"{what} cannot be pickled: {type(error).__name__}: {error}. It refers to something that lives in this "
-                f"process only (a connection, a lock, the SparkSession): make that in setup() instead"
-            ) from error
-        return pickled
+            pickled(value, f"parameter {name} of operator {self.name}", value)
+        deployment: Any = replace(self.deployment, epoch_bytes=epoch_bytes)  # type: ignore[type-var]
+        return pickled(deployment, f"operator {self.name}", self.code)
 
     def plan(self, number: DeploymentId, coordinator: str, credentials: Credentials) -> DataFrame:
         """The outputs as a streaming DataFrame."""

@@ -18,6 +18,7 @@ from pyspark.sql.types import StructType
 from bedload.checkpoint.heritage import Terms
 from bedload.core.errors import DefinitionError, SchemaError
 from bedload.operators.aggregates import Aggregates, Function
+from bedload.operators.aggregates.functions import check_functions
 from bedload.spark.application import Application, Keyed
 from bedload.spark.bootstrap import InitialState, aggregate_aliases
 from bedload.spark.bootstrap_task import Start, starts_of_columns, starts_of_rows
@@ -59,7 +60,8 @@ def of_operator(
         initial = _initial(initial_state, starts_of_rows(specs))
         made = Application(keyed, out, arrow_out, deployment, RowDecoder(specs), specs, initial=initial)
     fixed = frozenset(name for name, it in parameters_of(operator).items() if it.fixed)
-    return replace(made, parameters=values, terms=Terms(texts_of(values), fixed, _dropped(made, drop)))
+    terms = Terms(texts_of(values), fixed, _dropped(made, drop))
+    return replace(made, parameters=values, terms=terms, code=operator)
 
 
 def of_aggregates(
@@ -71,14 +73,14 @@ def of_aggregates(
 ) -> Application:
     """Aggregates by key; columns that none of them reads are left out."""
     name, df = keyed.name, keyed.df
-    if not aggregates:
-        raise DefinitionError(f"aggregate {name}: name at least one, such as n=bl.agg.count()")
+    check_functions(aggregates)
+    for column, function in aggregates.items():
+        if unknown := [it for it in function.columns if it not in df.columns]:
+            raise SchemaError(
+                f"aggregate {column}={function}: the column {unknown[0]!r} is not in the input, which has: "
+                f"{', '.join(df.columns)}"
+            )
     used = [c for c in df.columns if c in keyed.names or any(c in f.columns for f in aggregates.values())]
-    unknown = sorted({c for f in aggregates.values() for c in f.columns} - set(df.columns))
-    if unknown:
-        raise SchemaError(
-            f"aggregate {name}: no column {', '.join(unknown)} in the input; there are: {', '.join(df.columns)}"
-        )
     keyed = Keyed.of(spark, name, df.select(*(F.col(f"`{column}`") for column in used)), keyed.names, keyed.groups)
     columns = arrow_schema(spark, keyed.df.schema)
     logic = Aggregates(aggregates, columns, keyed.at, keyed.names)
@@ -103,4 +105,6 @@ def _dropped(applied: Application, drop: str | Iterable[str]) -> frozenset[str]:
 def _initial(
     df: DataFrame | None, starts: list[Start], aliases: Mapping[str, str] | None = None
 ) -> InitialState | None:
+    if df is not None and not isinstance(df, DataFrame):
+        raise DefinitionError(f"initial_state={df!r:.100} is not a DataFrame; read one with spark.read")
     return None if df is None else InitialState(df, starts, aliases or {})

@@ -20,6 +20,11 @@ def output_schema(operator: str, schema: str | StructType) -> StructType:
     """The declared output columns."""
     if isinstance(schema, StructType):
         found = schema
+    elif not isinstance(schema, str):
+        raise SchemaError(
+            f"operator {operator}: schema={schema!r:.200} is a {type(schema).__name__}; give the output's columns as a "
+            f"DDL string such as 'car string, n long', or as a StructType"
+        )
     else:
         try:
             parsed = _parse_datatype_string(schema)

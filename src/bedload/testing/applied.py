@@ -89,11 +89,13 @@ def _on_arrays(operator: type[VectorOperator], output: pa.Schema, parameters: Va
 def an_aggregate(functions: Mapping[str, Function]) -> Subject:
     """Aggregates by key."""
     from bedload.operators.aggregates import Aggregates
+    from bedload.operators.aggregates.functions import check_functions
 
+    check_functions(functions)
     name = OperatorName("aggregate")
 
     def apply(form: InputFormat) -> Applied:
-        form.require(column for function in functions.values() for column in getattr(function, "columns", ()))
+        form.require(column for function in functions.values() for column in function.columns)
         logic = Aggregates(functions, form.schema, form.key, form.names)
         return _on_columns(name, logic, logic.output, form)
 

@@ -6,11 +6,13 @@ must fail the epoch, not end the worker with the state of every other operator.
 
 from __future__ import annotations
 
+import dis
 import os
 import re
 import sys
 import traceback
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 from bedload.core.errors import BedloadError, OperatorFailed, ProtocolError
@@ -101,12 +103,16 @@ def _own_lines(error: BaseException) -> str:
 
 def _of_state(error: AttributeError) -> str:
     """Advice on state variables, if it is about an attribute of the operator."""
+    last = error.__traceback__
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
+    if last is None or _is_users(last):
+        return ""
     missed = error.obj
     if missed is None:
         # SUBTLE: an assignment does not say to what. It is one to `self`, if the text is about an object of its class.
-        frames = list(traceback.walk_tb(error.__traceback__))
-        missed = frames[-1][0].f_locals.get("self") if frames else None
-        if not _text(error).startswith((f"'{type(missed).__name__}' object", "readonly", "read-only")):
+        missed = last.tb_frame.f_locals.get("self")
+        if not _text(error).startswith((f"'{type(missed).__name__}' object", "readonly attribute")):
             return ""
     if not isinstance(missed, Operator):
         return ""
@@ -119,6 +125,12 @@ def _of_state(error: AttributeError) -> str:
             return f"\n{chosen.name} is a parameter of {chosen.operator}, and {chosen.advice}."
     variables = ", ".join(spec.name for spec in state_of(type(missed))) or "none"
     return _HINT.format(name=type(missed).__name__, variables=variables)
+
+
+def _is_users(place: TracebackType) -> bool:
+    """Whether the error that came from here was raised by a ``raise`` of the user's."""
+    code = place.tb_frame.f_code
+    return dis.opname[code.co_code[place.tb_lasti]] == "RAISE_VARARGS" and not code.co_filename.startswith(_OWN)
 
 
 def _skip_own(trace: Any) -> Any:

@@ -25,6 +25,7 @@ from bedload.core.errors import DefinitionError, StateTypeError
 from bedload.core.ids import Epoch, WorkerId
 from bedload.state import Declaration, StateSpec, build_specs
 from bedload.store import ROW_SLOTS
+from bedload.worker.attributes import check_attributes
 from bedload.worker.parameters import PARAMETERS, Configured, Parameter, Values, parameters_of, values_of
 from bedload.worker.rows import Rows
 
@@ -134,6 +135,8 @@ class OperatorMeta(type):
             raise DefinitionError(
                 f"operator {name}: {', '.join(both)} is a parameter and a state variable; give one of them another name"
             )
+        if bases:
+            check_attributes(cls, cls.__bedload_specs__)
         return cls
 
     def __call__(cls, *args: Any, **parameters: Any) -> Any:
@@ -265,7 +268,15 @@ def make_shared(operator: type[Operator], parameters: Values = _NO_VALUES) -> tu
     second: they and the parameters are put on its class by :func:`share`.
     """
     row = _subclass(operator, _slots((*(spec.name for spec in state_of(operator)), *ROW_SLOTS)))
+    if row.__dictoffset__:  # a base class that is no operator has no slots, and would let everything be assigned
+        row.__setattr__ = _declared_only  # type: ignore[method-assign]
     return make_holder(operator, parameters), row
+
+
+def _declared_only(self: Any, name: str, value: Any) -> None:
+    if not hasattr(type(inspect.getattr_static(type(self), name, None)), "__set__"):
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+    super(type(self), self).__setattr__(name, value)
 
 
 def make_holder(operator: type[_T], parameters: Values) -> _T:

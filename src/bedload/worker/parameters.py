@@ -116,6 +116,13 @@ def values_of(operator: type, given: Mapping[str, Any]) -> Values:
     """The value of every parameter, from those that are given; raises what is wrong with them."""
     known, name = parameters_of(operator), operator.__name__
     unknown = [it for it in given if it not in known]
+    state = [spec.name for spec in getattr(operator, "__bedload_specs__", ()) if spec.name in given]
+    if state:
+        raise DefinitionError(
+            f"operator {name}: {', '.join(state)} is a state variable and not a parameter: each key has its own, which "
+            f"starts with the default of its declaration and changes in process. Give keys other first values with "
+            f"cluster.apply(..., initial_state=df)"
+        )
     if unknown:
         there = (
             f"there are: {', '.join(known)}" if known else f"declare it on the class: {unknown[0]}: int = bl.param()"

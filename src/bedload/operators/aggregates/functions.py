@@ -9,7 +9,8 @@ Invariant: a description pickles, and is equal to another one if and only if it 
 from __future__ import annotations
 
 import builtins
-from collections.abc import Callable, Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -231,6 +232,29 @@ def reduce(
             "bl.agg.reduce: a state of several numbers needs a result function that makes one of them"
         )
     return _of("reduce", *names, init=init, update=update, merge=merge, result=result)
+
+
+def check_functions(aggregates: Mapping[str, object]) -> None:
+    """Raise a DefinitionError unless these are aggregates by name, and at least one."""
+    if not aggregates:
+        raise DefinitionError("aggregate without aggregates: name at least one, as in n=bl.agg.count()")
+    for name, given in aggregates.items():
+        if not isinstance(given, Function):
+            meant = given if isinstance(given, str) else getattr(given, "__name__", None)
+            shown = f"bl.agg.{meant}" if inspect.isfunction(given) and given.__module__ == __name__ else repr(given)
+            raise DefinitionError(
+                f"aggregate {name}={shown} is not one of bl.agg's functions, called: write {name}={_call(meant)}"
+            )
+
+
+def _call(name: str | None) -> str:
+    """How a function is called; any of them, if there is none of that name."""
+    made = None if name is None or name.startswith("_") else globals().get(name)
+    if not inspect.isfunction(made) or inspect.signature(made).return_annotation != Function.__name__:
+        return "bl.agg.count(), or another function of bl.agg with the name of a column, as in bl.agg.sum('column')"
+    needed = [it for it in inspect.signature(made).parameters.values() if it.default is it.empty]
+    said = [repr(it.name) if it.annotation == "str" else f"{it.name}=..." for it in needed]
+    return f"bl.agg.{name}({', '.join(said)})"
 
 
 def _is_whole(value: object) -> bool:

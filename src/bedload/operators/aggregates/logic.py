@@ -20,7 +20,7 @@ import pyarrow as pa
 from bedload.core.errors import DataError, DefinitionError, SchemaError
 from bedload.keys import group_column
 from bedload.operators.aggregates.batch import Batch, Overflowed
-from bedload.operators.aggregates.functions import Function
+from bedload.operators.aggregates.functions import Function, check_functions
 from bedload.operators.aggregates.partials import PREFIX, Scratch, group_keys
 from bedload.operators.aggregates.parts import Part
 from bedload.operators.aggregates.planning import Aggregate, plan
@@ -36,8 +36,7 @@ class Aggregates:
     def __init__(
         self, functions: Mapping[str, Function], schema: pa.Schema, key: Sequence[int], names: Sequence[str]
     ) -> None:
-        if not functions:
-            raise DefinitionError("aggregate without aggregates: name at least one, as in n=bl.agg.count()")
+        check_functions(functions)
         double = sorted(set(functions) & set(names))
         if double:
             raise SchemaError(
