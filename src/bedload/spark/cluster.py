@@ -223,14 +223,15 @@ class Cluster:
         return self._wishes.unpin([key], operator, strategy)
 
     def history(self) -> Table:
-        """Every change of the cluster and what it cost, oldest first: a row per change and operator.
+        """Every change of the cluster and what it cost, in the order of the calls: a row per change and operator.
 
         A list of dicts that prints as a table of the main columns, and also is a DataFrame (``.df()``), as
         :meth:`epochs` and :meth:`restoring` are; ``.show(all_columns=True)`` shows everything. With a checkpoint,
-        changes of earlier attachments are in it too. ``outcome`` is ``done``, ``called off`` or
-        what went wrong; ``stoppage_ms_*`` is how long rows of a key on its way were held up; ``spike`` is the longest
-        epoch meanwhile over the median before, and ``stabilise_s`` the time until epochs were as short as before (null:
-        not yet known).
+        changes of earlier attachments are in it too. What the call itself refused has no row, nor has what was done
+        before any operator was applied. ``outcome`` is ``done``, ``called off`` or what went wrong; ``stoppage_ms_*``
+        is how long rows of a key on its way were held up; ``spike`` is the longest epoch meanwhile over the median
+        before (null: no epoch ran), and ``stabilise_s`` the time until epochs were as short as before (null: not yet
+        known).
         """
         return Table(self._spark, table_schema(), self._driver.moves.rows(), MAIN_COLUMNS)
 

@@ -20,7 +20,7 @@ from pyspark.sql import SparkSession
 from bedload.control.attempt import StageFacts
 from bedload.control.inquiries import QueryFacts
 from bedload.core.epoch import EpochTime
-from bedload.core.errors import DefinitionError, ProtocolError
+from bedload.core.errors import DefinitionError, EpochAborted, ProtocolError
 from bedload.core.ids import DeploymentId, Epoch, QueryId
 from bedload.spark.progress import read_progress
 
@@ -59,7 +59,10 @@ class Plans:
             execution = self._execution(query)
             batch = execution.lastExecution()
             if batch is None or batch.currentBatchId() != epoch:
-                raise ProtocolError(f"query {query} is not at epoch {epoch} any more")
+                raise EpochAborted(
+                    f"query {query} is not at epoch {epoch} any more: it was stopped and started again, "
+                    f"and this task is of the run before"
+                )
             logged = batch.offsetSeqMetadata()
             time = EpochTime(int(logged.batchWatermarkMs()), int(logged.batchTimestampMs()))
             plan, run = batch.executedPlan(), str(execution.runId().toString())
@@ -190,7 +193,10 @@ class Plans:
     def _execution(self, query: QueryId) -> Any:
         execution = self._active.get(self._jvm.java.util.UUID.fromString(query))
         if execution is None:
-            raise ProtocolError(f"query {query} is not running")
+            raise EpochAborted(
+                f"query {query} was stopped, or has ended, in the middle of an epoch. The epoch is rolled back, and "
+                f"comes again when the query is started again"
+            )
         # Kept after the query's end, to read its commit log when another query takes the state over.
         self._seen[query] = execution
         return execution
