@@ -66,10 +66,11 @@ class Cluster:
         self._credentials = Credentials.fresh(encrypted=attached.encrypt)
         self._stopped = False
         self._ending = threading.RLock()
+        self._plans = Plans(spark)
         self._driver = Driver(
             attached.listen,
             self._credentials,
-            Plans(spark),
+            self._plans,
             host,
             attached.workers,
             keeper=keeper,
@@ -352,7 +353,8 @@ class Cluster:
     def wait_for_epoch(self, query: StreamingQuery | Supervised, epoch: int = 0, *, seconds: float = 600.0) -> None:
         """Return when Spark has committed this epoch of a query, and live reads show it; the first one unless given.
 
-        Raises what the query failed with, and :class:`Timeout` after so many seconds.
+        Raises what the query failed with, :class:`EpochIncomplete` if Spark goes on and the operators do not see its
+        batches, and :class:`Timeout` after so many seconds.
         """
 
         def committed(query: str) -> int:
@@ -361,7 +363,12 @@ class Cluster:
                 lambda c: max((c.operator(name).committed.get(QueryId(query), -1) for name in c.operators), default=-1)
             )
 
-        wait_for_epoch(query, epoch, committed, seconds)
+        def reached(query: str) -> int:
+            return self._driver.call(
+                lambda c: max((c.operator(name).reached(QueryId(query)) for name in c.operators), default=-1)
+            )
+
+        wait_for_epoch(query, epoch, committed, seconds, reached=reached, last_batch=self._plans.last_batch)
 
     # --- the end ---
 
