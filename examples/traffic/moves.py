@@ -101,7 +101,9 @@ def latency_table(moves: list[dict[str, Any]]) -> str:
     lines = ["moves     what      workers      keys     MB   took   stopped p99   epochs: median before, longest while"]
     for it in moves:
         workers = f"{it['workers_before']} -> {it['workers_after']}"
-        spike = f"{it['epoch_s_median']:.2f} s, {it['epoch_s_longest']:.2f} s ({it['spike']:.1f}x)"
+        spike = "no epoch meanwhile"
+        if it["spike"] is not None:
+            spike = f"{it['epoch_s_median']:.2f} s, {it['epoch_s_longest']:.2f} s ({it['spike']:.1f}x)"
         lines.append(
             f"          {it['kind']:<9} {workers:<9} {it['moved_keys']:>7,} {it['moved_bytes'] / 1e6:>6.1f} "
             f"{it['duration_s']:>4.1f} s {it['stoppage_ms_p99']:>10.1f} ms   {spike}"

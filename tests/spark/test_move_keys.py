@@ -40,6 +40,20 @@ def owner(cluster: bl.Cluster, name: str, key: Any) -> int:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_of_the_keys_that_are_moved_those_with_state_are_counted(
+    spark: SparkSession, two: bl.Cluster, tmp_path: Path, kind: str
+) -> None:
+    name = f"Counted{kind}"
+    run(applied(two, stream(spark), kind, name), Sink(), tmp_path / "spark", 1)
+    committed(two, name, 0)
+    home = owner(two, name, 1)
+    done = two.move(keys=[1, KEYS + 1, KEYS + 2], to=1 - home, operator=name).wait(PATIENCE)
+    assert (done.what, done.moved_keys) == (f"move of 3 keys of {name} to worker {1 - home}", 1)
+    (row,) = [row for row in two.history() if row["operator"] == name]
+    assert (row["kind"], row["moved_keys"], row["moved_groups"]) == ("move", 1, 0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_key_lives_with_its_worker_until_it_is_let_go_also_between_runs(
     spark: SparkSession, two: bl.Cluster, tmp_path: Path, kind: str
 ) -> None:

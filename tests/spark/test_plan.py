@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from bedload.core.errors import DefinitionError, ProtocolError
+from bedload.core.errors import DefinitionError, EpochAborted
 from bedload.core.ids import DeploymentId, Epoch, QueryId
 from bedload.spark.plan import Plans, mark
 from tests.patience import PATIENCE
@@ -80,8 +80,10 @@ def test_an_operator_that_is_missing_or_doubled_is_told(spark: SparkSession, tmp
 def test_what_is_not_running_is_told(spark: SparkSession) -> None:
     plans = Plans(spark)
     nobody = QueryId("00000000-0000-0000-0000-000000000000")
-    with pytest.raises(ProtocolError, match="not running"):
-        plans.stage(nobody, Epoch(0), NAME, 0)
+    for look in (lambda: plans.stage(nobody, Epoch(0), NAME, 0), lambda: plans.location(nobody)):
+        with pytest.raises(EpochAborted, match=r"was stopped, or has ended.* when the query is started again") as found:
+            look()
+        assert found.value.retryable
     assert not plans.facts(nobody).active
     assert plans._shape(1_000_000) == -1
 

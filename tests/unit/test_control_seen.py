@@ -100,8 +100,9 @@ def test_an_operator_counts_for_as_much_as_it_has_state() -> None:
     for name, size in (("small", 0), ("large", 998)):
         said = m.Weighed(W0, OperatorName(name), Ticket(0), {}, 1, size, 0.0, 0.0)
         change.weights[OperatorName(name)] = {W0: said}
+    change.weights[OperatorName("small")] = {W0: m.Weighed(W0, OperatorName("small"), Ticket(0), {}, 1, 998, 0.0, 0.0)}
     large.it.phase = TransferPhase.DONE
-    assert change.progress == pytest.approx(0.999)
+    assert change.progress == pytest.approx(0.5)
 
 
 class Shelf:
@@ -145,7 +146,7 @@ def test_a_change_in_line_names_those_before_it() -> None:
     wish(rig, "drain", "all_at_once", worker=WorkerId(0))
     assert seen(rig).waits_for == "worker 2 to start"
     assert seen(rig, 1) == Seen(ChangePhase.QUEUED, waits_for="the change before it (rescale to 3 workers)")
-    assert seen(rig, 2).waits_for == "the changes before it (rescale to 3 workers, rebalance)"
+    assert seen(rig, 2).waits_for == "the changes before it (rescale to 3 workers, the rebalance)"
     assert seen(rig, 7) == Seen(ChangePhase.OVER, 1.0)
 
 
@@ -203,7 +204,84 @@ def test_word_of_what_was_sent_reaches_the_change() -> None:
     assert (seen(rig).sent, seen(rig).progress) == (3 * MB, pytest.approx(0.95 * 0.75))
 
 
+def test_whoever_cannot_leave_before_an_epoch_ends_is_named() -> None:
+    rig = Rig(5)
+    rig.whole(0)
+    rig.progress(0)
+    rig.stage += 1
+    rig.open(1)
+    rig.recorded()
+    wish(rig, "drain", "all_at_once", worker=WorkerId(4))
+    weighed(rig)
+    assert rig.coordinator.changes.current is not None
+    assert not rig.told(m.Flip), "worker 4 has nothing"
+    assert seen(rig) == Seen(
+        ChangePhase.MOVING, 0.99, f"the end of epoch 1 of {NAME}, before which worker 4 cannot leave"
+    )
+    rig.seal()
+    rig.progress(1)
+    assert [over.error for over in results(rig.steps)] == [None]
+
+
+def test_a_change_that_is_being_called_off_keeps_its_progress_and_says_whom_it_waits_for() -> None:
+    rig = moving("seamless", epoch=False)
+    rig.did(rig.coordinator.from_worker(m.Progressed(WorkerId(0), NAME, MoveId(0), MB, MB)))
+    assert seen(rig).progress == pytest.approx(0.45)
+    could, steps = rig.coordinator.cancel(ChangeId(0))
+    rig.did(steps)
+    assert could
+    assert seen(rig).progress == pytest.approx(0.45)
+    assert seen(rig).waits_for == "workers 0, 1 to drop the copies"
+    released(rig)
+    assert seen(rig) == Seen(ChangePhase.OVER, 1.0)
+
+
+def test_what_was_seen_of_the_progress_is_not_taken_back_when_a_worker_is_lost() -> None:
+    rig = moving("seamless", epoch=False)
+    rig.did(rig.coordinator.from_worker(m.Progressed(WorkerId(0), NAME, MoveId(0), MB, MB)))
+    assert seen(rig).progress == pytest.approx(0.45)
+    rig.lose(1)
+    assert seen(rig).progress == pytest.approx(0.45)
+
+
 # --- what is put on record ---
+
+
+def test_what_the_call_itself_refuses_is_not_put_on_record_and_what_is_refused_in_line_is() -> None:
+    rig = Rig()
+    rig.whole(0)
+    rig.progress(0)
+    wish(rig, "drain", "all_at_once", worker=WorkerId(9))
+    assert [(type(over.error), over.records) for over in results(rig.steps)] == [(MoveRefused, ())]
+    wish(rig, "rebalance", "all_at_once")
+    wish(rig, "drain", "all_at_once", worker=WorkerId(9))
+    weighed(rig)
+    assert [it.outcome for over in results(rig.steps)[1:] for it in over.records] == [
+        "done",
+        "there is no worker 9 to drain; there are 0, 1",
+    ]
+
+
+def test_what_is_under_way_when_the_cluster_ends_is_put_on_record() -> None:
+    rig = moving("seamless", epoch=False)
+    wish(rig, "rebalance", "all_at_once")
+    steps = rig.coordinator.failed(MoveRefused("a newer attachment has the checkpoint"))
+    assert [(it.kind, it.outcome) for over in results(steps) for it in over.records] == [
+        ("move", "a newer attachment has the checkpoint"),
+        ("rebalance", "a newer attachment has the checkpoint"),
+    ]
+
+
+def test_a_change_that_was_called_off_is_named() -> None:
+    rig = moving("seamless", epoch=False)
+    wish(rig, "rescale", "all_at_once", workers=5, what="rescale to 5 workers")
+    rig.did(rig.coordinator.cancel(ChangeId(1))[1])
+    rig.did(rig.coordinator.cancel(ChangeId(0))[1])
+    released(rig)
+    assert [str(over.error) for over in results(rig.steps)] == [
+        "rescale to 5 workers was called off before it began",
+        "the move was called off; nothing had moved",
+    ]
 
 
 def test_a_change_that_was_called_off_in_line_has_its_worker_counts() -> None:

@@ -170,6 +170,13 @@ def test_the_spike_and_the_time_to_stabilise() -> None:
     assert found.stabilise_s == pytest.approx(2.2)
 
 
+def test_where_no_epoch_ran_there_is_no_latency_and_no_spike() -> None:
+    quiet = with_latency(record(50.0, 1.5), epochs(*[0.1] * 5))
+    assert (quiet.epoch_s_median, quiet.epoch_s_longest, quiet.spike) == (pytest.approx(0.1), None, None)
+    first = with_latency(record(-1.0, 1.5), epochs(0.1, 0.3))
+    assert (first.epoch_s_median, first.epoch_s_longest, first.spike) == (None, 0.1, None)
+
+
 def test_a_latency_that_is_not_calm_yet_has_no_time_to_stabilise() -> None:
     found = with_latency(record(5.0, 1.5), epochs(*[0.1] * 5, 0.4, 0.1, 0.1))
     assert found.stabilise_s is None

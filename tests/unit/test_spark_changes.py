@@ -83,7 +83,7 @@ def test_a_move_of_keys_is_a_move_and_a_pin_is_a_pin() -> None:
     assert all(wish.pins for wish in carrier.wishes)
     with pytest.raises(DefinitionError, match=r"move\(keys=\.\.\.\) by stop_restart: .* is for rescale"):
         made.move([3], None, 1, None, "stop_restart")
-    with pytest.raises(DefinitionError, match="to='edge': there are no sites"):
+    with pytest.raises(DefinitionError, match="to='edge': give the number of a worker"):
         made.move([3], None, "edge", None, None)
 
 
@@ -97,7 +97,7 @@ def test_an_operator_is_found_by_its_name_its_class_or_being_the_only_one() -> N
         assert carrier.wishes[0].operator == "Trip"
     with pytest.raises(DefinitionError, match=r"operator=\.\.\.\): the operators of this cluster are A, B"):
         wishes(Carrier(), "A", "B").unpin([3], None, None)
-    with pytest.raises(DefinitionError, match="are none"):
+    with pytest.raises(DefinitionError, match=r"no operator was applied .* yet.*: cluster\.apply\(\.\.\.\) one first"):
         wishes(Carrier()).unpin([3], None, None)
     with pytest.raises(UnknownOperator, match="there are: A"):
         wishes(Carrier(), "A").unpin([3], Trip, None)
@@ -118,8 +118,10 @@ def test_a_variant_of_a_strategy_keeps_what_is_not_named() -> None:
 
 
 def test_a_site_is_not_taken_for_a_worker() -> None:
-    with pytest.raises(DefinitionError, match="to='edge': there are no sites to choose from"):
+    with pytest.raises(DefinitionError, match=r"to='edge': give the number .* A name would be that of a site, a place"):
         wishes(Carrier(), "A").move(None, [0], "edge", None, None)
+    with pytest.raises(DefinitionError, match=r"^worker='1': workers are numbers, worker=1; see cluster\.workers$"):
+        wishes(Carrier(), "A").pin([3], "1", None, None)
 
 
 def test_as_many_workers_as_there_are_is_nothing_to_do_unless_something_is_under_way() -> None:
@@ -200,6 +202,12 @@ def test_a_handle_says_what_was_sent_and_what_it_waits_for() -> None:
         change.wait(0)
     carrier.future.set_result(())
     assert change._repr_html_() == "<pre>rescale to 3 workers: done, no state moved</pre>"
+
+
+def test_a_change_that_ends_while_it_is_printed_is_printed_as_over() -> None:
+    carrier = Carrier()
+    carrier.stages = [Seen(ChangePhase.MOVING)]  # which ends it
+    assert str(Change(carrier, 7, "rebalance", carrier.future)) == "rebalance: done, no state moved"
 
 
 def test_outside_a_terminal_progress_is_a_line_for_each_stage(capsys: pytest.CaptureFixture[str]) -> None:

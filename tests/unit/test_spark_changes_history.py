@@ -126,6 +126,15 @@ def test_a_later_attachment_sees_the_moves_of_former_ones_before_its_own(keeper:
     assert found == [(1, "Trip"), (1, "a/b"), (2, "Trip")]
 
 
+def test_changes_are_in_the_order_of_the_calls_and_not_of_their_ends() -> None:
+    moves = Moves(None, Clock(), at_once)
+    for number in (14, 16, 15):
+        moves.add((record(number), record(number, "Other")), [])
+    assert [(row["number"], row["operator"]) for row in moves.rows()] == [
+        (number, operator) for number in (14, 15, 16) for operator in ("Trip", "Other")
+    ]
+
+
 @pytest.mark.parametrize("content", [b"{", b"\xff", b"[]", b'{"kind": "turn"}', b'{"kind": "move", "generation": 1}'])
 def test_a_file_that_is_not_the_record_of_a_move_is_left_out_with_a_warning(
     keeper: Keeper, tmp_path: Path, content: bytes, caplog: pytest.LogCaptureFixture

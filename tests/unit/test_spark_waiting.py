@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from bedload.core.errors import ClusterStopped
+from bedload.core.errors import ClusterStopped, EpochIncomplete
 from bedload.spark.waiting import wait_for_epoch
 
 
@@ -20,6 +20,10 @@ class Query:
         self._ends = ends
         self._error = error
         self.now = 0.0
+        self.batches: dict[int, tuple[int, bool]] = {}
+        """What Spark has committed, and whether operators had partitions in it."""
+        self.seen = -1
+        """The last one that an operator has seen."""
 
     @property
     def isActive(self) -> bool:
@@ -38,9 +42,25 @@ class Query:
         assert query == "query"
         return max((epoch for second, epoch in self._commits.items() if second <= self.now), default=-1)
 
+    def reached(self, query: str) -> int:
+        return max(self.seen, self.committed(query))
+
+    def last_batch(self, query: Any) -> tuple[int, bool]:
+        assert query is self
+        return max((batch for second, batch in self.batches.items() if second <= self.now), default=(-1, False))
+
 
 def wait(query: Any, epoch: int, seconds: float = 600.0) -> None:
-    wait_for_epoch(query, epoch, query.committed, seconds, query, query.pause)
+    wait_for_epoch(
+        query,
+        epoch,
+        query.committed,
+        seconds,
+        query,
+        query.pause,
+        reached=query.reached,
+        last_batch=query.last_batch,
+    )
 
 
 def test_it_returns_when_the_epoch_is_committed_and_not_before() -> None:
@@ -76,3 +96,39 @@ def test_an_epoch_that_does_not_come_is_given_up() -> None:
     with pytest.raises(TimeoutError, match="epoch 4 was not committed within 50 seconds; none is committed yet"):
         wait(query, 4, 50)
     assert 50 <= query.now < 51
+
+
+# --- a sink that reads nothing ---
+
+
+def test_batches_that_no_operator_sees_are_noticed_at_the_second_one() -> None:
+    query = Query({})
+    query.batches = {2: (0, True), 5: (1, True), 9: (2, True)}
+    with pytest.raises(EpochIncomplete, match=r"epoch 0 will not .* up to 1, and .* never reached .*use-foreach-batch"):
+        wait(query, 0)
+    assert 5 <= query.now < 7
+
+
+def test_one_batch_that_was_skipped_is_no_alarm_and_the_next_epoch_counts() -> None:
+    query = Query({20: 5})
+    query.batches = {2: (4, True), 20: (5, True)}
+    wait(query, 4)
+    assert query.now >= 20
+
+
+@pytest.mark.parametrize("seen", [3, 9])
+def test_batches_that_an_operator_has_seen_or_that_had_nothing_for_it_are_no_alarm(seen: int) -> None:
+    query = Query({})
+    query.seen = seen
+    query.batches = {second: (second, seen == 9) for second in range(1, 9)}
+    with pytest.raises(TimeoutError, match="epoch 4 was not committed") as found:
+        wait(query, 4, 50)
+    assert ("up to 8" in str(found.value)) == (seen == 3)
+
+
+def test_a_query_that_has_ended_and_was_not_read_is_not_waited_for() -> None:
+    query = Query({}, ends=2)
+    query.batches = {1: (0, True)}
+    with pytest.raises(EpochIncomplete, match="up to 0"):
+        wait(query, 0)
+    assert query.now < 3

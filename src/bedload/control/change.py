@@ -44,6 +44,14 @@ class Change:
     routings: list[tuple[OperatorName, str]] = field(default_factory=list)
     """Every change of ownership while it went on: of which operator, and why."""
 
+    _shown: float = field(default=0.0, init=False)
+    """The most that was seen of its progress."""
+
+    @property
+    def what(self) -> str:
+        """It, in words."""
+        return self.wish.what or f"the {self.wish.kind.value}"
+
     @property
     def ticket(self) -> Ticket:
         """Of the question what there is to move."""
@@ -56,11 +64,15 @@ class Change:
 
     @property
     def progress(self) -> float:
-        """How much of it is done, from 0 to 1."""
+        """How much of it is done, from 0 to 1. What was seen of it is not taken back when a step starts anew."""
+        if self.failure is not None:
+            return self._shown  # nothing more moves
         # An operator counts for as much as it has state.
         sizes = {name: 1 + sum(it.bytes for it in self.weights.get(name, {}).values()) for name in self.transfers}
         done = sum(sizes[name] * transfer.progress for name, transfer in self.transfers.items())
-        return done / sum(sizes.values()) if sizes else 0.0
+        # All of it is done when it is over: workers may have to leave.
+        self._shown = max(self._shown, min(0.99, done / sum(sizes.values()) if sizes else 0.0))
+        return self._shown
 
     @property
     def sent(self) -> int:

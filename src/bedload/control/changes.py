@@ -66,18 +66,18 @@ class Changes:
             error = MoveRefused(f"{len(self._queue)} changes are waiting already; wait for one of them to end")
             return change.number, [ChangeResult(to, change.number, error)]
         self._queue.append(change)
-        return change.number, self._next()
+        return change.number, self._next(asked=change)
 
     def cancel(self, number: ChangeId) -> tuple[bool, list[Instruction]]:
         """Call a change off, if nothing has flipped yet; whether that could be done."""
         for change in self._queue:
             if change.number == number:
                 self._queue.remove(change)
-                return True, self._over(change, MoveCancelled(f"change {number} was called off before it began"))
+                return True, self._over(change, MoveCancelled(f"{change.what} was called off before it began"))
         now = self.current
         if now is None or now.number != number or now.flipped or now.failure is not None:
             return False, []
-        return True, self._fail(now, MoveCancelled(f"change {number} was called off; nothing had moved"))
+        return True, self._fail(now, MoveCancelled(f"{now.what} was called off; nothing had moved"))
 
     def seen(self, number: ChangeId) -> Seen:
         """Where a change is, how much of it is done, and what it waits for."""
@@ -254,11 +254,12 @@ class Changes:
         changes = [*([] if self.current is None else [self.current]), *self._queue]
         self.current, self._queue = None, deque()
         out = [step for it in changes for transfer in it.transfers.values() for step in transfer.ended()]
-        return [*out, *(ChangeResult(it.to, it.number, error) for it in changes)]
+        return [*out, *(self._result(it, error) for it in changes)]
 
     # --- steps ---
 
-    def _next(self) -> list[Instruction]:
+    def _next(self, asked: Change | None = None) -> list[Instruction]:
+        """Begin with the first one in line; ``asked``: its user waits for the answer."""
         if self.current is not None or not self._queue:
             return []
         change = self.current = self._queue.popleft()
@@ -268,7 +269,7 @@ class Changes:
             tables = {at.name: at.routing for at in self._standings}
             check_wish(change.wish, self._members.owning, tables, durable=self._durable)
         except BedloadError as error:
-            return self._over(change, error)
+            return self._over(change, error, on_record=change is not asked)
         if restarts(change.wish.strategy):
             self._restart.hold(change)
             return self.go_on()
@@ -358,17 +359,22 @@ class Changes:
             only = [at for at in self._standings if at.lineage is None and not at.nobody_has_state]
             self._members.own(set(self._members.owning).union(*(at.owners for at in only)))
 
-    def _over(self, change: Change, error: BedloadError | None) -> list[Instruction]:
+    def _over(self, change: Change, error: BedloadError | None, *, on_record: bool = True) -> list[Instruction]:
+        """``on_record``: unless it is refused by the call itself, which is all that there is to know of it."""
         change.phase = ChangePhase.OVER
         if self.current is change:
             self.current = None
+        return [self._result(change, error, on_record=on_record), *self._next()]
+
+    def _result(self, change: Change, error: BedloadError | None, *, on_record: bool = True) -> ChangeResult:
         change.before = change.before or self._members.owning  # it was called off before it began
         now, workers = self._clock.monotonic(), len(self._members.owning)
         records = tuple(
             record_of(change, self._operators[name].standing, error, now=now, workers=workers)
             for name in self._concerned(change)
+            if on_record
         )
-        return [ChangeResult(change.to, change.number, error, records, tuple(change.routings)), *self._next()]
+        return ChangeResult(change.to, change.number, error, records, tuple(change.routings))
 
     def _concerned(self, change: Change) -> list[OperatorName]:
         return [name for name in self._operators if change.wish.operator in (None, name)]

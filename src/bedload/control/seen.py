@@ -32,7 +32,7 @@ def see(change: Change, standings: Mapping[OperatorName, Standing]) -> Seen:
 
 def in_line(change: Change, before: Iterable[Change]) -> Seen:
     """Look at a change that waits for those before it."""
-    ahead = [it.wish.what or it.wish.kind.value for it in before]
+    ahead = [it.what for it in before]
     return Seen(change.phase, waits_for=f"the change{'s' if len(ahead) > 1 else ''} before it ({', '.join(ahead)})")
 
 
@@ -48,6 +48,8 @@ def _waits_for(change: Change, standings: Mapping[OperatorName, Standing]) -> st
             found = [_end_of_epoch(at) for at in standings.values() if at.under_way]
         case ChangePhase.MOVING:
             found = [_before_it_moves(standings[name], transfer) for name, transfer in change.transfers.items()]
+            if all(transfer.done for transfer in change.transfers.values()):
+                found = [_before_they_leave(at) for at in standings.values()]
     return "; ".join(dict.fromkeys(filter(None, found)))
 
 
@@ -60,7 +62,15 @@ def _before_it_moves(at: Standing, transfer: Transfer) -> str:
             return _end_of_epoch(at)  # what it touched is not copied before
         case TransferPhase.ARRIVED:
             return _end_of_epoch(at)
+        case TransferPhase.ENDING:
+            return f"{_workers(transfer.awaited)} to drop {'what has moved' if transfer.flipped else 'the copies'}"
     return ""
+
+
+def _before_they_leave(at: Standing) -> str:
+    """All has moved: what those wait for that are not wanted any more."""
+    leaving = [worker for worker in at.members.not_owning if at.needs(worker)]
+    return f"{_end_of_epoch(at)}, before which {_workers(leaving)} cannot leave" if leaving else ""
 
 
 def _before_the_flip(at: Standing, transfer: Transfer) -> str:

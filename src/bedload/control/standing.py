@@ -86,6 +86,10 @@ class Standing:
         """Who owns what."""
         return self._routing
 
+    def reached(self, query: QueryId) -> Epoch:
+        """The last epoch of a query that was begun here; -1: none."""
+        return max(self.committed.get(query, Epoch(-1)), self.epoch if query == self.query else Epoch(-1))
+
     @property
     def owners(self) -> set[WorkerId]:
         """Who owns something."""

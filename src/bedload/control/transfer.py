@@ -101,6 +101,11 @@ class Transfer:
         return sorted({it for lot in self._lots for it in (lot.source, lot.target) if not self._at.is_here(it)})
 
     @property
+    def awaited(self) -> frozenset[WorkerId]:
+        """Whose word it waits for."""
+        return frozenset(self._open)
+
+    @property
     def in_line(self) -> bool:
         """Whether it may wait for the end of an epoch, or for state that is read back."""
         # What the epoch under way has touched is not copied before it is sealed or rolled back.

@@ -193,10 +193,9 @@ class Receiver:
         return True
 
     @property
-    def handed(self) -> tuple[list[KeyGroup], int]:
-        """The key groups that come with the move, and how many single keys."""
-        lots = [it.lot for it in self._incoming.values() if it.lot is not None]
-        return [group for lot in lots for group in lot.groups], sum(len(lot.keys) for lot in lots)
+    def handed(self) -> list[Lot]:
+        """What comes with the move; known from the flip on."""
+        return [it.lot for it in self._incoming.values() if it.lot is not None]
 
     @property
     def awaited(self) -> set[KeyGroup]:

@@ -54,7 +54,7 @@ class MoveRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False)
     moved_keys: int = 0
     moved_bytes: int = 0
     single_keys: int = 0
-    """Keys that were moved by themselves."""
+    """Keys that were moved by themselves, with state or without."""
     flips: int = 0
     copy_s: float = 0.0
     """Of the duration: state was copied ahead."""
@@ -71,11 +71,11 @@ class MoveRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False)
     """Of the keys that had rows while they were on their way; those that did not wait count as 0."""
     stoppage_ms_p99: float = 0.0
     stoppage_ms_max: float = 0.0
-    epoch_s_median: float = 0.0
-    """Of the epochs before."""
-    epoch_s_longest: float = 0.0
-    """While it went on."""
-    spike: float = 0.0
+    epoch_s_median: float | None = None
+    """Of the epochs before; None: there was none."""
+    epoch_s_longest: float | None = None
+    """While it went on; None: no epoch ran meanwhile."""
+    spike: float | None = None
     """The one over the other."""
     stabilise_s: float | None = None
     """From the request until latency stayed under 1.1 times the longest epoch before; None: it is not known yet."""
@@ -95,12 +95,12 @@ def with_latency(record: MoveRecord, epochs: Sequence[EpochSpan]) -> MoveRecord:
     before = [it for it in epochs if it.began + it.seconds <= record.began][-STEADY_EPOCHS:]
     end = record.began + record.duration_s
     during = [it.seconds for it in epochs if it.began + it.seconds > record.began and it.began <= end]
+    longest = max(during, default=None)
     if not before:
-        return record
+        return msgspec.structs.replace(record, epoch_s_longest=longest)
     median = float(np.median([it.seconds for it in before]))
     limit = LIMIT * max(it.seconds for it in before)
-    longest = max(during, default=0.0)
-    spike = longest / median if median else 0.0
+    spike = longest / median if longest is not None and median else None
     stable: float | None = record.began
     calm = 0
     for it in epochs:

@@ -132,8 +132,9 @@ class Change:
         return result
 
     def __str__(self) -> str:
-        if not self.done:
-            return f"{self.what}: {_where(self._seen())}"
+        seen = self._seen()
+        if not self.done:  # it may be by now
+            return f"{self.what}: {_where(seen)}"
         error = self._future.exception()
         if error is None:
             return str(self.wait(0))
@@ -290,6 +291,10 @@ class Wishes:
             if name not in self._states:
                 raise UnknownOperator(f"no operator {name!r} was applied on this cluster; there are: {known}")
             return name
+        if not self._states:
+            raise DefinitionError(
+                "no operator was applied on this cluster yet, so it has no keys: cluster.apply(...) one first"
+            )
         if len(self._states) != 1:
             raise DefinitionError(f"say whose keys are meant (operator=...): the operators of this cluster are {known}")
         return next(iter(self._states))
@@ -320,9 +325,12 @@ def _several(items: Iterable[Any], what: str) -> list[Any]:
 
 
 def _worker(worker: int | str, name: str) -> WorkerId:
+    if isinstance(worker, str) and worker.strip().isdecimal():
+        raise DefinitionError(f"{name}={worker!r}: workers are numbers, {name}={int(worker)}; see cluster.workers")
     if isinstance(worker, str):
         raise DefinitionError(
-            f"{name}={worker!r}: there are no sites to choose from; give the number of a worker, one of cluster.workers"
+            f"{name}={worker!r}: give the number of a worker, one of cluster.workers. A name would be that of a site, "
+            f"a place with workers of its own, and all workers of this cluster are in one"
         )
     if not _is_count(worker):
         raise DefinitionError(f"{name}={worker!r}: give the number of a worker, one of cluster.workers")

@@ -66,10 +66,11 @@ class Cluster:
         self._credentials = Credentials.fresh(encrypted=attached.encrypt)
         self._stopped = False
         self._ending = threading.RLock()
+        self._plans = Plans(spark)
         self._driver = Driver(
             attached.listen,
             self._credentials,
-            Plans(spark),
+            self._plans,
             host,
             attached.workers,
             keeper=keeper,
@@ -223,14 +224,15 @@ class Cluster:
         return self._wishes.unpin([key], operator, strategy)
 
     def history(self) -> Table:
-        """Every change of the cluster and what it cost, oldest first: a row per change and operator.
+        """Every change of the cluster and what it cost, in the order of the calls: a row per change and operator.
 
         A list of dicts that prints as a table of the main columns, and also is a DataFrame (``.df()``), as
         :meth:`epochs` and :meth:`restoring` are; ``.show(all_columns=True)`` shows everything. With a checkpoint,
-        changes of earlier attachments are in it too. ``outcome`` is ``done``, ``called off`` or
-        what went wrong; ``stoppage_ms_*`` is how long rows of a key on its way were held up; ``spike`` is the longest
-        epoch meanwhile over the median before, and ``stabilise_s`` the time until epochs were as short as before (null:
-        not yet known).
+        changes of earlier attachments are in it too. What the call itself refused has no row, nor has what was done
+        before any operator was applied. ``outcome`` is ``done``, ``called off`` or what went wrong; ``stoppage_ms_*``
+        is how long rows of a key on its way were held up; ``spike`` is the longest epoch meanwhile over the median
+        before (null: no epoch ran), and ``stabilise_s`` the time until epochs were as short as before (null: not yet
+        known).
         """
         return Table(self._spark, table_schema(), self._driver.moves.rows(), MAIN_COLUMNS)
 
@@ -351,7 +353,8 @@ class Cluster:
     def wait_for_epoch(self, query: StreamingQuery | Supervised, epoch: int = 0, *, seconds: float = 600.0) -> None:
         """Return when Spark has committed this epoch of a query, and live reads show it; the first one unless given.
 
-        Raises what the query failed with, and :class:`Timeout` after so many seconds.
+        Raises what the query failed with, :class:`EpochIncomplete` if Spark goes on and the operators do not see its
+        batches, and :class:`Timeout` after so many seconds.
         """
 
         def committed(query: str) -> int:
@@ -360,7 +363,12 @@ class Cluster:
                 lambda c: max((c.operator(name).committed.get(QueryId(query), -1) for name in c.operators), default=-1)
             )
 
-        wait_for_epoch(query, epoch, committed, seconds)
+        def reached(query: str) -> int:
+            return self._driver.call(
+                lambda c: max((c.operator(name).reached(QueryId(query)) for name in c.operators), default=-1)
+            )
+
+        wait_for_epoch(query, epoch, committed, seconds, reached=reached, last_batch=self._plans.last_batch)
 
     # --- the end ---
 

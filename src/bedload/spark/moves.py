@@ -82,11 +82,13 @@ class Moves:
     # --- on any thread ---
 
     def rows(self) -> list[dict[str, Any]]:
-        """All moves, oldest first, as plain data."""
+        """All moves, those first that were asked for first, as plain data."""
         former = [] if self._keeper is None else self._keeper.moves()
         rows = [_row(int(generation), record) for generation, record in former]
         own = None if self._keeper is None else int(self._keeper.generation)
-        return [*rows, *(_row(own, self._measured(noted)) for noted in list(self._noted))]
+        # One that was called off in line is over before those that were asked for earlier.
+        mine = sorted(self._noted, key=lambda noted: noted.record.number)
+        return [*rows, *(_row(own, self._measured(noted)) for noted in mine)]
 
     def write_all(self) -> None:
         """Write what is not written yet: the cluster stops."""

@@ -16,11 +16,12 @@ from typing import Any
 
 from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
 
 from bedload.control.attempt import StageFacts
 from bedload.control.inquiries import QueryFacts
 from bedload.core.epoch import EpochTime
-from bedload.core.errors import DefinitionError, ProtocolError
+from bedload.core.errors import DefinitionError, EpochAborted, ProtocolError
 from bedload.core.ids import DeploymentId, Epoch, QueryId
 from bedload.spark.progress import read_progress
 
@@ -59,7 +60,10 @@ class Plans:
             execution = self._execution(query)
             batch = execution.lastExecution()
             if batch is None or batch.currentBatchId() != epoch:
-                raise ProtocolError(f"query {query} is not at epoch {epoch} any more")
+                raise EpochAborted(
+                    f"query {query} is not at epoch {epoch} any more: it was stopped and started again, "
+                    f"and this task is of the run before"
+                )
             logged = batch.offsetSeqMetadata()
             time = EpochTime(int(logged.batchWatermarkMs()), int(logged.batchTimestampMs()))
             plan, run = batch.executedPlan(), str(execution.runId().toString())
@@ -136,6 +140,20 @@ class Plans:
         execution = self._active.get(self._jvm.java.util.UUID.fromString(query))
         return execution is not None and _fed_nothing(execution, epoch)
 
+    def last_batch(self, query: StreamingQuery) -> tuple[int, bool]:
+        """The last batch that Spark has committed for a query, and whether operators had partitions in it, for sure.
+
+        It may have ended. -1: none, or it is not known.
+        """
+        try:
+            execution: Any = query._jsq.streamingQuery()
+            latest = execution.commitLog().getLatestBatchId()
+            if not latest.isDefined():
+                return -1, False
+            return int(latest.get()), bool(_partitions(execution, Epoch(int(latest.get()))))
+        except (Py4JError, AttributeError):
+            return -1, False
+
     def _committed_at(self, location: str, query: QueryId) -> tuple[Epoch | None, bool]:
         """The last epoch in a query's commit log below a checkpoint location, and whether there is a log to be read."""
         try:
@@ -190,7 +208,10 @@ class Plans:
     def _execution(self, query: QueryId) -> Any:
         execution = self._active.get(self._jvm.java.util.UUID.fromString(query))
         if execution is None:
-            raise ProtocolError(f"query {query} is not running")
+            raise EpochAborted(
+                f"query {query} was stopped, or has ended, in the middle of an epoch. The epoch is rolled back, and "
+                f"comes again when the query is started again"
+            )
         # Kept after the query's end, to read its commit log when another query takes the state over.
         self._seen[query] = execution
         return execution
@@ -212,19 +233,24 @@ _EMPTY_RULE = "org.apache.spark.sql.execution.adaptive.AQEPropagateEmptyRelation
 
 
 def _fed_nothing(execution: Any, epoch: Epoch) -> bool:
-    """Whether the plan of an epoch had no partition for any feeder. Spark keeps that of the last one and this one."""
+    """Whether the plan of an epoch had no partition for any feeder, for sure."""
+    return _partitions(execution, epoch) == 0
+
+
+def _partitions(execution: Any, epoch: Epoch) -> int | None:
+    """The partitions for feeders in the plan of an epoch; None: not known. Spark keeps the last plan and this one."""
     try:
         context = execution.getLatestExecutionContext()
         if int(context.batchId()) != epoch:
             before = context.previousContext()
             if not before.isDefined() or int(before.get().batchId()) != epoch:
-                return False
+                return None
             context = before.get()
         batch = context.executionPlan()
         feeders = [] if batch is None else [node for _, node in _walk(batch.executedPlan()) if _is_feeder(node)]
-        return bool(feeders) and not any(int(node.execute().getNumPartitions()) for node in feeders)
+        return sum(int(node.execute().getNumPartitions()) for node in feeders) if feeders else None
     except (Py4JError, AttributeError):
-        return False
+        return None
 
 
 def _read_nothing(execution: Any, epoch: Epoch) -> bool:

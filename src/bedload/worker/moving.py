@@ -315,8 +315,7 @@ class Moving:
         asked = len(distinct(np.concatenate(parking.asked))) if parking.asked else 0
         waited = waits(parking.waits).astype("<f8").tobytes()
         assert runtime is not None
-        groups, single = receiver.handed
-        keys = runtime.keys_in(groups) + single
+        keys = sum(_count(runtime, lot) for lot in receiver.handed)
         news = m.Arrived(self._worker, self._name, receiver.move, keys, receiver.bytes, asked, parking.rows)
         return [(COORDINATOR, news, waited)]
 
@@ -333,6 +332,12 @@ class Moving:
         split = receiver.split(hashes, lambda some: key_groups(some, self._holdings.key_groups))
         fetch = m.Fetch(self._name, receiver.move, self._worker)
         return [(self._neighbour(source), fetch, pack(keys)) for source, keys in split.items()]
+
+
+def _count(runtime: Runtime, lot: m.Lot) -> int:
+    """How many keys with state a lot has brought. Single keys that were named need not have any."""
+    single = runtime.shelve(lot.key_groups, only=np.array(lot.keys, np.int64)).hashes if lot.keys else ()
+    return runtime.keys_in(lot.groups) + len(single)
 
 
 def _shelve(runtime: Runtime, lot: m.Lot) -> Shelf:
