@@ -1,4 +1,4 @@
-"""Handles on changes of a live cluster, looked at from many threads: whatever happens meanwhile, what they say holds."""
+"""Handles on changes of a live cluster, looked at from many threads: what they say holds, whatever happens."""
 
 from __future__ import annotations
 

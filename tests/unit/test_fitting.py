@@ -99,7 +99,7 @@ REFUSED: list[tuple[str, Any, str]] = [
 
 
 @pytest.mark.parametrize(
-    ("kind", "value", "says"), REFUSED, ids=[f"{kind} {value!r:.30}" for kind, value, _ in REFUSED]
+    ("kind", "value", "says"), REFUSED, ids=[f"{kind} {value!r:.12}" for kind, value, _ in REFUSED]
 )
 def test_a_value_that_would_be_changed_is_refused_with_a_reason(kind: str, value: Any, says: str) -> None:
     class Returns(bl.Operator):
@@ -167,7 +167,7 @@ TAKEN: list[tuple[str, Any, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "value", "kept"), TAKEN, ids=[f"{kind} {value!r:.30}" for kind, value, _ in TAKEN])
+@pytest.mark.parametrize(("kind", "value", "kept"), TAKEN, ids=[f"{kind} {value!r:.12}" for kind, value, _ in TAKEN])
 def test_a_value_that_is_kept_is_taken(kind: str, value: Any, kept: Any) -> None:
     assert fitted([value, None, value], kind_of(kind)).to_pylist() == [kept, None, kept]
     assert misfit(value, pa.field("v", kind_of(kind))) is None
@@ -282,7 +282,7 @@ def of_vector(kind: str, values: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("kind", "values", "says"), VECTOR_REFUSED, ids=[f"{kind} {values!r:.40}" for kind, values, _ in VECTOR_REFUSED]
+    ("kind", "values", "says"), VECTOR_REFUSED, ids=[f"{kind} {values!r:.12}" for kind, values, _ in VECTOR_REFUSED]
 )
 def test_an_output_column_that_would_be_changed_is_refused(kind: str, values: Any, says: str) -> None:
     with pytest.raises(OutputError) as caught:
