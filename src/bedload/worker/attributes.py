@@ -41,15 +41,9 @@ def check_attributes(cls: type, specs: tuple[StateSpec, ...]) -> None:
             continue
         annotated = inspect.get_annotations(base)
         for name, value in _plain(base):
-            if isinstance(value, (Declaration, Parameter)):
-                if not hasattr(base, "__bedload_specs__"):
-                    raise DefinitionError(
-                        f"operator {cls.__name__}: {base.__name__}.{name} is declared in a class that is no operator: "
-                        f"derive {base.__name__} from bl.Operator (or bl.VectorOperator)"
-                    )
-            elif _is_constant(annotated.get(name)):
+            if isinstance(value, (Declaration, Parameter)) or _is_constant(annotated.get(name)):
                 continue
-            elif name in annotated or isinstance(value, tuple(kind for kind, _, _ in _CHANGEABLE)):
+            if name in annotated or isinstance(value, tuple(kind for kind, _, _ in _CHANGEABLE)):
                 raise DefinitionError(_refusal(base, name, value, annotated.get(name)))
     for spec in specs:
         for base in cls.__mro__:
