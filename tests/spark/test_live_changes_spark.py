@@ -8,7 +8,6 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
@@ -17,7 +16,7 @@ import bedload as bl
 from bedload.core.errors import BedloadError, EpochIncomplete, MoveCancelled
 from tests.patience import PATIENCE
 from tests.spark.apps import eventually
-from tests.spark.conftest import Sink, numbers, start
+from tests.spark.conftest import Sink, start
 from tests.spark.faults import kill
 from tests.spark.moving import live
 from tests.spark.tally import applied, check_epochs, stream
@@ -205,31 +204,3 @@ def test_batches_without_rows_are_no_alarm(spark: SparkSession, tmp_path: Path) 
         put(3, "1\n")
         cluster.wait_for_epoch(query, 3)
         query.stop()
-
-
-def test_a_stopped_query_does_not_count_as_a_fault_of_ours(spark: SparkSession, tmp_path: Path) -> None:
-    """Its tasks ask for the epoch when it is stopped already."""
-    said: list[Any] = []
-    inside, stopped = threading.Event(), threading.Event()
-
-    def sink(batch: DataFrame, epoch: int) -> None:
-        if epoch:
-            inside.set()
-            stopped.wait(PATIENCE)
-            try:
-                batch.collect()
-            except Exception as error:
-                said.append(str(error))
-
-    with bl.attach(spark, workers=1) as cluster:
-        query = start(
-            applied(cluster, numbers(spark, 20, 1).selectExpr("value as key", "value"), "rows"), sink, tmp_path
-        )
-        inside.wait(PATIENCE)
-        with ThreadPoolExecutor(1) as thread:
-            stopping = thread.submit(query.stop)
-            eventually(lambda: not query.isActive, "it stops")
-            stopped.set()
-            stopping.result(PATIENCE)
-        eventually(lambda: bool(said), "the sink went on")
-        assert not any("ProtocolError" in it for it in said), said
