@@ -12,8 +12,10 @@ import sys
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 from markdown import wrap
@@ -119,11 +121,11 @@ def _thing(name: str, thing: Any) -> Iterator[str]:
         yield f"**`{member}`**: {text}"
     members = list(_members(thing))
     for member, found in members:
-        if isinstance(found, property):
+        if isinstance(found, property | cached_property):
             yield ""
-            yield f"**`{member}`**: " + "\n\n".join(_paragraphs(found.fget, f"{name}.{member}"))
+            yield f"**`{member}`**: " + "\n\n".join(_paragraphs(found, f"{name}.{member}"))
     for member, found in members:
-        if not isinstance(found, property):
+        if not isinstance(found, property | cached_property):
             yield ""
             yield f"#### `{name.rsplit('.', 1)[-1]}.{member}`"
             yield ""
@@ -144,7 +146,7 @@ def _members(thing: type) -> Iterator[tuple[str, Any]]:
         plain = inspect.unwrap(found) if inspect.isfunction(found) else found
         aliased = inspect.isfunction(plain) and plain.__name__ != name
         inner = name.startswith("_") or name in INNER.get(thing.__name__, ())
-        if not inner and not aliased and (inspect.isfunction(found) or isinstance(found, property)):
+        if not inner and not aliased and isinstance(found, FunctionType | property | cached_property):
             yield name, found
 
 
@@ -217,7 +219,7 @@ def _paragraphs(thing: Any, name: str) -> Iterator[str]:
         if code:
             yield "```python\n" + textwrap.dedent("\n\n".join(code)) + "\n```"
             code = []
-        text = re.sub(r"\s*::$", ":", block).removeprefix(":")
+        text = "" if block == "::" else re.sub(r"\s*::$", ":", block)
         if text:
             yield _inline(text)
 

@@ -98,7 +98,7 @@ clicks, out = cars.withColumnRenamed("car", "user"), "user string, n long"
         2, {2: "print(cluster.history()[-1]['outcome'])\nquery.stop()\ncluster.stop()"}, said=("rescale to 4",)
     ),
     "docs/how-to/use-foreach-batch.md": Excerpts(
-        3,
+        4,
         {
             0: """
 cluster = bl.attach(spark, workers=1, checkpoint="/data/bedload")
@@ -106,29 +106,41 @@ out = cluster.apply(cars, key="car", operator=Trip, schema="car string, n long")
 """,
             1: "cluster.wait_for_epoch(query)\nquery.stop()",
             2: AGAIN.replace("LAST", "2"),
-            3: AGAIN.replace("LAST", "4") + "cluster.stop()\nprint(os.listdir())",
+            3: AGAIN.replace("LAST", "4"),
+            4: AGAIN.replace("LAST", "6")
+            + """
+live = {key: cluster.state("Trip").get(key)["count"] for key in ("car-0", "car-49")}
+cluster.stop()
+kept = dict(sqlite3.connect("trips.db").execute("SELECT car, n FROM trips"))
+print(os.listdir(), "in the database:", len(kept), {key: kept[key] for key in live} == live)
+""",
         },
-        said=("+---", "one_file", "many_files"),
+        said=("+---", "one_file", "many_files", "in the database: 50 True"),
     ),
     "docs/reference/aggregates.md": Excerpts(
-        4,
+        5,
         {
             0: "cluster = bl.attach(spark, workers=1)",
             1: """
+query = out.writeStream.format("noop").start()
+cluster.wait_for_epoch(query)
+""",
+            2: """
+query.stop()
 cluster.stop()
 cluster = bl.attach(spark, workers=1, checkpoint="/data/bedload")
 visits = numbers.selectExpr("'/index.html' as page", "value % 20 as user", "value as ms", "'a' as referrer")
 """,
-            2: """
+            3: """
 query = out.writeStream.format("noop").option("checkpointLocation", "/data/query").start()
 cluster.wait_for_epoch(query, 1)
 """,
-            3: """
+            4: """
 print("at most", json.dumps(datasketches.hll_sketch.deserialize(state["hll(user, 9)"]).get_upper_bound(2)))
 spark.read.format("bedload").load("/data/bedload").createTempView("state")
 spark.sql(SQL).show()
 """,
-            4: """
+            5: """
 query.stop()
 query = out.writeStream.format("memory").queryName("out").start()
 cluster.wait_for_epoch(query)
@@ -137,7 +149,13 @@ query.stop()
 cluster.stop()
 """,
         },
-        said=("at most 20.", "|/index.html|", "|car-0|"),
+        said=(
+            "count()=1, sum(speed)=33.0, count(speed)=1, last(ts)=",
+            "\n1 33.0\n",
+            "at most 20.",
+            "|/index.html|",
+            "|car-0|",
+        ),
     ),
     "docs/reference/state-types.md": Excerpts(
         2, {2: "print(Deadlines.__bedload_specs__, Model.__bedload_specs__)"}, said=("queue", "weights")

@@ -298,7 +298,14 @@ def test_the_code_of_a_page_runs_from_top_to_bottom(page: str, tmp_path: Path) -
 
 
 _SAID = {
-    "read-state.md": ["|car-3|   20|   40|", "|       3|     update|car-3|   40|", "sum(count)", "400", "10"],
+    "read-state.md": [
+        "|car-3|   20|   40|",
+        "|       3|     update|car-3|   40|",
+        "sum(count)",
+        "400",
+        "live: 40 rows, mean 198.0",
+        "|car-3| 40|198.0|",
+    ],
     "take-over-a-spark-query.md": ["n=250", "|car-1|    3|", "|car-3|    1|"],
 }
 """What the pages promise to show."""

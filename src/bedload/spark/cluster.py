@@ -109,12 +109,12 @@ class Cluster:
     ) -> DataFrame:
         """Run a stateful operator on a streaming DataFrame; its outputs as a streaming DataFrame.
 
-        ``operator``: a class, or one with its parameters (``Sessions(gap=30)``). ``key``: the name of the key column,
-        or several in a list. ``schema``: the output's columns, as a DDL string or a ``StructType``. ``name``: the
-        identity of the state, the operator's class name unless given; applying the same name again after its query
-        stopped goes on with that state. ``fresh``: give up whatever state there is under that name and start empty.
-        ``drop``: state variables that the class does not declare any more and whose stored state may go; of others
-        :class:`StateDropped` warns.
+        ``operator``: a class, or one with its parameters (``Sessions(gap=30)``). ``key``: the key column, or several in
+        a list; a ``KeyColumn`` is the name of a column, or ``F.col`` of it (``df.car``), and no expression. ``schema``:
+        the output's columns, as a DDL string or a ``StructType``. ``name``: the identity of the state, the operator's
+        class name unless given; applying the same name again after its query stopped goes on with that state.
+        ``fresh``: give up whatever state there is under that name and start empty. ``drop``: state variables that the
+        class does not declare any more and whose stored state may go; of others :class:`StateDropped` warns.
 
         ``initial_state``: what an operator without state starts with: a batch DataFrame with the key columns and a
         column per state variable (one that is left out has its default), or what Spark's ``statestore`` format reads

@@ -57,7 +57,8 @@ class Context:
         """The time of the epoch, in milliseconds since 1970: when Spark first planned its batch.
 
         It is the same for all rows of an epoch, on every replay and at every worker. Use it instead of the machine's
-        clock, which would give another state each time.
+        clock, which would give another state each time. An operator is called for keys that have rows: there are no
+        timers yet.
         """
         return self._epoch_time("now").processing
 

@@ -57,7 +57,9 @@ class VectorOperator(metaclass=OperatorMeta):
     ``process`` returns the new state (variables that are left out stay as they are), or a pair of that and outputs.
     ``result`` is called at the end of the epoch with the keys that changed in it and their state, and returns outputs:
     a mapping from output column to array, or a record batch. State variables are scalars: bool, int, float, str, bytes,
-    date, and ``X | None`` of these. Dates come as ``datetime64[D]``. Parameters are those of :class:`Operator`.
+    date, and ``X | None`` of these. Dates come as ``datetime64[D]``. Where one is None, a number comes as NaN (an ``int
+    | None`` as ``float64``), a date as NaT, and any other as None; NaN that is returned becomes None. Parameters are
+    those of :class:`Operator`.
     """
 
     __slots__ = ()
