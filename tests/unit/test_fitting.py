@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 import bedload as bl
 from bedload.core.errors import DataError, OperatorFailed, OutputError, StateTypeError
 from bedload.testing import OperatorHarness, ddl
-from bedload.worker.fitting import fitted, misfit
+from bedload.worker.fitting import fitted
+from bedload.worker.misfits import misfit
 
 NOON = dt.datetime(2026, 2, 1, 12)
 AWARE = NOON.replace(tzinfo=ZoneInfo("America/New_York"))
@@ -79,6 +80,7 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("array<int>", b"ab", "b'ab' (bytes) is not an array<int>"),
     ("array<string>", {"a": 1}, "{'a': 1} (dict) is not an array<string>"),
     ("array<int>", iter([1]), "(list_iterator) is not an array<int>"),
+    ("array<int>", np.array(5), "array(5) (ndarray) is not an array<int>"),
     ("array<int>", np.array([1, 1.5]), "1.5 (float) at v[1] is not an int"),
     ("array<int>", np.array([True]), "True (bool) at v[0] is not an int"),
     ("array<float>", np.array([0.5, 1e300]), "1e+300 (float) at v[1] is too large for a float"),

@@ -278,8 +278,8 @@ def test_a_value_of_another_type_is_refused_not_bent(value: Any) -> None:
     with pytest.raises(DataError) as caught:
         harness.feed([row("a", 1), row("a", value)])
     message = caught.value.message
-    assert message.startswith("column 'speed' (int64, by its first value; declare another type with input=): ")
-    assert f"{value!r} ({type(value).__name__}) is not a int64" in message
+    assert message.startswith("column 'speed' (bigint, by its first value; declare another type with input=): ")
+    assert f"{value!r} ({type(value).__name__}) is not a bigint" in message
     harness = make("rows", input="car string, speed int")
     with pytest.raises(DataError, match=r"column 'speed' \(int32, as declared\): "):
         harness.feed([row("a", value)])

@@ -19,7 +19,9 @@ from bedload.core.ids import KeyGroup, KeyHash
 from bedload.keys import canonical_key, check_key_type, hash_columns, hash_key, kept_type, key_group, key_groups
 from bedload.protocol.split import GROUP_COLUMN
 from bedload.testing import ddl
-from bedload.worker.fitting import NOT_FITTING, fitted, misfit
+from bedload.worker.fitting import NOT_FITTING, fitted
+from bedload.worker.misfits import misfit
+from bedload.worker.type_words import spelled
 
 
 class StructType(Protocol):
@@ -162,7 +164,9 @@ class InputFormat:
             found = () if isinstance(values, pa.Array) else (misfit(value, field) for value in values)
             why = next((problem for problem in found if problem), str(error))
             known = "as declared" if self._declared else "by its first value; declare another type with input="
-            raise DataError(f"column {field.name!r} ({field.type}, {known}): {why}", column=field.name) from error
+            raise DataError(
+                f"column {field.name!r} ({spelled(field.type)}, {known}): {why}", column=field.name
+            ) from error
         if array.null_count and not field.nullable:
             raise DataError(f"column {field.name!r} has null, but it is declared NOT NULL", column=field.name)
         return array

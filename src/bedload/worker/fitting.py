@@ -5,7 +5,7 @@ another wall clock, and a field that is not declared vanishes. So what could be 
 for whole columns, by the set of their Python types. Nested types are taken apart, and so their items are columns, too.
 
 Invariant: :func:`fitted` gives every value as it is, or raises. Which value it was, and why, is found by
-:func:`misfit`, one by one.
+:func:`~bedload.worker.misfits.misfit`, one by one.
 """
 
 from __future__ import annotations
@@ -22,11 +22,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from bedload.worker.type_words import a, is_any_list, spelled
+
 NOT_FITTING = (pa.ArrowException, TypeError, ValueError, OverflowError)
 """What :func:`fitted` raises."""
 
 _TEXTS = (str, bytes, bytearray, memoryview)
-_WHOLE = (int, np.integer)
+WHOLE = (int, np.integer)
+"""The classes of integers."""
 _NUMBERS = (int, float, np.integer, np.floating)
 _TAKES: list[tuple[Any, tuple[type, ...], tuple[type, ...]]] = [
     (pa.types.is_integer, _NUMBERS, (bool,)),
@@ -66,9 +69,9 @@ def fitted(column: Sequence[Any], kind: pa.DataType) -> pa.Array:
 def _scalars(column: Sequence[Any], kind: pa.DataType) -> pa.Array:
     classes = set(map(type, column))
     classes.discard(NoneType)
-    if not all(_takes(kind, cls) for cls in classes):
-        raise TypeError(f"not all values are {_a(kind)}")
-    if pa.types.is_integer(kind) and not all(issubclass(cls, _WHOLE) for cls in classes):
+    if not all(takes(kind, cls) for cls in classes):
+        raise TypeError(f"not all values are {a(kind)}")
+    if pa.types.is_integer(kind) and not all(issubclass(cls, WHOLE) for cls in classes):
         column = [_whole(value) for value in column]
     elif pa.types.is_temporal(kind):
         return _moments(column, classes, kind)
@@ -76,11 +79,12 @@ def _scalars(column: Sequence[Any], kind: pa.DataType) -> pa.Array:
     if pa.types.is_floating(kind) and kind.bit_width < 64:
         endless = np.flatnonzero(np.isinf(made.to_numpy(zero_copy_only=False)))
         if not all(math.isinf(column[at]) for at in endless.tolist()):
-            raise OverflowError(f"a number is too large for {_a(kind)}")
+            raise OverflowError(f"a number is too large for {a(kind)}")
     return made
 
 
-def _takes(kind: pa.DataType, cls: type) -> bool:
+def takes(kind: pa.DataType, cls: type) -> bool:
+    """Whether a scalar type has values of this class."""
     for is_it, classes, but in _TAKES:
         if is_it(kind):
             return issubclass(cls, classes) and not issubclass(cls, but)
@@ -88,7 +92,7 @@ def _takes(kind: pa.DataType, cls: type) -> bool:
 
 
 def _whole(value: Any) -> Any:
-    if value is None or isinstance(value, _WHOLE):
+    if value is None or isinstance(value, WHOLE):
         return value
     if value != int(value):  # raises for NaN and infinity
         raise ValueError(f"{value!r} is not whole")
@@ -98,9 +102,9 @@ def _whole(value: Any) -> Any:
 def _moments(column: Sequence[Any], classes: set[type], kind: pa.DataType) -> pa.Array:
     local = pa.types.is_time(kind) or (pa.types.is_timestamp(kind) and kind.tz is None)
     if local and any(value.tzinfo is not None for value in column if value is not None):
-        raise ValueError(f"{_a(kind)} has no time zone")
-    if not classes <= {dt.datetime, dt.timedelta, dt.date, dt.time} and any(map(_nanoseconds, column)):
-        raise ValueError(f"{_a(kind)} has no nanoseconds")
+        raise ValueError(f"{a(kind)} has no time zone")
+    if not classes <= {dt.datetime, dt.timedelta, dt.date, dt.time} and any(map(nanoseconds, column)):
+        raise ValueError(f"{a(kind)} has no nanoseconds")
     fine = kind
     if getattr(kind, "unit", None) in ("s", "ms"):  # Arrow would cut microseconds, but a cast refuses to
         if pa.types.is_timestamp(kind):
@@ -111,7 +115,7 @@ def _moments(column: Sequence[Any], classes: set[type], kind: pa.DataType) -> pa
     return made if fine is kind else made.cast(kind)
 
 
-def _nanoseconds(value: Any) -> int:
+def nanoseconds(value: Any) -> int:
     """What pandas has beside microseconds."""
     return getattr(value, "nanosecond", 0) or getattr(value, "nanoseconds", 0)
 
@@ -122,7 +126,7 @@ def _nanoseconds(value: Any) -> int:
 def _lists(column: Sequence[Any], kind: pa.DataType) -> pa.Array:
     if _is_flat(column):
         return _cut(recast(pa.array(np.concatenate(column)), kind.value_type), column, kind)
-    column = _plain(column, kind)
+    column = plain_lists(column, kind)
     items = list(chain.from_iterable(value for value in column if value is not None))
     return _cut(fitted(items, kind.value_type), column, kind)
 
@@ -134,26 +138,27 @@ def _is_flat(column: Sequence[Any]) -> bool:
     return column[0].dtype.kind in "biuf" and {(array.ndim, array.dtype) for array in column} == {(1, column[0].dtype)}
 
 
-def _plain(column: Sequence[Any], kind: pa.DataType) -> Sequence[Any]:
+def plain_lists(column: Sequence[Any], kind: pa.DataType) -> Sequence[Any]:
     """Lists, and other containers of items, of a column that is to have nothing else."""
     classes = set(map(type, column))
-    if not all(cls is NoneType or _is_list(cls) for cls in classes):
-        raise TypeError(f"not all values are {_a(kind)}")
+    if not all(cls is NoneType or is_list(cls) for cls in classes):
+        raise TypeError(f"not all values are {a(kind)}")
     if any(issubclass(cls, np.ndarray) for cls in classes):
-        column = [value.tolist() if isinstance(value, np.ndarray) else value for value in column]
+        column = [list(value.tolist()) if isinstance(value, np.ndarray) else value for value in column]
     if any(issubclass(cls, pa.Array) for cls in classes):
         column = [value.to_pylist() if isinstance(value, pa.Array) else value for value in column]
     return column
 
 
-def _is_list(cls: type) -> bool:
+def is_list(cls: type) -> bool:
+    """Whether objects of this class count as arrays."""
     return issubclass(cls, Iterable) and issubclass(cls, Sized) and not issubclass(cls, (*_TEXTS, Mapping))
 
 
 def _cut(items: pa.Array, column: Sequence[Any], kind: pa.DataType) -> pa.Array:
     """The lists of a column, of their items in one array."""
     if items.null_count and not kind.value_field.nullable:
-        raise ValueError(f"null in {_a(kind)}, whose items are declared NOT NULL")
+        raise ValueError(f"null in {a(kind)}, whose items are declared NOT NULL")
     large = pa.types.is_large_list(kind)
     made = pa.LargeListArray if large else pa.ListArray
     return made.from_arrays(
@@ -162,14 +167,16 @@ def _cut(items: pa.Array, column: Sequence[Any], kind: pa.DataType) -> pa.Array:
 
 
 def _maps(column: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    column = _plain([value.items() if isinstance(value, Mapping) else value for value in column], kind)
+    mappings = {cls for cls in set(map(type, column)) if issubclass(cls, Mapping)}
+    column = plain_lists([value.items() if type(value) in mappings else value for value in column], kind)
     pairs = list(chain.from_iterable(value for value in column if value is not None))
-    if not all(isinstance(pair, (tuple, list)) and len(pair) == 2 for pair in pairs):
+    are_pairs = all(issubclass(cls, (tuple, list)) for cls in set(map(type, pairs))) and set(map(len, pairs)) <= {2}
+    if not are_pairs:
         raise TypeError("a map is a dict or a list of pairs")
     keys = fitted([key for key, _ in pairs], kind.key_type)
     values = fitted([value for _, value in pairs], kind.item_type)
     if keys.null_count or (values.null_count and not kind.item_field.nullable):
-        raise ValueError(f"null in {_a(kind)}, whose keys or values are declared NOT NULL")
+        raise ValueError(f"null in {a(kind)}, whose keys or values are declared NOT NULL")
     return pa.MapArray.from_arrays(_offsets(column, pa.int32()), keys, values, type=kind, mask=_nulls(column))
 
 
@@ -193,7 +200,7 @@ def _structs(column: Sequence[Any], kind: pa.DataType) -> pa.Array:
             raise ValueError(f"unknown fields {sorted(map(str, unknown))}")
         parts: Any = ([None if value is None else value.get(name) for value in column] for name in names)
     else:
-        rows = [_fields_of(value, names) for value in column]
+        rows = [fields_of(value, names) for value in column]
         parts = ([row[at] for row in rows] for at in range(len(names)))
     arrays = [fitted(part, field.type) for part, field in zip(parts, fields, strict=True)]
     absent = len(column) - len(there)
@@ -204,7 +211,8 @@ def _structs(column: Sequence[Any], kind: pa.DataType) -> pa.Array:
     return pa.StructArray.from_arrays(arrays, type=kind, mask=_nulls(column))
 
 
-def _fields_of(value: Any, names: Collection[str]) -> Sequence[Any]:
+def fields_of(value: Any, names: Collection[str]) -> Sequence[Any]:
+    """The fields of a struct, in the declared order."""
     if value is None:
         return [None] * len(names)
     if isinstance(value, Mapping):
@@ -229,7 +237,7 @@ def recast(array: pa.Array, kind: pa.DataType) -> pa.Array:
         raise TypeError(f"{spelled(array.type)} is not {spelled(kind)}")
     made = array.cast(kind)
     if _infinite(made) > _infinite(array):  # of floats that become smaller ones, no cast says that they are too large
-        raise OverflowError(f"a number is too large for {_a(kind)}")
+        raise OverflowError(f"a number is too large for {a(kind)}")
     return made
 
 
@@ -239,8 +247,8 @@ def _becomes(given: pa.DataType, kind: pa.DataType) -> bool:
         return True
     if pa.types.is_dictionary(given):
         return _becomes(given.value_type, kind)
-    if _any_list(given):
-        return _any_list(kind) and _becomes(given.value_type, kind.value_type)
+    if is_any_list(given):
+        return is_any_list(kind) and _becomes(given.value_type, kind.value_type)
     if pa.types.is_map(given):
         inner = ((given.key_type, kind.key_type), (given.item_type, kind.item_type)) if pa.types.is_map(kind) else None
         return inner is not None and all(_becomes(*both) for both in inner)
@@ -252,10 +260,6 @@ def _becomes(given: pa.DataType, kind: pa.DataType) -> bool:
     if pa.types.is_decimal(kind):
         return bool(pa.types.is_decimal(given) or pa.types.is_integer(given))
     return _family(given) == _family(kind)
-
-
-def _any_list(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
 
 
 def _family(kind: pa.DataType) -> str:
@@ -273,131 +277,11 @@ def _infinite(array: pa.Array) -> int:
         return int(pc.sum(pc.is_inf(array)).as_py() or 0)
     if pa.types.is_map(array.type):
         return _infinite(array.keys) + _infinite(array.items)
-    if _any_list(array.type):
+    if is_any_list(array.type):
         return _infinite(array.flatten())
     if pa.types.is_struct(array.type):
         return sum(map(_infinite, array.flatten()))
     return 0
 
 
-# --- in words ---
-
-
-def misfit(value: Any, field: pa.Field) -> str | None:
-    """Why a value does not fit a column; None if it does."""
-    return _misfit(value, field.type, field.nullable, field.name, "")
-
-
-def _misfit(value: Any, kind: pa.DataType, nullable: bool, column: str, path: str) -> str | None:
-    at = f" at {column}{path}" if path else ""
-    if value is None:
-        it = f"{column}{path}" if path else "it"
-        declared = "it" if path else "the column"
-        return None if nullable else f"{it} is null, but {declared} is declared NOT NULL"
-    try:
-        fitted([value], kind)
-    except NOT_FITTING as error:
-        for inner in _inside(value, kind):
-            said = _misfit(*inner[:3], column, path + inner[3])
-            if said:
-                return said
-        return f"{value!r} ({type(value).__name__}){at} {_reason(value, kind, error)}"
-    return None
-
-
-def _inside(value: Any, kind: pa.DataType) -> Iterable[tuple[Any, pa.DataType, bool, str]]:
-    """The items of a value of a nested type: each with its type, whether it may be null, and where it is."""
-    if _any_list(kind) and _is_list(type(value)):
-        field = kind.value_field
-        (plain,) = _plain([value], kind)
-        yield from ((item, field.type, field.nullable, f"[{i}]") for i, item in enumerate(plain))
-    elif pa.types.is_map(kind) and isinstance(value, (Mapping, list, tuple)):
-        pairs = value.items() if isinstance(value, Mapping) else value
-        for pair in pairs:
-            if isinstance(pair, (tuple, list)) and len(pair) == 2:
-                yield pair[0], kind.key_type, False, ".key"
-                yield pair[1], kind.item_type, kind.item_field.nullable, f"[{pair[0]!r}]"
-    elif pa.types.is_struct(kind) and isinstance(value, (Mapping, tuple)):
-        fields = list(kind)
-        if isinstance(value, Mapping) or len(value) == len(fields):
-            items = _fields_of(value, [f.name for f in fields]) if not _strange(value, kind) else ()
-            yield from (
-                (item, field.type, field.nullable, f".{field.name}") for item, field in zip(items, fields, strict=False)
-            )
-
-
-def _strange(value: Any, kind: pa.DataType) -> list[str]:
-    """Fields that a struct does not have."""
-    return sorted(map(str, value.keys() - {field.name for field in kind})) if isinstance(value, Mapping) else []
-
-
-def _reason(value: Any, kind: pa.DataType, error: Exception) -> str:
-    """The end of a sentence that begins with the value."""
-    none = f"is not {_a(kind)}"
-    if pa.types.is_struct(kind):
-        names = ", ".join(field.name for field in kind)
-        if _strange(value, kind):
-            return f"has the unknown fields {', '.join(_strange(value, kind))}; there are: {names}"
-        if isinstance(value, tuple):
-            return f"has {len(value)} values for {kind.num_fields} fields: {names}"
-        return f"{none}: use a dict or a tuple"
-    if pa.types.is_map(kind):
-        return f"{none}: use a dict or a list of pairs"
-    if isinstance(value, dt.datetime) and pa.types.is_date(kind):
-        return f"{none}: use .date()"
-    if not _takes(kind, type(value)):
-        return none
-    if pa.types.is_integer(kind):
-        whole = isinstance(value, _WHOLE) or (math.isfinite(value) and value == int(value))
-        return f"is too large for {_a(kind)}" if whole else none
-    if pa.types.is_floating(kind):
-        may = f"may have more digits than {_a(kind)} keeps: use float(x)"
-        return may if isinstance(value, _WHOLE) else f"is too large for {_a(kind)}"
-    if pa.types.is_decimal(kind):
-        return f"has other digits than {_a(kind)} can have"
-    if getattr(value, "tzinfo", None) is not None and getattr(kind, "tz", None) is None:
-        return f"has a time zone, and {_a(kind)} has none"
-    if pa.types.is_temporal(kind) and _nanoseconds(value):
-        return f"has nanoseconds, and {_a(kind)} has none"
-    if isinstance(error, (UnicodeError, OverflowError)) or pa.types.is_temporal(kind):
-        return f"does not fit {_a(kind)}"
-    return none
-
-
-_WORDS = {
-    "bool": "boolean",
-    "int8": "tinyint",
-    "int16": "smallint",
-    "int32": "int",
-    "int64": "bigint",
-    "large_string": "string",
-    "large_binary": "binary",
-    "date32[day]": "date",
-    "timestamp[us]": "timestamp_ntz",
-    "time64[ns]": "time",
-    "duration[us]": "interval day to second",
-    "null": "void",
-}
-
-
-def spelled(kind: pa.DataType) -> str:
-    """A type in Spark's words, as it was declared."""
-    if _any_list(kind):
-        return f"array<{spelled(kind.value_type)}>"
-    if pa.types.is_map(kind):
-        return f"map<{spelled(kind.key_type)}, {spelled(kind.item_type)}>"
-    if pa.types.is_struct(kind):
-        return f"struct<{', '.join(f'{field.name}: {spelled(field.type)}' for field in kind)}>"
-    if pa.types.is_decimal(kind):
-        return f"decimal({kind.precision}, {kind.scale})"
-    if pa.types.is_timestamp(kind) and kind.tz is not None:
-        return "timestamp"
-    return _WORDS.get(str(kind), str(kind))
-
-
-def _a(kind: pa.DataType) -> str:
-    word = spelled(kind)
-    return f"{'an' if word[0] in 'aeiou' else 'a'} {word}"
-
-
-__all__ = ["NOT_FITTING", "fitted", "misfit", "recast", "spelled"]
+__all__ = ["NOT_FITTING", "WHOLE", "fields_of", "fitted", "is_list", "nanoseconds", "plain_lists", "recast", "takes"]

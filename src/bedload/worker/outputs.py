@@ -14,7 +14,8 @@ from typing import Any
 import pyarrow as pa
 
 from bedload.core.errors import BedloadError, OutputError
-from bedload.worker.fitting import NOT_FITTING, fitted, misfit
+from bedload.worker.fitting import NOT_FITTING, fitted
+from bedload.worker.misfits import misfit
 
 
 class OutputRows:

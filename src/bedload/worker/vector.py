@@ -23,7 +23,8 @@ from bedload.state.types import OptionalNode, ScalarNode
 from bedload.store.columns import ColumnSpec, ColumnTable
 from bedload.store.columns.distinct import distinct
 from bedload.store.columns.index import Slots
-from bedload.worker.fitting import NOT_FITTING, misfit, recast
+from bedload.worker.fitting import NOT_FITTING, recast
+from bedload.worker.misfits import misfit
 from bedload.worker.operator import Context, OperatorMeta, make_holder
 from bedload.worker.parameters import Values
 from bedload.worker.vector_batch import VectorBatch
