@@ -117,3 +117,8 @@ def __getattr__(name: str) -> Any:
     if name in _LAZY:
         return getattr(import_module(_LAZY[name]), name)
     raise AttributeError(f"module 'bedload' has no attribute {name!r}")
+
+
+def __dir__() -> Any:
+    """What is imported on first use, too: completion in a notebook offers it."""
+    return sorted({*globals(), *__all__})

@@ -50,3 +50,8 @@ def test_importing_bedload_imports_neither_pyspark_nor_numba() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+def test_what_is_imported_on_first_use_is_listed_before() -> None:
+    script = "import bedload as bl\nassert set(bl.__all__) <= set(dir(bl)), dir(bl)"
+    subprocess.run([sys.executable, "-c", script], check=True)
