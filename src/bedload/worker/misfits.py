@@ -40,7 +40,7 @@ def _misfit(value: Any, kind: pa.DataType, nullable: bool, column: str, path: st
 
 def _inside(value: Any, kind: pa.DataType) -> Iterable[tuple[Any, pa.DataType, bool, str]]:
     """The items of a value of a nested type: each with its type, whether it may be null, and where it is."""
-    if is_any_list(kind) and is_list(type(value)) and getattr(value, "ndim", 1):
+    if is_any_list(kind) and is_list(type(value)) and getattr(value, "ndim", None) != 0:
         field = kind.value_field
         (plain,) = plain_lists([value], kind)
         yield from ((item, field.type, field.nullable, f"[{i}]") for i, item in enumerate(plain))
