@@ -153,6 +153,8 @@ class SimulatedDriver:
                 case ReplaceWorker(worker=worker):
                     self._replace(worker)
                 case StartWorkers(workers=workers):
+                    there = [worker for worker in workers if worker in self._links]
+                    assert not there, f"workers {there} are there, and would be killed for others of their numbers"
                     for worker in workers:
                         self._start(worker)
                 case WorkersLeft(workers=workers):

@@ -125,6 +125,25 @@ def test_a_change_that_is_called_off_before_it_moves_names_the_strategy_that_was
     assert type(over.records[0].kind) is str
 
 
+def test_a_newcomer_that_loads_code_is_not_started_again_by_the_next_change() -> None:
+    rig = Rig()
+    rig.whole(0)
+    rig.progress(0)
+    number, steps = rig.coordinator.change("user", Wish(Kind.RESCALE, strategy_named("lazy"), workers=3))
+    started = [step for step in rig.did(steps) if isinstance(step, StartWorkers)]
+    (new,) = started[0].workers
+    rig.did(rig.coordinator.worker_joined(new, "127.0.0.1:7"))
+    assert new in rig.coordinator.members.loading
+    could, steps = rig.coordinator.cancel(number)
+    assert could
+    rig.did(steps)
+    _, steps = rig.coordinator.change("user", Wish(Kind.RESCALE, strategy_named("lazy"), workers=4))
+    (again,) = [step for step in rig.did(steps) if isinstance(step, StartWorkers)]
+    assert new not in again.workers, "a host would kill the one that is there"
+    assert len(again.workers) == 1
+    assert rig.coordinator.members.is_asked(new)
+
+
 # --- a move that fails ---
 
 

@@ -62,7 +62,8 @@ class Restart:
         self._members.start_anew(change.members)
         for epochs in self._operators.values():
             epochs.recovery.restarted(change.members)
-        return [*out, WorkersLeft(leaving), StartWorkers(change.members)]
+        absent = tuple(worker for worker in change.members if worker not in self._members.loading)
+        return [*out, WorkersLeft(leaving), *([StartWorkers(absent)] if absent else [])]
 
     def again(self, change: Change, worker: WorkerId) -> list[Instruction]:
         """A worker does not come: ask for it again, unless that was done often enough."""
