@@ -235,7 +235,7 @@ def test_what_is_wrong_with_an_aggregate_is_said_at_once(spark: SparkSession, cl
     df = numbers(spark).selectExpr("value as key", "value", "cast(value as string) as text")
     with pytest.raises(errors.DefinitionError, match="at least one"):
         cluster.aggregate(df, key="key")
-    with pytest.raises(errors.SchemaError, match="the column .speed. is not in the input"):
+    with pytest.raises(errors.SchemaError, match=r"the column .speed. is not in the input"):
         cluster.aggregate(df, key="key", x=bl.agg.sum("speed"))
     with pytest.raises(errors.SchemaError, match="must be a number"):
         cluster.aggregate(df, key="key", total=bl.agg.sum("text"))
