@@ -16,7 +16,7 @@ import argparse
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +90,7 @@ def run_job(job: Job, label: str, workdir: Path, console: Console) -> Result:
         arguments["timeout"] = RUN_SECONDS
     with console.status(_plain(label)):
         outcome = run_isolated(job.target, arguments, place, RUN_SECONDS)
-    result = result_of(job, outcome)
+    result = result_of(job.system, job.params, outcome)
     shown = job.shown.format(**result.figures) if result.status is Status.OK else f"{result.status}: {result.note}"
     console.print(f"{label}: {shown} ({outcome.seconds:.0f} s)", markup=False, highlight=False)
     if result.status is Status.FAILED:
@@ -102,15 +102,15 @@ def run_job(job: Job, label: str, workdir: Path, console: Console) -> Result:
     return result
 
 
-def result_of(job: Job, outcome: Outcome) -> Result:
-    """The job's figures, or why there are none."""
+def result_of(system: str, params: Mapping[str, Any], outcome: Outcome) -> Result:
+    """The figures of a measurement, or why there are none."""
     if outcome.value is None:
         known = {"NotAvailable": Status.UNAVAILABLE, "WrongAnswer": Status.WRONG}
-        return Result(job.system, job.params, known.get(outcome.error_kind, Status.FAILED), {}, outcome.error)
+        return Result(system, params, known.get(outcome.error_kind, Status.FAILED), {}, outcome.error)
     figures = {name: round(float(value), 4) for name, value in outcome.value.items()}
     figures |= {"peak_rss_mb": round(outcome.peak_mb, 1), "run_s": round(outcome.seconds, 1)}
     figures["busy_cores_before"] = round(outcome.busy_cores, 2)
-    return Result(job.system, job.params, Status.OK, figures)
+    return Result(system, params, Status.OK, figures)
 
 
 def merged(rounds: Sequence[Sequence[Result]]) -> list[Result]:

@@ -23,7 +23,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from bench.checkpoint import merged
+from bench.checkpoint import merged, result_of
 from bench.checkpoint_fill import FillRun
 from bench.checkpoint_plan import CHANGED, MANY_KEYS, OWN, PEER
 from bench.isolate import run_isolated
@@ -134,16 +134,11 @@ def run_job(job: Job, label: str, workdir: Path, console: Console) -> Result:
     arguments = {**job.arguments, "workdir": str(place / "work"), "timeout": RUN_SECONDS}
     with console.status(label.replace("[", r"\[")):
         outcome = run_isolated(job.target, arguments, place, RUN_SECONDS)
-    params = {"part": job.part, **job.params}
-    if outcome.value is None:
-        known = {"NotAvailable": Status.UNAVAILABLE, "WrongAnswer": Status.WRONG}
-        result = Result(job.system, params, known.get(outcome.error_kind, Status.FAILED), {}, outcome.error)
-        shown = f"{result.status}: {result.note} (log: {outcome.log})"
+    result = result_of(job.system, {"part": job.part, **job.params}, outcome)
+    if result.status is Status.OK:
+        shown = job.shown.format(**result.figures)
     else:
-        figures = {name: round(float(value), 4) for name, value in outcome.value.items()}
-        figures["busy_cores_before"] = round(outcome.busy_cores, 2)
-        result = Result(job.system, params, Status.OK, figures)
-        shown = job.shown.format(**figures)
+        shown = f"{result.status}: {result.note} (log: {outcome.log})"
     console.print(f"{label}: {shown} ({outcome.seconds:.0f} s)", markup=False, highlight=False)
     return result
 

@@ -229,9 +229,9 @@ def outcome(value: dict[str, Any] | None, kind: str = "") -> Outcome:
 
 
 def test_a_job_without_an_answer_has_no_figures_and_says_why() -> None:
-    bad = result_of(job(), outcome(None, "WrongAnswer"))
+    bad = result_of(job().system, job().params, outcome(None, "WrongAnswer"))
     assert (bad.status, dict(bad.figures), bad.note) == (Status.WRONG, {}, "why")
-    assert result_of(job(), outcome(None, "Crash")).status is Status.FAILED
+    assert result_of(job().system, job().params, outcome(None, "Crash")).status is Status.FAILED
 
 
 def test_rounds_are_merged_by_measurement_whatever_their_order() -> None:

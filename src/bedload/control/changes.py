@@ -277,9 +277,7 @@ class Changes:
         change.phase, change.waiting = ChangePhase.STARTING, set(new)
         if not new:
             return self._weigh(change)
-        self._members.ask(new)
-        # One that came for a change which was called off, and loads code, is on its way already.
-        absent = tuple(worker for worker in new if worker not in self._members.loading)
+        absent = self._members.ask(new)
         return [StartWorkers(absent)] if absent else []
 
     def _weigh(self, change: Change) -> list[Instruction]:

@@ -153,13 +153,17 @@ class Members:
         """A worker owns nothing any more; if it was the last one, all that are here do."""
         self.own([it for it in self.owning if it != worker] or self.addresses)
 
-    def ask(self, workers: Iterable[WorkerId]) -> None:
-        """A change asks for workers."""
-        for number in workers:
-            worker = self._workers.setdefault(number, Worker(number, life=Life.GONE))
+    def ask(self, workers: Iterable[WorkerId]) -> tuple[WorkerId, ...]:
+        """A change asks for workers; those that have to be started.
+
+        One that came for a change which was called off, and loads code, is on its way already.
+        """
+        asked = [self._workers.setdefault(number, Worker(number, life=Life.GONE)) for number in workers]
+        for worker in asked:
             worker.asked = True
             if worker.life is Life.GONE:
                 self._away(worker)
+        return tuple(worker.id for worker in asked if worker.life is not Life.LOADING)
 
     def call_off(self, workers: Iterable[WorkerId]) -> None:
         """Nobody waits for these workers that were asked for."""
@@ -214,15 +218,16 @@ class Members:
         """One that was here, or loaded code, was told to end."""
         self._away(self._workers[number])
 
-    def start_anew(self, workers: Iterable[WorkerId]) -> None:
-        """All end, and these are asked for; those that are lost are not missed any more."""
+    def start_anew(self, workers: Iterable[WorkerId]) -> tuple[WorkerId, ...]:
+        """All end, and these are asked for; those that have to be started. Those that are lost are not missed."""
         for worker in list(self._workers.values()):
             worker.lost, worker.asked = None, False
             if worker.life is not Life.LOADING:
                 self._away(worker)
         workers = tuple(workers)
-        self.ask(workers)
+        absent = self.ask(workers)
         self.own(workers)
+        return absent
 
     def check(self) -> None:
         """The invariants hold."""

@@ -59,10 +59,9 @@ class Restart:
         """All epochs are at rest: every worker ends, and others begin with what the checkpoint has."""
         change.phase, leaving = ChangePhase.RESTARTING, tuple(self._members.addresses)
         out = [ToWorker(worker, m.Stop()) for worker in leaving]
-        self._members.start_anew(change.members)
+        absent = self._members.start_anew(change.members)
         for epochs in self._operators.values():
             epochs.recovery.restarted(change.members)
-        absent = tuple(worker for worker in change.members if worker not in self._members.loading)
         return [*out, WorkersLeft(leaving), *([StartWorkers(absent)] if absent else [])]
 
     def again(self, change: Change, worker: WorkerId) -> list[Instruction]:
