@@ -56,6 +56,10 @@ def main() -> None:
         spark_speculation_minTaskRuntime="100ms",
         # Above this a task is copied even when no other of its stage has ended: the case of workers.
         spark_speculation_task_duration_threshold="1s",
+        # Tasks wait for both executors. Otherwise both workers may start on the one that comes first, and both feeders
+        # on the other; then no host is left for a second attempt.
+        spark_scheduler_minRegisteredResourcesRatio="1.0",
+        spark_scheduler_maxRegisteredResourcesWaitingTime="600s",
     )
     spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "50")
     with bl.attach(spark, workers=2) as cluster:
