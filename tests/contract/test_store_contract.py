@@ -17,11 +17,10 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.shelves import drop, meant, shelved
 from tests.thorough import examples
 
-import bedload.store.columns.shelf
 import bedload.store.columns.table
-import bedload.store.row_shelf
 import bedload.store.rows
 from bedload import state as bl
 from bedload.checkpoint.forms import StateForm
@@ -34,7 +33,6 @@ from bedload.store import RowStore, StateTable
 from bedload.store.columns import ColumnSpec, ColumnTable
 from bedload.store.deltas import GROUP, OP, PUT, REMOVE, key_column
 from bedload.store.row_table import RowTable
-from bedload.store.shelf import Selection
 from bedload.worker.operator import Operator, make_shared, state_of
 
 KEYS = "abcdef"
@@ -47,9 +45,7 @@ Model = dict[str, dict[str, Any]]
 @pytest.fixture(autouse=True, scope="module")
 def _small_slices() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        for module in (bedload.store.rows, bedload.store.row_shelf):
-            patch.setattr(module, "SLICE", 2)
-        for module in (bedload.store.columns.shelf, bedload.store.columns.table):
+        for module in (bedload.store.rows, bedload.store.columns.table):
             patch.setattr(module, "SLICE", 2)
         yield
 
@@ -371,7 +367,7 @@ class Beside:
     def collected(self, group: KeyGroup) -> pa.RecordBatch | None:
         """What a shelf of a key group gives of it."""
         mine = {key for key in self.committed.keys() | self.current.keys() if group_of(key) == group}
-        shelf = self.table.shelve(Selection([group], None, None))
+        shelf = shelved(self.table, [group])
         # A key that came and went in the epoch may be there, too.
         mine |= {key for key in self.touched if hashes_of(key) <= set(shelf.hashes.tolist()) and group_of(key) == group}
         assert set(shelf.hashes.tolist()) == hashes_of(mine)
@@ -403,13 +399,14 @@ class Beside:
     def drop(self, group: KeyGroup, *, shelf: bool) -> bool:
         """Forget a key group, if the epoch has not touched it."""
         mine = {key for key in self.committed.keys() | self.current.keys() if group_of(key) == group}
-        drop = self.table.shelve(Selection([group], None, None)).drop if shelf else lambda: self.table.drop([group])
+        shelves = self.table.shelve(meant([group]))
+        forget = (lambda: drop(shelves)) if shelf else (lambda: self.table.drop([group]))
         touched = {key for key in self.touched if group_of(key) == group}
         if mine & touched or (touched and not shelf):
             with pytest.raises(ProtocolError, match="touched"):
-                drop()
+                forget()
         elif not touched:
-            drop()
+            forget()
             for model in (self.committed, self.current):
                 for key in mine:
                     model.pop(key, None)
@@ -533,7 +530,7 @@ def test_what_was_copied_before_an_epoch_is_put_right_by_what_the_epoch_noted(
     here, there = Beside(layout), Beside(layout)
     here.run(*before)
     here.commit()
-    shelf = here.table.shelve(Selection(EVERY, None, None))
+    shelf = shelved(here.table, EVERY)
     swept, _ = shelf.collect_range(0, len(shelf.hashes))
     here.run(*within)
     here.seal()
@@ -604,10 +601,10 @@ def test_just_the_keys_that_are_meant_are_on_a_shelf(beside: Beside) -> None:
     beside.commit()
     some = np.array(sorted(hashes_of("ab")))
     table = beside.table
-    assert set(table.shelve(Selection(EVERY, some, None)).hashes.tolist()) == hashes_of("ab")
-    assert set(table.shelve(Selection(EVERY, None, some)).hashes.tolist()) == hashes_of("cdef")
-    assert set(table.shelve(Selection(EVERY[:1], some, None)).hashes.tolist()) == hashes_of("a")
-    table.shelve(Selection(EVERY, some, None)).drop()
+    assert set(shelved(table, EVERY, only=some).hashes.tolist()) == hashes_of("ab")
+    assert set(shelved(table, EVERY, without=some).hashes.tolist()) == hashes_of("cdef")
+    assert set(shelved(table, EVERY[:1], only=some).hashes.tolist()) == hashes_of("a")
+    drop(table.shelve(meant(EVERY, only=some)))
     assert {key for key, _ in table.snapshot()} == set("cdef")
 
 

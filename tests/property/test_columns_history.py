@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.thorough import examples
 
 from bedload.core.ids import KeyGroup
-from bedload.store.columns import ColumnSpec, ColumnTable, interner, memory
+from bedload.store.columns import ColumnSpec, ColumnTable, interner, memory, slot_table
 from bedload.store.columns import index as column_index
 
 GROUPS = 5
@@ -81,6 +81,9 @@ histories = st.lists(
 def _often(monkeypatch: pytest.MonkeyPatch) -> None:
     """What happens now and then in large tables happens all the time in these small ones."""
     monkeypatch.setattr(interner, "_SWEPT_FROM", 1)
+    monkeypatch.setattr(interner, "_SLICE", 1)
+    monkeypatch.setattr(slot_table, "_TIDIED", 2)
+    monkeypatch.setattr(slot_table, "_TIDIED_PER_KEY", 1)
     monkeypatch.setattr(column_index, "KEPT_PLACES", 2)
     monkeypatch.setattr(memory, "_SMALL", 0)
 

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from tests.shelves import drop
 from tests.simulation.mutants import Patch, first_failure
 from tests.simulator import Scenario
 from tests.simulator.faults import ALWAYS
@@ -116,7 +117,7 @@ def old_owner_drops_at_the_flip(patch: Patch) -> None:
     def flip(self: Any, base: Any) -> None:
         original(self, base)
         for lane in self._lanes.values():
-            lane.shelf.drop()
+            drop(lane.shelf)
 
     patch.setattr(Sender, "flip", flip)
 
@@ -124,11 +125,11 @@ def old_owner_drops_at_the_flip(patch: Patch) -> None:
 def old_owner_drops_before_the_commit(patch: Patch) -> None:
     original = Sender.taken
 
-    def taken(self: Any, target: Any, number: Any) -> None:
-        original(self, target, number)
+    def taken(self: Any, target: Any, number: Any, idle: float) -> None:
+        original(self, target, number, idle)
         if all(lane.last_sent and not lane.unacked for lane in self._lanes.values()):
             for shelf in self.shelves:
-                shelf.drop()
+                drop(shelf)
 
     patch.setattr(Sender, "taken", taken)
 

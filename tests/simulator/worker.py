@@ -33,6 +33,7 @@ from bedload.worker.hosted import Hosted
 from bedload.worker.machine import COORDINATOR, LOADER, Out, Phase, WorkerMachine
 from bedload.worker.moving import Moving, Neighbour
 from bedload.worker.runtime import Runtime, Startable
+from tests.simulator.chance import Chance
 from tests.simulator.faults import Faults
 from tests.simulator.holdings import Holdings
 from tests.simulator.inline import READ_AHEAD, Inline
@@ -114,6 +115,11 @@ class _Machine(WorkerMachine):
         return hosted
 
 
+def _idle(name: str, network: Network) -> float:
+    """What a worker has to spare: anything, at any time. Nothing else depends on how often it is asked."""
+    return Chance(f"{name} {network.time.monotonic()}").number(0, 10) / 10
+
+
 class SimulatedWorker:
     """One worker process. Without a storage, state is in memory only, and the worker is its own backup."""
 
@@ -134,7 +140,9 @@ class SimulatedWorker:
         self.alive = True
         self.places: Mapping[str, SimulatedWorker] = {}
         """All processes of the cluster, by address."""
-        self.machine = _Machine(worker, self._load_code, _BusyClock(network.time), self, limits=limits)
+        self.machine = _Machine(
+            worker, self._load_code, _BusyClock(network.time), self, limits=limits, idle=lambda: _idle(name, network)
+        )
         self.machine.faults = faults
         self.machine._durable = place is not None  # what is persisted in memory only is looked at, and not kept
         self.holdings = {

@@ -30,7 +30,8 @@ KERNELS = [
     kernels.rehash,
     kernels.slots_in,
     byte_kernels.intern,
-    byte_kernels.sweep,
+    byte_kernels.forget,
+    byte_kernels.slide,
     byte_kernels.measure,
     byte_kernels.write,
 ]

@@ -130,7 +130,9 @@ def test_memory_at_the_end_of_a_table_goes_back() -> None:
     assert table.nbytes < 0.75 * full
     for group in (1, 0):
         table.drop([KeyGroup(group)])
-    table.check()
+    for _ in range(2):  # the first may have begun before the last keys went
+        while not table.tidy(1000):
+            table.check()
     # What is left is room for the next epoch, and some blocks.
     assert table.nbytes < empty + 2_000_000
 
@@ -151,7 +153,7 @@ def test_hash_tables_shrink_with_their_keys() -> None:
 def test_strings_of_keys_that_went_are_forgotten() -> None:
     table = ColumnTable([pa.string()], [N], 4)
     sizes = []
-    for epoch in range(12):
+    for epoch in range(40):
         names = pa.array([f"session {epoch} {i}" for i in range(5000)])
         slots = locate(table, names, 4)
         table.commit()
@@ -160,20 +162,20 @@ def test_strings_of_keys_that_went_are_forgotten() -> None:
         table.commit()
         sizes.append(table.words.nbytes)
     table.check()
-    assert sizes[-1] <= max(sizes[:6])
+    assert max(sizes[20:]) <= max(sizes[:20])
 
 
 def test_values_of_a_dictionary_that_no_row_has_are_forgotten() -> None:
     table = ColumnTable([pa.string()], [N], 4)
     sizes = []
-    for epoch in range(12):
+    for epoch in range(40):
         values = pa.array([f"{epoch} {i}" for i in range(5000)])
         # All rows have the same key, but the dictionary has many.
         keys = pa.DictionaryArray.from_arrays(pa.array(np.zeros(5000, np.int32)), values)
         table.delete(table.locate([keys], np.zeros(5000)))
         table.commit()
         sizes.append(table.words.nbytes)
-    assert sizes[-1] <= max(sizes[:6])
+    assert max(sizes[20:]) <= max(sizes[:20])
 
 
 def test_a_free_slot_holds_on_to_no_object() -> None:

@@ -22,6 +22,7 @@ from bedload.core.ids import ChangeId, KeyGroup, KeyHash, MoveId, OperatorName, 
 from bedload.migration import strategy_named
 from bedload.migration.sender import Sender
 from bedload.protocol import messages as m
+from bedload.store.shelf import Listed
 
 MB = 1 << 20
 
@@ -111,6 +112,12 @@ class Shelf:
     nbytes_hint = 10_000.0
     hashes = np.arange(1000)
     groups = np.zeros(1000, np.int16)
+    listed = False
+    expected = whole = 1000
+
+    def list_some(self, keys: int, first: KeyGroup | None = None) -> Listed:
+        self.listed = True
+        return Listed((KeyGroup(0),), np.empty(0, np.int64))
 
     def collect_range(self, first: int, count: int) -> tuple[pa.RecordBatch, np.ndarray]:
         return pa.record_batch({"x": [b"." * 10_000] * count}), np.empty(0, np.int64)
@@ -119,15 +126,15 @@ class Shelf:
 @pytest.mark.parametrize("strategy", ["seamless", "all_at_once"])
 def test_an_old_owner_says_how_far_it_is_now_and_then(strategy: str) -> None:
     terms = strategy_named(strategy).terms
-    sender = Sender(MoveId(0), terms, (m.Lot(W0, W1, (KeyGroup(0),)),), lambda _: Shelf(), HandClock())  # type: ignore[arg-type, return-value]
+    sender = Sender(MoveId(0), terms, (m.Lot(W0, W1, (KeyGroup(0),)),), lambda _: Shelf(), 1, HandClock())  # type: ignore[arg-type, return-value]
     if strategy == "all_at_once":
         sender.flip(0)  # type: ignore[arg-type]
     said, parcels = [], 0
     for _ in range(1000):
-        found, _ = sender.next()
+        found, _ = sender.next(1.0)
         parcels += len(found)
         for parcel in found:
-            sender.taken(W1, parcel.number)
+            sender.taken(W1, parcel.number, 1.0)
         if (news := sender.news()) is not None:
             said.append(news)
     assert 5 <= len(said) <= 10, "ten megabytes, and at most one word for each"

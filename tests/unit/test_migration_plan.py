@@ -124,7 +124,7 @@ def test_the_words_of_strategies_are_those_that_travel() -> None:
     for strategy in STRATEGIES.values():
         words = (strategy.order, strategy.waits_for)
         sent = msgspec.msgpack.decode(msgspec.msgpack.encode(strategy.terms))
-        assert sent == [strategy.copy_ahead, *words, strategy.share, strategy.bandwidth]
+        assert sent == [strategy.copy_ahead, *words, strategy.share, strategy.bandwidth, strategy.most_share]
         assert msgspec.msgpack.decode(msgspec.msgpack.encode(strategy.terms), type=Terms) == strategy.terms
 
 

@@ -16,9 +16,9 @@ from bedload.core.errors import BedloadError, MoveFailed, WorkerStartFailed
 from bedload.core.ids import WorkerId
 from bedload.core.limits import Limits
 from bedload.migration import STRATEGIES
-from bedload.migration.sender import Sender
+from bedload.migration.pace import Pace
 from bedload.testing import InProcessCluster
-from bedload.worker.machine import WorkerMachine
+from bedload.worker.hosted import Hosted
 from bedload.worker.moving import Moving
 from bedload.worker.row_runtime import OperatorRuntime
 
@@ -76,7 +76,7 @@ def test_an_exception_in_a_move_is_told_and_no_key_is_lost(
 ) -> None:
     it = cluster()
     places = {
-        "collect": (Sender, "_timed"),
+        "collect": (Pace, "collect"),
         "send": (Moving, "_out"),
         "take in": (OperatorRuntime, "take_in"),
     }
@@ -126,7 +126,7 @@ def test_before_anything_flipped_the_cluster_is_as_it_was(strategy: str, monkeyp
 
 def test_a_worker_that_cannot_say_what_its_state_weighs_fails_the_change(monkeypatch: pytest.MonkeyPatch) -> None:
     it = cluster()
-    fail_once(monkeypatch, WorkerMachine, "_weigh", 1)
+    fail_once(monkeypatch, Hosted, "weigh", 1)
     with pytest.raises(MoveFailed, match=r"could not weigh state.*Nothing has moved"):
         it.rescale(4)
     epoch(it)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from tests.shelves import drop, shelved
 
 import bedload as bl
 from bedload import VectorOperator, value
@@ -16,7 +17,6 @@ from bedload.operators.aggregates.logic import Aggregates
 from bedload.store.columns import ColumnSpec, ColumnTable
 from bedload.store.columns.shelf import ColumnShelf
 from bedload.store.deltas import OP, PUT, REMOVE
-from bedload.store.shelf import Selection
 from bedload.worker.column_runtime import ColumnDeployment
 from bedload.worker.runtime import Runtime
 from bedload.worker.vector import VectorLogic
@@ -37,7 +37,7 @@ class Subject:
         return slots
 
     def shelve(self, **which: Any) -> ColumnShelf:
-        return ColumnShelf(self.table, Selection([KeyGroup(0)], which.get("only"), which.get("without")))
+        return shelved(self.table, [KeyGroup(0)], **which)
 
     def given(self, shelf: ColumnShelf, *keys: str) -> dict[str, tuple[int, int | None]]:
         batch, left = shelf.collect(hash_columns([pa.array(keys)]))
@@ -98,13 +98,13 @@ def test_another_shelf_learns_of_keys_that_were_dropped_or_taken_out() -> None:
     subject.write(["a", "b", "c"], 1)
     subject.table.commit()
     both, one = subject.shelve(), subject.shelve(only=hash_columns([pa.array(["a"])]))
-    one.drop()
+    drop(one)
     assert subject.given(both, "a", "b", "c") == {"a": (REMOVE, None), "b": (PUT, 1), "c": (PUT, 1)}
     gone, _ = both.collect(hash_columns([pa.array(["a"])]))
     assert gone is not None
     subject.table.take_in(gone.set_column(2, "bedload_key_0", pa.array(["b"])))
     assert subject.given(both, "a", "b", "c") == {"a": (REMOVE, None), "b": (REMOVE, None), "c": (PUT, 1)}
-    both.drop()
+    drop(both)
     assert subject.table.index.live == 0
 
 
@@ -188,11 +188,11 @@ def test_code_on_whole_batches_goes_on_elsewhere_where_it_was(make: Any) -> None
     for runtime in (alone, source):
         epoch(runtime, 0, batch_of(0, 120))
     moved = EVERY[::2]
-    shelf = source.shelve(moved)
+    shelf = shelved(source, moved)
     target.begin(Epoch(1), EVERY)
     for first in range(0, len(shelf.hashes), 7):
         target.take_in(shelf.collect_range(first, 7)[0])
-    shelf.drop()
+    drop(shelf)
     alone.begin(Epoch(1), EVERY)
     source.begin(Epoch(1), EVERY)
     rows = batch_of(30, 100)

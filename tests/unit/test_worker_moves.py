@@ -85,7 +85,14 @@ class Pair:
         self.tell(worker, m.Flip(NAME, 1, Turn(base), CODE, leaving, arriving, PLACES, self.terms, Epoch(base), QUERY))
 
     def pump(self) -> None:
-        self._take(OLD, self.machines[OLD].pump()[0])
+        """Until something is sent or there is nothing to do: listing and forgetting keys are steps of their own."""
+        for machine in self.machines:
+            pause: float | None = 0.0
+            while pause == 0.0:
+                out, pause = self.machines[machine].pump()
+                self._take(machine, out)
+                if out:
+                    break
 
     def carry(self) -> None:
         """The new owner gets what was sent, and its answers come back."""
@@ -232,6 +239,7 @@ def test_an_old_owner_that_failed_to_note_the_flip_keeps_the_state_until_the_mov
         assert pair.run(OLD, 2, [7]) == [{"k": 7, "n": 2}]
     else:
         pair.tell(OLD, m.Begin(NAME, Turn(2), Epoch(1), QUERY, CODE, ()))
+        pair.exchange()
         assert pair.state(OLD) == {}
 
 
@@ -277,5 +285,7 @@ def test_an_old_owner_does_not_answer_for_what_it_has_handed_over(lot: m.Lot, ca
     group = KeyGroup(int(key_groups(hash_columns(key.columns), len(GROUPS))[0]))
     assert pair.machines[OLD].handle("reader", m.Read(NAME, group), pack_whole(key)) == []
     out = pair.machines[OLD].handle(COORDINATOR, m.Release(NAME, 1, called_off, ()))
+    for _ in range(10):
+        out += pair.machines[OLD].pump()[0]
     answers = [message for to, message, _ in out if to == "reader"]
     assert answers == [m.ReadAnswer(called_off, Epoch(0 if called_off else 1), QUERY)]

@@ -27,6 +27,8 @@ class Tally:
     """For how long each key that had rows was waited for."""
     asked: int = 0
     rows: int = 0
+    slices: dict[str, float] = field(default_factory=dict)
+    """The longest step of each kind, at any worker."""
     copy_s: float = 0.0
     """Time in which state was copied ahead."""
     handover_s: float = 0.0
@@ -108,6 +110,11 @@ class Tally:
         self.rows += message.rows
         self.waits.append(np.frombuffer(body or b"", "<f8"))
 
+    def released(self, message: m.Released) -> None:
+        """A worker has forgotten what lives elsewhere."""
+        for step, seconds in message.slices.items():
+            self.slices[step] = max(self.slices.get(step, 0.0), seconds)
+
     def handed_over(self, now: float) -> None:
         """All new owners have."""
         self.handover_s += now - self.since
@@ -127,4 +134,6 @@ class Tally:
             "asked_keys": max(self.asked, len(waited)),
             "waited_keys": len(waited),
             "rows_parked": self.rows,
+            "slice_ms_longest": 1000 * max(self.slices.values(), default=0.0),
+            "slices_ms": {step: 1000 * seconds for step, seconds in sorted(self.slices.items())},
         }

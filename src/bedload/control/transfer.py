@@ -232,6 +232,7 @@ class Transfer:
         """A worker has forgotten about the move."""
         if message.move != self._move or message.worker not in self._open:
             return []
+        self.tally.released(message)
         self._open.discard(message.worker)
         return self._forgotten()
 
@@ -359,8 +360,7 @@ class Transfer:
         out: list[Instruction] = []
         for source in sorted(self._open):
             lots = tuple(lot for lot in self._lots if lot.source == source)
-            copy = m.Copy(name, self._move, self._deployment, lots, addresses, terms)
-            out.append(ToWorker(source, copy))
+            out.append(ToWorker(source, m.Copy(name, self._move, self._deployment, lots, addresses, terms)))
         return out
 
     def _call_off(self) -> list[Instruction]:

@@ -6,7 +6,6 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-import numpy as np
 import pyarrow as pa
 
 from bedload.core.ids import KeyGroup, Turn, WorkerId
@@ -43,8 +42,8 @@ class Lane:
 
     lot: Lot
     shelf: Shelf
-    end: int
-    """Entries of the shelf when the sweep began."""
+    end: int = 0
+    """Entries of the shelf that the sweep is about: those of key groups that are listed to the end."""
     cursor: int = 0
     number: int = 0
     stale: HashSet = field(default_factory=HashSet)
@@ -59,26 +58,31 @@ class Lane:
     handed: Turn | None = None
     """The turn that the last hand-over named."""
     unsaid: dict[KeyGroup, int] = field(default_factory=dict)
-    """Key groups that were not said to be whole yet, and where their entries end."""
+    """Key groups that are listed and were not said to be whole yet, and where their entries end."""
     given: int = 0
     """Keys that were handed over for good."""
     last_sent: bool = False
     rounds: int = 0
+    idle: float = 1.0
+    """The share of its time that the new owner has to spare, as it said with its last receipt."""
     broken_until: float = 0.0
-
-    @classmethod
-    def of(cls, lot: Lot, shelf: Shelf) -> Lane:
-        """What is on the shelf for a worker."""
-        return cls(lot, shelf, len(shelf.hashes), unsaid=_ends(lot, shelf))
 
     @property
     def swept(self) -> bool:
         """Whether the sweep is over."""
-        return self.cursor >= self.end
+        return self.cursor >= self.end and self.shelf.listed
+
+    def list_some(self, keys: int, first: KeyGroup | None = None) -> Hashes:
+        """List so many more keys; the hashes of those that the epoch under way has touched."""
+        listed = self.shelf.list_some(keys, first)
+        self.end = self.shelf.whole
+        self.unsaid |= dict.fromkeys(set(listed.groups).intersection(self.lot.groups), self.end)
+        return listed.touched
 
     def left(self, *, ahead: bool, flipped: bool) -> float:
         """Bytes that have to go still, about; ``ahead``: what is stale goes again, and not what was copied."""
-        keys = self.end - self.cursor + len(self.stale) if ahead or not flipped else max(0, self.end - self.given)
+        end = self.end if self.shelf.listed else max(self.end, self.shelf.expected)
+        keys = end - self.cursor + len(self.stale) if ahead or not flipped else max(0, end - self.given)
         return keys * self.shelf.nbytes_hint
 
     def parcel(
@@ -122,12 +126,3 @@ class Lane:
         assert len(self.unacked) <= WINDOW, f"{len(self.unacked)} messages are under way"
         later = [number for number in self.unacked if number > self.number]
         assert not later, f"{later} are under way, and {self.number} was the last"
-
-
-def _ends(lot: Lot, shelf: Shelf) -> dict[KeyGroup, int]:
-    """Where the entries of each key group end: they come one after another."""
-    groups = shelf.groups
-    cuts = np.flatnonzero(groups[1:] != groups[:-1]) + 1
-    last = np.append(cuts, len(groups)) if len(groups) else cuts
-    ends = {KeyGroup(int(groups[end - 1])): int(end) for end in last}
-    return {group: ends.get(group, 0) for group in lot.groups}

@@ -67,6 +67,10 @@ class MoveRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False)
     waited_keys: int = 0
     """Those of them whose rows had to wait."""
     rows_parked: int = 0
+    slice_ms_longest: float = 0.0
+    """The longest step that it took at a worker: for so long rows of other keys had to wait for it."""
+    slices_ms: dict[str, float] = {}
+    """The longest one of each kind."""
     stoppage_ms_p50: float = 0.0
     """Of the keys that had rows while they were on their way; those that did not wait count as 0."""
     stoppage_ms_p99: float = 0.0

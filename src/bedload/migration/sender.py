@@ -14,6 +14,7 @@ Invariants:
 - a copy that is not stale is at the new owner as of the turn that the last ``HandOver`` names;
 - only what was collected is noted as sent: an exception leaves cursors and sets as they were;
 - after the flip a key is sent once, unless a connection broke before its receipt came back;
+- a step takes a few milliseconds, whatever the number of keys: those that leave are listed some at a time, too;
 - state that nobody waits for takes no more of the time and of the bandwidth than the terms allow, and never more than
   a few messages are under way, so that what somebody waits for does not queue up behind it.
 """
@@ -24,7 +25,6 @@ import enum
 from collections.abc import Callable
 
 import numpy as np
-import pyarrow as pa
 
 from bedload.core.clock import Clock
 from bedload.core.ids import KeyGroup, KeyHash, MoveId, Turn, WorkerId
@@ -33,14 +33,12 @@ from bedload.keys import key_groups
 from bedload.keys.lookup import Hashes
 from bedload.migration.hash_set import NONE
 from bedload.migration.lane import WINDOW, Lane, Parcel
+from bedload.migration.pace import Pace
+from bedload.migration.slices import Slices
 from bedload.protocol.messages import Lot, Order, Terms, WaitsFor
-from bedload.store.shelf import Shelf
+from bedload.store.shelf import Collected, Shelf
 
-_FIRST_CHUNK = 256
-"""Keys in the first message: how long a key takes is not known yet."""
-_CHUNK_SECONDS = 0.002
-"""What making a message may take: rows of other keys wait that long."""
-_CHUNK_BYTES = 1 << 20
+_MANY = 1 << 20
 _RETRY_SECONDS = 0.05
 _TELL_BYTES = 1 << 20
 """After so many bytes it is said how far the move is: a smaller one is over before anybody asks."""
@@ -68,8 +66,10 @@ class Sender:
         terms: Terms,
         lots: tuple[Lot, ...],
         shelve: Callable[[Lot], Shelf],
+        key_groups: int,
         clock: Clock,
         limits: Limits = LIMITS,
+        slices: Slices | None = None,
     ) -> None:
         self.move = move
         self.terms = terms
@@ -79,11 +79,12 @@ class Sender:
         self.groups = frozenset(group for lot in lots for group in lot.groups)
         """The key groups that leave as a whole."""
         self._clock = clock
-        self._most_keys = limits.ship_keys
+        self._key_groups = key_groups
+        self._pace = Pace(terms, clock, limits.ship_keys, slices or Slices(clock))
         self._sealed: Turn | None = None
-        self._lanes = {lot.target: Lane.of(lot, shelve(lot)) for lot in lots}
-        self._chunk = float(_FIRST_CHUNK)
-        self._idle_until = 0.0
+        self._lanes = {lot.target: Lane(lot, shelve(lot)) for lot in lots}
+        self._has_listed = False
+        """Whether the step under way has listed some."""
         self._turn = 0
         self._sent, self._told = 0, 0
         """Bytes of state that were sent, and of which it was said."""
@@ -133,9 +134,11 @@ class Sender:
     def flip(self, base: Turn) -> None:
         """Ownership has passed on."""
         self.phase, self.base = Sending.HANDING_OVER, base
-        self._idle_until = 0.0
+        self._pace.hurry()
         if self.terms.copy_ahead:
             for lane in self._lanes.values():
+                while not lane.shelf.listed:  # the flip is said to come when all was copied
+                    lane.list_some(_MANY)
                 lane.stale.add(lane.shelf.hashes[lane.cursor : lane.end])
                 lane.cursor = lane.end
 
@@ -164,10 +167,11 @@ class Sender:
             elsewhere = np.isin(hashes, np.array(lane.lot.stay, np.int64))
             self.want(target, hashes[single | ((targets == target) & ~elsewhere)])
 
-    def taken(self, target: WorkerId, number: int) -> None:
-        """A new owner has taken all up to this number in."""
+    def taken(self, target: WorkerId, number: int, idle: float) -> None:
+        """A new owner has taken all up to this number in; ``idle``: so much of its time it has to spare."""
         lane = self._lanes.get(target)
         if lane is not None:
+            lane.idle = idle
             lane.unacked = {key: parcel for key, parcel in lane.unacked.items() if key > number}
 
     def broken(self, target: WorkerId) -> None:
@@ -203,8 +207,11 @@ class Sender:
         """All that leaves."""
         return [lane.shelf for lane in self._lanes.values()]
 
-    def next(self) -> tuple[list[Parcel], float | None]:
-        """What to send now, and in how many seconds to ask again; None: when something has happened."""
+    def next(self, idle: float) -> tuple[list[Parcel], float | None]:
+        """What to send now, and in how many seconds to ask again; None: when something has happened.
+
+        ``idle``: so much of its time the old owner has to spare.
+        """
         now = self._clock.monotonic()
         delay: float | None = None
         lanes = [] if self.phase is Sending.STOPPED else list(self._lanes.values())
@@ -216,19 +223,23 @@ class Sender:
                 continue
             if len(lane.unacked) >= WINDOW:
                 continue
+            self._has_listed = False
             parcel = self._hand_over(lane) or self._urgent(lane)
-            if parcel is None:
+            if parcel is None and not self._has_listed:
                 # Between a seal and the next epoch there is nothing to disturb, and the flip may come next.
                 hurries = lane.swept and self._sealed is not None and self.terms.bandwidth is None
-                if now < self._idle_until and not hurries:
-                    delay = _sooner(delay, self._idle_until - now)
+                if not hurries and (rests := self._pace.rests()):
+                    delay = _sooner(delay, rests)
                     continue
                 parcel = self._background(lane)
-                if parcel is not None and not hurries:
-                    self._rest(now, parcel)
+                if (parcel is not None or self._has_listed) and not hurries:
+                    size = 0 if parcel is None or parcel.state is None else parcel.state.nbytes
+                    self._pace.worked(now, size, min(idle, lane.idle))
             if parcel is not None:
                 self._sent += 0 if parcel.state is None else parcel.state.nbytes
                 return [parcel], 0.0
+            if self._has_listed:
+                return [], 0.0
         return [], delay
 
     def check(self) -> None:
@@ -261,8 +272,9 @@ class Sender:
         """What somebody waits for."""
         if not self.flipped:
             return None
-        limit = self._limit(lane)
+        limit = self._pace.keys(lane.shelf.nbytes_hint)
         wanted: list[Hashes] = []
+        unlisted: list[Hashes] = []
         count = 0
         left = lane.wanted.copy()
         while left and count < limit:
@@ -270,18 +282,26 @@ class Sender:
             if self.terms.copy_ahead:
                 hashes = hashes[lane.stale.has(hashes)]
             hashes = hashes[~lane.sent.has(hashes)]
+            if not lane.shelf.listed:
+                listed = lane.shelf.covers(key_groups(hashes, self._key_groups))
+                if not listed.all():
+                    unlisted.append(hashes[~listed])
+                hashes = hashes[listed]
             if count + len(hashes) > limit:
                 left.appendleft(hashes[limit - count :])
                 hashes = hashes[: limit - count]
             wanted.append(hashes)
             count += len(hashes)
         parcel = self._give(lane, _unique(np.concatenate(wanted))) if count else None
+        left.extendleft(reversed(unlisted))
         lane.wanted = left
+        if unlisted and parcel is None:
+            self._list(lane, KeyGroup(int(key_groups(unlisted[0][:1], self._key_groups)[0])))
         return parcel
 
     def _background(self, lane: Lane) -> Parcel | None:
         """What nobody waits for."""
-        limit = self._limit(lane)
+        limit = self._pace.keys(lane.shelf.nbytes_hint)
         if not self.flipped:
             return self._copy(lane, limit)
         if self.terms.copy_ahead:
@@ -293,6 +313,9 @@ class Sender:
                     return parcel
         else:
             while not lane.swept:
+                if lane.cursor == lane.end:
+                    self._list(lane)
+                    return None
                 first, end = lane.cursor, min(lane.cursor + limit, lane.end)
                 hashes = lane.shelf.hashes[first:end]
                 rest = hashes[~lane.sent.has(hashes)]
@@ -312,16 +335,19 @@ class Sender:
 
     def _copy(self, lane: Lane, limit: int) -> Parcel | None:
         if not lane.swept:
+            if lane.cursor == lane.end:
+                self._list(lane)
+                return None
             first, end = lane.cursor, min(lane.cursor + limit, lane.end)
             hashes = lane.shelf.hashes[first:end]
-            state, left = self._timed(lane, lambda: lane.shelf.collect_range(first, len(hashes)))
+            state, left = self._collect(lane, lambda: lane.shelf.collect_range(first, len(hashes)))
             lane.cursor = end
             lane.stale.add(left)
             return lane.parcel(hashes, state, ahead=True)
         if not lane.stale or (self._sealed is None and lane.rounds >= _ENOUGH_ROUNDS):
             return None
         hashes = lane.stale.first(limit)
-        state, left = self._timed(lane, lambda: lane.shelf.collect(hashes))
+        state, left = self._collect(lane, lambda: lane.shelf.collect(hashes))
         lane.stale.drop(limit)
         if not lane.stale:
             lane.rounds += 1
@@ -330,49 +356,35 @@ class Sender:
             return None
         return lane.parcel(hashes, state, ahead=True)
 
+    def _list(self, lane: Lane, first: KeyGroup | None = None) -> None:
+        """List some more keys of a lane."""
+        self._has_listed = True
+        touched = self._pace.list_some(lambda keys: lane.list_some(keys, first))
+        if self._sealed is not None:
+            # SUBTLE: what is copied of these is of the sealed epoch, which may be taken back.
+            lane.tentative = np.concatenate((lane.tentative, touched))
+
     def _give(self, lane: Lane, hashes: Hashes, groups: tuple[KeyGroup, ...] = (), first: int | None = None) -> Parcel:
         """Hand these keys over for good; ``first``: they are the entries from there on."""
         state = None
         if len(hashes):
             if first is None:
-                state, _ = self._timed(lane, lambda: lane.shelf.collect(hashes))
+                state, _ = self._collect(lane, lambda: lane.shelf.collect(hashes))
             else:
-                state, _ = self._timed(lane, lambda: lane.shelf.collect_range(first, len(hashes)))
+                state, _ = self._collect(lane, lambda: lane.shelf.collect_range(first, len(hashes)))
             lane.given += len(hashes)
             if self.terms.order is not Order.ANY:  # else nobody asks for what was sent
                 lane.sent.add(hashes)
         return lane.parcel(hashes, state, groups, ahead=False)
+
+    def _collect(self, lane: Lane, collect: Callable[[], Collected]) -> Collected:
+        return self._pace.collect(lane.shelf.nbytes_hint, collect)
 
     def _whole(self, lane: Lane, cursor: int) -> tuple[KeyGroup, ...]:
         """Key groups that the sweep has passed when it is there, if somebody waits for whole ones."""
         if self.terms.waits_for is not WaitsFor.KEY_GROUP:
             return ()
         return tuple(sorted(group for group, end in lane.unsaid.items() if end <= cursor))
-
-    def _limit(self, lane: Lane) -> int:
-        by_size = _CHUNK_BYTES / max(1.0, lane.shelf.nbytes_hint)
-        return max(1, int(min(self._chunk, by_size, self._most_keys)))
-
-    def _timed(
-        self, lane: Lane, collect: Callable[[], tuple[pa.RecordBatch | None, Hashes]]
-    ) -> tuple[pa.RecordBatch | None, Hashes]:
-        """Collect, and find out how many keys make a message of the right size."""
-        limit = self._limit(lane)
-        started = self._clock.monotonic()
-        state, left = collect()
-        took = self._clock.monotonic() - started
-        if state is not None and state.num_rows * 2 > limit:
-            fits = state.num_rows * _CHUNK_SECONDS / max(took, 1e-6)
-            self._chunk = min(max(fits, self._chunk / 2, 16.0), self._chunk * 2, float(self._most_keys))
-        return state, left
-
-    def _rest(self, started: float, parcel: Parcel) -> None:
-        """After work that nobody waited for: leave time and bandwidth to others."""
-        took = self._clock.monotonic() - started
-        pause = took * (1 / self.terms.share - 1)
-        if self.terms.bandwidth is not None and parcel.state is not None:
-            pause = max(pause, parcel.state.nbytes / self.terms.bandwidth - took)
-        self._idle_until = started + took + pause
 
 
 def _unique(hashes: Hashes) -> Hashes:

@@ -35,7 +35,9 @@ class Strategy:
     restart: bool = False
     """Stop all workers and start others from the checkpoint."""
     share: float = 0.25
-    """Of its time an old owner gives to state that nobody waits for, at most so much."""
+    """Of its time an old owner gives to state that nobody waits for, so much however busy it is."""
+    most_share: float = 0.8
+    """And at most so much, if it and the new owner are idle."""
     bandwidth: float | None = None
     """Bytes per second of state that nobody waits for, from each worker, at most; None: no limit."""
     after: str = ""
@@ -46,22 +48,38 @@ class Strategy:
             texts = [it.value for it in known]
             if given not in texts:
                 raise DefinitionError(f"strategy {self.name}: {what}={given!r} is none of {', '.join(texts)}")
-        if not 0 < self.share <= 1:
-            raise DefinitionError(f"strategy {self.name}: share={self.share} is not a share; give 0 < share <= 1")
+        for what, share in (("share", self.share), ("most_share", self.most_share)):
+            if not 0 < share <= 1:
+                raise DefinitionError(f"strategy {self.name}: {what}={share} is not a share; give 0 < {what} <= 1")
+        if self.most_share < self.share:
+            raise DefinitionError(f"strategy {self.name}: most_share={self.most_share} is less than share={self.share}")
         if self.bandwidth is not None and self.bandwidth <= 0:
             raise DefinitionError(f"strategy {self.name}: bandwidth={self.bandwidth}: give bytes per second, or None")
         if self.groups_per_flip is not None and self.groups_per_flip < 1:
             raise DefinitionError(f"strategy {self.name}: groups_per_flip={self.groups_per_flip}: at least one moves")
 
-    def with_(self, *, share: float | None = None, bandwidth: float | EllipsisType | None = ...) -> Strategy:
-        """The same with other limits for the background. What is left out stays; ``bandwidth=None``: no limit."""
+    def with_(
+        self,
+        *,
+        share: float | None = None,
+        most_share: float | None = None,
+        bandwidth: float | EllipsisType | None = ...,
+    ) -> Strategy:
+        """The same with other limits for the background. What is left out stays; ``bandwidth=None``: no limit.
+
+        ``most_share`` is at least ``share``.
+        """
+        floor = self.share if share is None else share
+        ceiling = max(floor, self.most_share) if most_share is None else most_share
         limit = self.bandwidth if isinstance(bandwidth, EllipsisType) else bandwidth
-        return replace(self, share=self.share if share is None else share, bandwidth=limit)
+        return replace(self, share=floor, most_share=ceiling, bandwidth=limit)
 
     @property
     def terms(self) -> Terms:
         """What the workers need to know."""
-        return Terms(self.copy_ahead, Order(self.order), WaitsFor(self.waits_for), self.share, self.bandwidth)
+        return Terms(
+            self.copy_ahead, Order(self.order), WaitsFor(self.waits_for), self.share, self.bandwidth, self.most_share
+        )
 
 
 _UNSEEN = 0.05
@@ -69,8 +87,8 @@ _UNSEEN = 0.05
 
 _ALL = (
     Strategy("stop_restart", waits_for="everything", restart=True, after="Spark, Flink"),
-    Strategy("all_at_once", waits_for="everything", share=1.0, after="Trisk"),
-    Strategy("progressive", groups_per_flip=8, waits_for="key group", share=1.0, after="Megaphone"),
+    Strategy("all_at_once", waits_for="everything", share=1.0, most_share=1.0, after="Trisk"),
+    Strategy("progressive", groups_per_flip=8, waits_for="key group", share=1.0, most_share=1.0, after="Megaphone"),
     Strategy("lazy", order="demand", after="lazy fetch, Meces"),
     Strategy("hybrid", copy_ahead=True, order="demand", share=_UNSEEN, after="Rhino, warm-up replicas"),
     Strategy("adaptive", order="backlog", after="PAM"),

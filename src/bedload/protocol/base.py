@@ -68,9 +68,11 @@ class Terms(msgspec.Struct, frozen=True, array_like=True):
     order: Order
     waits_for: WaitsFor
     share: float
-    """Of its time an old owner gives to state that nobody waits for, at most so much."""
+    """Of its time an old owner gives to state that nobody waits for, so much however busy it is."""
     bandwidth: float | None
     """Bytes per second of state that nobody waits for, at most; None: no limit."""
+    most_share: float
+    """And at most so much, if it and the new owner have the time."""
 
 
 class FeederId(msgspec.Struct, frozen=True, array_like=True, order=True):

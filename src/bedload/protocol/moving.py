@@ -5,6 +5,8 @@ Whatever grows with the number of keys travels in the body: a header has no room
 
 from __future__ import annotations
 
+import msgspec
+
 from bedload.core.ids import DeploymentId, Epoch, KeyGroup, MoveId, OperatorName, QueryId, Ticket, Turn, WorkerId
 from bedload.protocol.base import Lot, Message, Packed, Terms
 
@@ -116,6 +118,10 @@ class Shipped(Message, frozen=True):
     move: MoveId
     target: WorkerId
     number: int
+    idle: float = 1.0
+    """The share of its time that the new owner has to spare."""
+    took: float = 0.0
+    """Seconds that taking it in took."""
 
 
 class Fetch(Message, frozen=True):
@@ -166,8 +172,10 @@ class Release(Message, frozen=True):
 
 
 class Released(Message, frozen=True):
-    """Answers :class:`Release`."""
+    """Answers :class:`Release`, when nothing is left here of what lives elsewhere."""
 
     worker: WorkerId
     operator: OperatorName
     move: MoveId
+    slices: dict[str, float] = msgspec.field(default_factory=dict)
+    """The longest step of each kind that the move took, in seconds."""

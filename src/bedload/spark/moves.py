@@ -135,6 +135,7 @@ _TYPES = {
     "int": "bigint",
     "float": "double",
     "float | None": "double",
+    "dict[str, float]": "map<string,double>",
     "bool": "boolean",
     "str": "string",
 }

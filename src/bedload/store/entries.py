@@ -5,14 +5,14 @@ A number is an entry. Hashes and key groups are arrays by entry. Entries are onl
 Invariants: an entry is found by its hash from the moment it is there; ``shared`` marks just those entries whose hash
 another entry has as well; what is found names an entry once, however often its hash is asked for.
 
-Here entries are found in sorted hashes, with what was added since in a sorted tail of its own. That is fast enough for
-rows, and needs no compiled code, which takes a second to load. Columns have
-:class:`~bedload.store.columns.compiled_entries.CompiledEntries`.
+Here entries are found in runs of sorted hashes. A run is full at some size, so that adding to the last one costs the
+same however many there are. That is fast enough for rows, and needs no compiled code, which takes a second to load.
+Columns have :class:`~bedload.store.columns.compiled_entries.CompiledEntries`.
 """
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -20,8 +20,8 @@ import numpy.typing as npt
 Hashes: TypeAlias = npt.NDArray[np.int64]
 Numbers: TypeAlias = npt.NDArray[np.int64]
 
-_TAIL = 1024
-"""The tail is sorted in when it is longer, and an eighth of all."""
+_RUN = 1 << 17
+"""Entries of a full run."""
 
 
 def with_room(array: npt.NDArray[Any], length: int) -> npt.NDArray[Any]:
@@ -33,17 +33,24 @@ def with_room(array: npt.NDArray[Any], length: int) -> npt.NDArray[Any]:
     return made
 
 
+class _Run(NamedTuple):
+    """Hashes in ascending order with their entries, and the key groups that they are of."""
+
+    hashes: Hashes
+    entries: Numbers
+    groups: frozenset[int]
+
+
 class Entries:
     """Hashes and key groups by entry."""
 
-    def __init__(self) -> None:
+    def __init__(self, expected: int = 0) -> None:
         self._count = 0
-        self._hashes = np.empty(0, np.int64)
-        self._groups = np.empty(0, np.int16)
-        self._shared = np.zeros(0, np.bool_)
+        self._hashes = np.zeros(expected, np.int64)
+        self._groups = np.zeros(expected, np.int16)
+        self._shared = np.zeros(expected, np.bool_)
         self._twins = 0
-        self._sorted: list[tuple[Hashes, Numbers]] = []
-        """Hashes in ascending order with their entries: most of them, then the tail."""
+        self._runs: list[_Run] = []
 
     def __len__(self) -> int:
         return self._count
@@ -76,7 +83,7 @@ class Entries:
     def find(self, hashes: Hashes) -> Numbers:
         """The entries with these hashes."""
         wanted = np.unique(hashes)
-        found = [_between(ordered, entries, wanted) for ordered, entries in self._sorted]
+        found = [_between(run, wanted) for run in self._runs]
         return np.concatenate(found) if found else np.empty(0, np.int64)
 
     def span(self, first: int, count: int) -> Numbers:
@@ -98,31 +105,33 @@ class Entries:
         """Make entries findable, and mark those with a hash that is there already."""
         if begin == end:
             return
-        known = len(self._sorted[0][0]) if self._sorted else 0
-        if end - known > max(_TAIL, known // 8):
-            known, self._sorted = 0, []
-        order = known + np.argsort(self._hashes[known:end], kind="stable")
-        del self._sorted[1:]
-        self._sorted.append((self._hashes[order], order))
-        twins = [self._alike(self._hashes[begin:end])]
-        for ordered, entries in self._sorted:
-            same = ordered[1:] == ordered[:-1]
-            twins += [entries[1:][same], entries[:-1][same]]
+        hashes, entries = self._hashes[begin:end], np.arange(begin, end)
+        groups = frozenset(np.unique(self._groups[begin:end]).tolist())
+        if self._runs and len(self._runs[-1].hashes) < _RUN:
+            last = self._runs.pop()
+            hashes, entries = np.concatenate((last.hashes, hashes)), np.concatenate((last.entries, entries))
+            groups |= last.groups
+        order = np.argsort(hashes, kind="stable")
+        run = _Run(hashes[order], entries[order], groups)
+        same = run.hashes[1:] == run.hashes[:-1]
+        twins = [run.entries[1:][same], run.entries[:-1][same]]
+        # Keys of one hash are of one key group.
+        news = np.sort(self._hashes[begin:end])
+        for other in self._runs:
+            if not other.groups.isdisjoint(groups):
+                alike = _between(other, np.unique(news))
+                twins += [alike, _between(run, np.unique(self._hashes[alike]))]
+        self._runs.append(run)
         marked = np.concatenate(twins)
-        self._shared[marked] = True
-        self._twins = int(self._shared[:end].sum()) if len(marked) else self._twins
-
-    def _alike(self, hashes: Hashes) -> Numbers:
-        """The entries of hashes that both parts have."""
-        if len(self._sorted) < 2:
-            return np.empty(0, np.int64)
-        found = [_between(ordered, entries, np.unique(hashes)) for ordered, entries in self._sorted]
-        both = np.intersect1d(self._hashes[found[0]], self._hashes[found[1]])
-        return np.concatenate([entries[np.isin(self._hashes[entries], both)] for entries in found])
+        if len(marked):
+            marked = np.unique(marked)
+            self._twins += int(np.count_nonzero(~self._shared[marked]))
+            self._shared[marked] = True
 
 
-def _between(ordered: Hashes, entries: Numbers, wanted: Hashes) -> Numbers:
-    """The entries whose hashes are among the wanted ones; both are in ascending order, the wanted ones each once."""
+def _between(run: _Run, wanted: Hashes) -> Numbers:
+    """The entries whose hashes are among the wanted ones, which are in ascending order, each once."""
+    ordered, entries, _ = run
     first, last = np.searchsorted(ordered, wanted, "left"), np.searchsorted(ordered, wanted, "right")
     counts = last - first
     if not len(counts) or counts.max() <= 1:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import chain, compress
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from bedload.core.errors import ProtocolError
 from bedload.core.ids import KeyGroup
 from bedload.keys import hash_columns
 from bedload.state import RecordLayout
-from bedload.store.base import SLICE, KeyGroupStore
+from bedload.store.base import KeyGroupStore
 from bedload.store.deltas import key_arrays, rows_state, spans
 from bedload.store.entries import Entries, Hashes, Numbers
 from bedload.store.shelf import NO_HASHES, AnyShelf, Flags, Selection
@@ -26,7 +26,7 @@ _Keys = tuple[list[Any], Hashes, npt.NDArray[np.int16]]
 """Keys, their hashes, their key groups."""
 
 
-class RowShelf(AnyShelf):
+class RowShelf(AnyShelf[list[Any]]):
     """Keys of an operator on rows."""
 
     def __init__(
@@ -36,49 +36,63 @@ class RowShelf(AnyShelf):
         key_types: Sequence[pa.DataType],
         selection: Selection,
         waiting: Waiting,
+        drop: Callable[[Iterable[KeyGroup]], None],
     ) -> None:
-        super().__init__(selection, Entries())
+        expected = sum(stores[group].sizes().keys for group in selection.groups if group in stores)
+        super().__init__(selection, Entries(expected), max(selection.groups, default=-1) + 1, expected, [])
         self._stores = stores
         self._layout = layout
         self._types = tuple(key_types)
         self._waiting = waiting
+        self._drop = drop
         self._keys: list[Any] = []
-        found = [self._meant(parts) for parts in _slices(stores, selection.groups)]
-        if found:
-            keys, hashes, groups = zip(*found, strict=True)
-            self._add(chain.from_iterable(keys), np.concatenate(hashes), np.concatenate(groups))
 
     def note(self) -> Hashes:
         """The hashes of the touched keys; new ones join the shelf."""
         touched = [
             (group, store.touched_keys())
             for group in self._selection.groups
-            if (store := self._stores.get(group)) is not None and store.sizes().touched
+            if self._begun[group] and (store := self._stores.get(group)) is not None and store.sizes().touched
         ]
         keys, hashes, groups = self._meant(touched)
         known = set(self._keys_of(self._entries.find(hashes)))
         if not known.issuperset(keys):
             new = np.fromiter((key not in known for key in keys), np.bool_, len(keys))
             self._add(list(compress(keys, new)), hashes[new], groups[new])
+            self._noted = True
         return np.unique(hashes) if self._entries.any_shared else hashes
 
-    def drop(self) -> None:
-        """Forget the keys in the stores."""
-        entries = np.argsort(self.groups, kind="stable")
-        keys = self._keys_of(entries)
-        parts = [
-            (store, keys[first:end])
-            for group, first, end in spans(self.groups[entries])
-            if (store := self._stores.get(group)) is not None
-        ]
-        for store, part in parts:
-            check_untouched(store, part)
-        waiting = self._waiting(self._selection.groups)
-        if len(self._entries.find(waiting)):
+    def _held_in(self, group: KeyGroup) -> list[Any]:
+        store = self._stores.get(group)
+        return [] if store is None else [key for keys in store.scan() for key in keys]
+
+    def _put(self, some: list[Any], group: KeyGroup) -> Hashes:
+        keys, hashes, groups = self._meant([(group, some)])
+        # Keys that an epoch made or touched meanwhile may have been noted.
+        if self._noted and (known := set(self._keys_of(self._entries.find(hashes)))):
+            new = np.fromiter((key not in known for key in keys), np.bool_, len(keys))
+            keys, hashes, groups = list(compress(keys, new)), hashes[new], groups[new]
+        self._add(keys, hashes, groups)
+        store = self._stores.get(group)
+        if store is None or not store.sizes().touched:
+            return NO_HASHES
+        return hashes[np.array(store.touched_among(keys), np.bool_)]
+
+    def _forget(self, group: KeyGroup) -> int:
+        store = self._stores.get(group)
+        if store is None:
+            return 0
+        count = store.sizes().keys
+        waiting = self._waiting([group])
+        if len(waiting) and self._selection.admits(waiting, np.full(len(waiting), group)).any():
             raise ProtocolError("keys were dropped while rows of them wait for the end of the epoch; end it first")
-        for store, part in parts:
-            store.discard(part)
-        self._keys, self._entries = [], Entries()
+        if self._selection.admits_all(group):
+            self._drop([group])
+        else:
+            keys, _, _ = self._meant([(group, self._held_in(group))])
+            check_untouched(store, keys)
+            store.discard(keys)
+        return count
 
     def _held(self, entries: Numbers) -> Flags | None:
         open_groups = {
@@ -111,7 +125,7 @@ class RowShelf(AnyShelf):
             np.array([group for group, _ in parts], np.int16), np.array([len(part) for _, part in parts], np.int64)
         )
         hashes = hash_columns(key_arrays(keys, self._types)) if keys else NO_HASHES
-        meant = self._selection.admits(hashes)
+        meant = self._selection.admits(hashes, groups)
         return (keys, hashes, groups) if meant.all() else (list(compress(keys, meant)), hashes[meant], groups[meant])
 
     def _add(self, keys: Iterable[Any], hashes: Hashes, groups: npt.NDArray[np.int16]) -> None:
@@ -126,20 +140,3 @@ def check_untouched(store: KeyGroupStore, keys: Sequence[Any]) -> None:
             f"key group {store.group}: {len(touched)} keys were to be replaced or dropped that the epoch under way "
             f"has touched, such as {touched[0]!r}; end the epoch first"
         )
-
-
-def _slices(
-    stores: Mapping[KeyGroup, KeyGroupStore], groups: Iterable[KeyGroup]
-) -> Iterator[list[tuple[KeyGroup, list[Any]]]]:
-    """The keys of these key groups, some at a time; small key groups come together."""
-    parts: list[tuple[KeyGroup, list[Any]]] = []
-    count = 0
-    for group in groups:
-        for keys in stores[group].scan() if group in stores else ():
-            parts.append((group, keys))
-            count += len(keys)
-            if count >= SLICE:
-                yield parts
-                parts, count = [], 0
-    if parts:
-        yield parts

@@ -158,7 +158,7 @@ class RowTable:
 
     def shelve(self, selection: Selection, waiting: Waiting = lambda groups: NO_HASHES) -> RowShelf:
         """The keys that are meant, to go elsewhere."""
-        return RowShelf(self.stores, self.layout, self._types("key can be moved"), selection, waiting)
+        return RowShelf(self.stores, self.layout, self._types("key can be moved"), selection, waiting, self.drop)
 
     # --- seeing it ---
 

@@ -6,11 +6,17 @@ unit.
 
 ::
 
-    shelve ──▶ collect_range, collect_range, …          the sweep
+    shelve ──▶ list_some, collect_range, list_some, …   the sweep
                seal ──▶ note ──▶ collect(noted hashes)   at each epoch that changes the keys meanwhile
-               drop                                      when they live elsewhere
+               drop_some, drop_some, …                   when they live elsewhere
+
+Nothing here takes longer because there are more keys: a shelf is empty at first, and lists its keys key group by key
+group, some at a time; and it drops them like that.
 
 Invariants:
+
+- a key group that is listed, or of which some keys are, is *begun*: what an epoch touches of it is noted. Of the others
+  nothing was ever collected, so nothing of them needs to be noted;
 
 - what is collected is the state as of the last commit, or as of the seal of a sealed epoch. Keys that an epoch before
   its seal has touched are left out, and named; the seal's :meth:`Shelf.note` names them again;
@@ -24,8 +30,9 @@ Why the shelf and not the mover knows what has changed: touched keys are a list 
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import Protocol
+from collections import deque
+from collections.abc import Callable, Collection
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -46,12 +53,21 @@ _GUESS = 64.0
 """Bytes per key when none can be looked at."""
 
 
+class Listed(NamedTuple):
+    """What was put on a shelf."""
+
+    groups: tuple[KeyGroup, ...]
+    """Key groups of which all keys are on it by now."""
+    touched: Hashes
+    """The hashes of those keys among them that the epoch under way has touched."""
+
+
 class Shelf(Protocol):
-    """Keys that go elsewhere. It is of one operator at one worker, and of no use after :meth:`drop`."""
+    """Keys that go elsewhere. It is of one operator at one worker, and of no use once keys of it were dropped."""
 
     @property
     def hashes(self) -> Hashes:
-        """The hash of each key that is or was on the shelf; the keys of a key group one after another at first."""
+        """The hash of each key that is or was on it; those of a key group one after another, but for new ones."""
         ...
 
     @property
@@ -60,8 +76,31 @@ class Shelf(Protocol):
         ...
 
     @property
+    def listed(self) -> bool:
+        """Whether all keys that are meant are on it."""
+        ...
+
+    @property
+    def whole(self) -> int:
+        """So many keys from the first on are of key groups that are listed to the end: no part of a unit is missing."""
+        ...
+
+    @property
+    def expected(self) -> int:
+        """About how many keys will be on it."""
+        ...
+
+    @property
     def nbytes_hint(self) -> float:
         """Roughly the bytes per key of what is collected."""
+        ...
+
+    def list_some(self, keys: int, first: KeyGroup | None = None) -> Listed:
+        """Put so many more keys on it, or the rest; those of the key group ``first`` before others."""
+        ...
+
+    def covers(self, groups: npt.NDArray[np.integer[Any]]) -> Flags:
+        """Whether all keys of these key groups, as far as they are meant, are on it."""
         ...
 
     def note(self) -> Hashes:
@@ -73,39 +112,72 @@ class Shelf(Protocol):
         ...
 
     def collect_range(self, first: int, count: int) -> Collected:
-        """The same for so many keys from the shelf's ``first`` on; of a unit, that of its first key counts."""
+        """The same for so many of the :attr:`whole` ones, from ``first`` on; a unit comes with its first key."""
         ...
 
-    def drop(self) -> None:
-        """Forget the keys in the runtime, without before-images; no epoch may have touched them."""
+    def means(self, group: KeyGroup, hash_of: Callable[[], Hashes]) -> bool:
+        """Whether a key of a key group is meant, on it or not."""
+        ...
+
+    def drop_some(self, keys: int) -> bool:
+        """Forget about so many keys in the runtime, whole key groups at a time, without before-images.
+
+        No epoch may have touched them. Whether that was all.
+        """
         ...
 
 
 class Selection:
-    """Which keys a shelf is about."""
+    """Which keys a shelf is about: key groups as a whole, but for some keys, and single keys of any key group."""
 
-    def __init__(self, groups: Collection[KeyGroup], only: Hashes | None, without: Hashes | None) -> None:
-        self.groups = sorted(set(groups))
-        self._only = None if only is None else np.sort(only)
-        self._without = None if without is None else np.sort(without)
+    def __init__(
+        self,
+        whole: Collection[KeyGroup],
+        without: Hashes = NO_HASHES,
+        single: Collection[KeyGroup] = (),
+        only: Hashes = NO_HASHES,
+    ) -> None:
+        """``single``: the key groups of the keys that have one of the hashes ``only``."""
+        self.groups = sorted({*whole, *single})
+        self._whole = np.array(sorted(whole), np.int64)
+        self._without, self._only = np.sort(without), np.sort(only)
 
-    def admits(self, hashes: Hashes) -> Flags:
-        """Which keys of the key groups are meant."""
-        meant = np.ones(len(hashes), np.bool_)
-        if self._only is not None:
-            meant &= among(self._only, hashes)
-        if self._without is not None:
+    def admits(self, hashes: Hashes, groups: npt.NDArray[np.integer[Any]]) -> Flags:
+        """Which keys of these key groups are meant."""
+        meant: Flags = np.isin(groups, self._whole)
+        if len(self._without):
             meant &= ~among(self._without, hashes)
+        if len(self._only):
+            meant |= among(self._only, hashes)
         return meant
 
+    def admits_all(self, group: KeyGroup) -> bool:
+        """Whether all keys of a key group are meant for certain."""
+        return not len(self._without) and bool(np.isin(group, self._whole))
 
-class AnyShelf:
+
+Some = TypeVar("Some", list[Any], npt.NDArray[np.int64])
+"""Keys of a key group, as a layout has them."""
+
+
+class AnyShelf(Generic[Some]):
     """What both layouts have in common. A layout knows which keys are held back, and makes the batches."""
 
-    def __init__(self, selection: Selection, entries: Entries) -> None:
+    def __init__(self, selection: Selection, entries: Entries, key_groups: int, expected: int, nothing: Some) -> None:
+        self.expected = expected
+        self.whole = 0
         self._selection = selection
         self._entries = entries
         self._rows, self._bytes = 0, 0
+        self._unlisted = deque(selection.groups)
+        """Key groups that are not begun."""
+        self._begun = np.zeros(key_groups, np.bool_)
+        self._listing: KeyGroup | None = None
+        self._pending: Some = nothing
+        """Keys of the key group that is being listed which are not on the shelf yet."""
+        self._noted = False
+        """Whether new keys joined the shelf since that key group was begun."""
+        self._undropped = deque(selection.groups)
 
     @property
     def hashes(self) -> Hashes:
@@ -116,6 +188,54 @@ class AnyShelf:
     def groups(self) -> npt.NDArray[np.int16]:
         """The key group of each key."""
         return self._entries.groups
+
+    @property
+    def listed(self) -> bool:
+        """Whether all keys that are meant are on it."""
+        return not self._unlisted and self._listing is None
+
+    def list_some(self, keys: int, first: KeyGroup | None = None) -> Listed:
+        """Put so many more keys on it, or the rest."""
+        whole: list[KeyGroup] = []
+        touched: list[Hashes] = []
+        while not self.listed and keys > 0:
+            if self._listing is None:
+                if first is not None and first in self._unlisted:
+                    self._unlisted.remove(first)
+                    self._unlisted.appendleft(first)
+                self._listing = self._unlisted.popleft()
+                self._begun[self._listing] = True
+                self._noted = False
+                self._pending = self._held_in(self._listing)
+            part, self._pending = self._pending[:keys], self._pending[keys:]
+            if len(part):
+                touched.append(self._put(part, self._listing))
+                keys -= len(part)
+            if not len(self._pending):
+                whole.append(self._listing)
+                self._listing = None
+                self.whole = len(self._entries)
+        return Listed(tuple(whole), np.concatenate([NO_HASHES, *touched]))
+
+    def covers(self, groups: npt.NDArray[np.integer[Any]]) -> Flags:
+        """Whether all keys of these key groups, as far as they are meant, are on it."""
+        rest = [*self._unlisted] if self._listing is None else [*self._unlisted, self._listing]
+        covered: Flags = ~np.isin(groups, rest)
+        return covered
+
+    def means(self, group: KeyGroup, hash_of: Callable[[], Hashes]) -> bool:
+        """Whether a key of a key group is meant, on it or not."""
+        if group not in self._selection.groups:
+            return False
+        return bool(self._selection.admits(hash_of(), np.array([group])).any())
+
+    def drop_some(self, keys: int) -> bool:
+        """Forget about so many keys, whole key groups at a time."""
+        self._leave()
+        while self._undropped and keys > 0:
+            keys -= max(1, self._forget(self._undropped[0]))
+            self._undropped.popleft()
+        return not self._undropped and self._tidied(keys)
 
     @property
     def nbytes_hint(self) -> float:
@@ -149,6 +269,25 @@ class AnyShelf:
         # The last batches count for more: what is swept now is like what is swept next.
         self._rows, self._bytes = self._rows // 2 + batch.num_rows, self._bytes // 2 + batch.nbytes
         return batch, left
+
+    def _held_in(self, group: KeyGroup) -> Some:
+        """The keys with committed or current state of a key group."""
+        raise NotImplementedError
+
+    def _put(self, some: Some, group: KeyGroup) -> Hashes:
+        """Make entries of those that are meant and have none; the hashes of those that the epoch has touched."""
+        raise NotImplementedError
+
+    def _leave(self) -> None:
+        """Nothing is collected any more."""
+
+    def _forget(self, group: KeyGroup) -> int:
+        """Drop the keys of a key group that are meant; how many, about."""
+        raise NotImplementedError
+
+    def _tidied(self, keys: int) -> bool:
+        """After the last one: look at so much of what they may have left behind; whether nothing is."""
+        return True
 
     def _held(self, entries: Numbers) -> Flags | None:
         """Which of them, in the order of their key groups, an epoch has touched that is not sealed; None: not one."""

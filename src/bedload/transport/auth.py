@@ -33,7 +33,7 @@ from typing import NamedTuple, Protocol
 
 from bedload.core.errors import BedloadError, ProtocolError, SecretRefused, VersionMismatch
 
-PROTOCOL_VERSION = "2"
+PROTOCOL_VERSION = "3"
 """The version that an end declares unless it is given another."""
 
 MAX_VERSION = 32

@@ -41,6 +41,7 @@ from bedload.transport.credentials import Credentials
 from bedload.transport.door import Door, places
 from bedload.transport.frames import Frame
 from bedload.transport.handler import Handler
+from bedload.transport.meter import Meter, MeteredSelector
 from bedload.transport.peer import Peer, Phase
 from bedload.transport.timers import Timer, Timers
 from bedload.transport.waker import Waker
@@ -94,7 +95,7 @@ class Endpoint:
         bound = self._listener.getsockname()
         self._address = sockets.format_address(bound[0], bound[1])
         self._waker = Waker()
-        self._selector = selectors.DefaultSelector()
+        self._selector = MeteredSelector(self._clock)
         self._selector.register(self._waker, selectors.EVENT_READ, self._waker.woken)
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
 
@@ -104,6 +105,11 @@ class Endpoint:
     def address(self) -> str:
         """Where it listens, as ``host:port`` with the host in numbers."""
         return self._address
+
+    @property
+    def meter(self) -> Meter:
+        """How much of its time it has nothing to do."""
+        return self._selector.meter
 
     def call_soon(self, fn: Callable[[], None]) -> None:
         """Run ``fn`` on the loop's thread, after the events at hand."""

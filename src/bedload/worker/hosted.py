@@ -8,10 +8,22 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
+import numpy as np
 import pyarrow as pa
 
 from bedload.core.errors import BedloadError, ProtocolError
-from bedload.core.ids import NO_EPOCH, NO_QUERY, NO_TURN, DeploymentId, Epoch, OperatorName, QueryId, Turn
+from bedload.core.ids import (
+    NO_EPOCH,
+    NO_QUERY,
+    NO_TURN,
+    DeploymentId,
+    Epoch,
+    KeyGroup,
+    OperatorName,
+    QueryId,
+    Turn,
+    WorkerId,
+)
 from bedload.migration.holdings import Holdings
 from bedload.migration.parking import Parking
 from bedload.protocol import messages as m
@@ -131,6 +143,13 @@ class Hosted:
     def waits_for_time(self) -> bool:
         """Whether a turn is under way, and its time is not known."""
         return self.phase is Phase.OPEN and not self.timed
+
+    def weigh(self, worker: WorkerId, message: m.Weigh) -> m.Weighed:
+        """What its key groups weigh here."""
+        weight, runtime = self.weight, self.runtime
+        rows = {KeyGroup(int(group)): float(weight.rows[group]) for group in np.flatnonzero(weight.rows)}
+        keys, size = (0, 0) if runtime is None else (runtime.keys, runtime.state_bytes())
+        return m.Weighed(worker, self.name, message.ticket, rows, keys, size, weight.touched, weight.took)
 
     def check(self) -> None:
         """Raise an AssertionError if this cannot be."""

@@ -28,11 +28,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
+import msgspec
 
 from bedload.core.clock import Clock
 from bedload.core.errors import BedloadError, ProtocolError, WorkerStartFailed
-from bedload.core.ids import NO_EPOCH, NO_QUERY, DeploymentId, KeyGroup, OperatorName, WorkerId
+from bedload.core.ids import NO_EPOCH, NO_QUERY, DeploymentId, OperatorName, WorkerId
 from bedload.core.limits import LIMITS, Limits
 from bedload.migration.holdings import Holdings
 from bedload.migration.parking import Freed, Parking
@@ -63,8 +63,11 @@ class WorkerMachine:
         durability: Durability | None = None,
         epoch_bytes: int | None = None,
         limits: Limits = LIMITS,
+        idle: Callable[[], float] = lambda: 1.0,
     ) -> None:
+        """``idle``: the share of its time that the worker has to spare."""
         self.worker = worker
+        self._idle = idle
         self._load = load
         self._clock = clock
         self._durable = durability is not None
@@ -118,6 +121,11 @@ class WorkerMachine:
         pauses: list[float] = []
         for hosted in self._hosted.values():
             moving, active = hosted.moving, hosted.code.active
+            if moving.drops:
+                started = self._clock.monotonic()
+                if released := moving.drop_some():
+                    out += [*released, *self._answer_reads(hosted)]
+                pauses.append(self._clock.monotonic() - started)  # as long for others
             if hosted.runtime is None or not moving.may_send:
                 continue
             assert moving.sender is not None
@@ -125,7 +133,7 @@ class WorkerMachine:
             try:
                 if active is None:
                     raise BedloadError("no version of its code runs here: setup failed in the last one")
-                sent, pause = moving.send(active)
+                sent, pause = moving.send(active, self._idle())
             except Exception as error:
                 out += moving.fail(moving.sender.move, "send", error)
                 continue
@@ -138,8 +146,8 @@ class WorkerMachine:
 
     @property
     def moving(self) -> bool:
-        """Whether there is something to send."""
-        return any(hosted.moving.sender is not None for hosted in self._hosted.values())
+        """Whether there is something to send, or to forget."""
+        return any(hosted.moving.sender is not None or hosted.moving.drops for hosted in self._hosted.values())
 
     def unsent(self, message: m.Message, error: Exception) -> list[Out]:
         """Something is too large to be sent to another worker."""
@@ -253,6 +261,7 @@ class WorkerMachine:
 
     def _reset(self, message: m.Reset) -> list[Out]:
         hosted = self._at(message.operator)
+        out: list[Out] = []
         hosted.moving.reset(message.move)
         if hosted.runtime is not None:
             report(hosted.runtime.close())
@@ -261,8 +270,8 @@ class WorkerMachine:
             hosted.holdings.clear()
             hosted.parking.clear()
             hosted.restoring.clear()
-            hosted.moving.clear()
-        return self._answer_reads(hosted)
+            out = hosted.moving.clear()
+        return [*out, *self._answer_reads(hosted)]
 
     # --- reading state back ---
 
@@ -272,17 +281,18 @@ class WorkerMachine:
             raise ProtocolError(f"{message} while turn {hosted.turn} is {hosted.phase.name}")
         hosted.holdings.told += 1
         hosted.restoring.error = None
+        released = hosted.moving.drop_all()
         try:
             runtime = self._activate(hosted, message.deployment)
             runtime.drop(message.groups)
         except Exception as error:
-            return self._not_restored(hosted, as_ours(error))
+            return [*released, *self._not_restored(hosted, as_ours(error))]
         hosted.committed = message.epoch, message.query
         order = hosted.restoring.order(message, plan)
         instead = hosted.moving.superseded(message.base, message.groups, runtime)
         if order is not None:
-            return [*instead, (LOADER, order, None)]
-        return [*instead, hosted.restoring.progress(runtime), *self._answer_reads(hosted)]
+            return [*released, *instead, (LOADER, order, None)]
+        return [*released, *instead, hosted.restoring.progress(runtime), *self._answer_reads(hosted)]
 
     def loaded(self, news: Loaded | LoadFailed) -> list[Out]:
         """Some of the state that was to be read is here, or cannot be read."""
@@ -339,19 +349,21 @@ class WorkerMachine:
             case m.Flip():
                 return self._flip(hosted, message)
             case m.Weigh():
-                return [(COORDINATOR, self._weigh(hosted, message), None)]
+                return [(COORDINATOR, hosted.weigh(self.worker, message), None)]
         return []
 
     def _from_owner(self, hosted: Hosted, peer: Peer, message: m.Ship | m.HandOver, body: Body) -> list[Out]:
         """An old owner sends something: take it in, unless it is a repeat or of a move that is over."""
         if message.move == hosted.moving.failed:
             return []  # nothing is confirmed any more
-        receipt: Out = (peer, m.Shipped(message.operator, message.move, self.worker, message.number), None)
+        receipt = m.Shipped(message.operator, message.move, self.worker, message.number, self._idle())
         if not hosted.moving.wants(message):
-            return [receipt]
+            return [(peer, receipt, None)]
         if isinstance(message, m.Ship):
             self._running(hosted, message.deployment)
-        return [receipt, *self._resume(hosted, hosted.moving.take(message, body, hosted.runtime))]
+        freed = hosted.moving.take(message, body, hosted.runtime)
+        receipt = msgspec.structs.replace(receipt, took=hosted.moving.slices.last)
+        return [(peer, receipt, None), *self._resume(hosted, freed)]
 
     def _flip(self, hosted: Hosted, message: m.Flip) -> list[Out]:
         hosted.holdings.told += 1
@@ -368,17 +380,9 @@ class WorkerMachine:
 
     def _release(self, message: m.Release) -> list[Out]:
         hosted = self._hosted.get(message.operator)
-        released: Out = (COORDINATOR, m.Released(self.worker, message.operator, message.move), None)
         if hosted is None:
-            return [released]
-        hosted.moving.release(message, hosted.runtime)
-        return [released, *self._answer_reads(hosted)]
-
-    def _weigh(self, hosted: Hosted, message: m.Weigh) -> m.Weighed:
-        weight, runtime = hosted.weight, hosted.runtime
-        rows = {KeyGroup(int(group)): float(weight.rows[group]) for group in np.flatnonzero(weight.rows)}
-        keys, size = (0, 0) if runtime is None else (runtime.keys, runtime.state_bytes())
-        return m.Weighed(self.worker, hosted.name, message.ticket, rows, keys, size, weight.touched, weight.took)
+            return [(COORDINATOR, m.Released(self.worker, message.operator, message.move), None)]
+        return [*hosted.moving.release(message, hosted.runtime), *self._answer_reads(hosted)]
 
     # --- reads ---
 

@@ -18,20 +18,24 @@ from bedload.core.ids import NO_MOVE, DeploymentId, KeyGroup, MoveId, OperatorNa
 from bedload.core.limits import LIMITS, Limits
 from bedload.keys import key_groups
 from bedload.keys.lookup import Hashes, distinct
-from bedload.migration.both_shelves import BothShelves
 from bedload.migration.hash_set import pack, state_hashes, unpack
 from bedload.migration.holdings import Presence, groups_of
 from bedload.migration.lane import Parcel
 from bedload.migration.parking import Freed, Parking
 from bedload.migration.receiver import Receiver, Receiving, waits, whole_only
 from bedload.migration.sender import Sender
+from bedload.migration.slices import Slices, Step, timed
 from bedload.protocol import messages as m
 from bedload.protocol.messages import Body
 from bedload.protocol.split import pack_whole, unpack_whole
-from bedload.store.shelf import Shelf
+from bedload.store.shelf import Selection, Shelf
 from bedload.worker.failures import bug
 from bedload.worker.peers import COORDINATOR, Out
 from bedload.worker.runtime import Runtime
+
+_MANY = 1 << 20
+_DROP_KEYS = 1 << 14
+"""Keys to forget in a step, about."""
 
 
 class Neighbour(NamedTuple):
@@ -53,6 +57,11 @@ class Moving:
         """A move whose part here failed."""
         self._over = NO_MOVE
         """The last move that came to its end here."""
+        self.slices = Slices(clock)
+        self._dropping: list[Shelf] = []
+        """What lives elsewhere since a move is over, and has to be forgotten here."""
+        self._released: list[MoveId] = []
+        """Moves whose end is told when that is done."""
         self._addresses: dict[WorkerId, str] = {}
         self._worker = worker
         self._name = name
@@ -63,6 +72,7 @@ class Moving:
 
     # --- both ends ---
 
+    @timed(Step.FLIP)
     def flip(self, message: m.Flip, runtime: Runtime) -> list[Freed]:
         """Ownership passes on."""
         freed: list[Freed] = []
@@ -122,8 +132,9 @@ class Moving:
         receiver.superseded(groups, self._clock.monotonic())
         return self.arrived(runtime)
 
-    def release(self, message: m.Release, runtime: Runtime | None) -> None:
-        """The move is over."""
+    @timed(Step.RELEASE)
+    def release(self, message: m.Release, runtime: Runtime | None) -> list[Out]:
+        """The move is over. The coordinator hears of it when nothing is left of what lives elsewhere."""
         holdings, receiver = self._holdings, self.receiver
         kept = holdings.let_go(message.move)
         sender = self._sends(message.move)
@@ -131,11 +142,10 @@ class Moving:
             if message.called_off:
                 holdings.take_back(kept)
             else:
-                for shelf in sender.shelves:
-                    shelf.drop()
+                self._dropping += sender.shelves
             self.sender = None
         elif runtime is not None and not message.called_off:
-            _drop(runtime, kept)
+            self._dropping += [_shelve(runtime, lot) for lot in kept]
             holdings.owned -= groups_of(kept)
         self._over = max(self._over, message.move)
         if message.move == self.failed and message.called_off:
@@ -144,7 +154,7 @@ class Moving:
             if message.called_off:
                 holdings.called_off(message.arriving)
                 if runtime is not None:
-                    _drop(runtime, message.arriving)
+                    self._dropping += [_shelve(runtime, lot) for lot in message.arriving]
             else:
                 holdings.taken_over()
                 if not receiver.complete:
@@ -152,14 +162,44 @@ class Moving:
                     holdings.all_here()
                     holdings.expect(sorted(receiver.awaited))
             self.receiver = None
+        self._released.append(message.move)
+        return [] if self._dropping else self._told_released()
+
+    @property
+    def drops(self) -> bool:
+        """Whether something has to be forgotten."""
+        return bool(self._dropping)
+
+    def drop_some(self) -> list[Out]:
+        """Forget a little of what lives elsewhere; if that was the last of it, the word for the coordinator."""
+        self._drop_some()
+        return [] if self._dropping else self._told_released()
+
+    @timed(Step.DROP)
+    def _drop_some(self) -> None:
+        if self._dropping and self._dropping[-1].drop_some(_DROP_KEYS):
+            self._dropping.pop()
+
+    def drop_all(self) -> list[Out]:
+        """The same at once: something else is about to come into its place."""
+        out: list[Out] = []
+        while self._dropping:
+            out += self.drop_some()
+        return out
+
+    def _told_released(self) -> list[Out]:
+        moves, self._released = self._released, []
+        slices = self.slices.taken() if moves else {}
+        return [(COORDINATOR, m.Released(self._worker, self._name, move, slices), None) for move in moves]
 
     def reset(self, move: MoveId) -> None:
         """The state was given up: up to that move all are over."""
         self._over = max(self._over, move)
 
-    def clear(self) -> None:
-        """There is nothing to move."""
-        self.sender, self.receiver = None, None
+    def clear(self) -> list[Out]:
+        """There is no state: nothing to move, and nothing to forget."""
+        self.sender, self.receiver, self._dropping = None, None, []
+        return self._told_released()
 
     def check(self) -> None:
         """Raise an AssertionError if this cannot be."""
@@ -179,10 +219,13 @@ class Moving:
         return self.sender if self.sender is not None and self.sender.move == move else None
 
     def _make_sender(self, move: MoveId, terms: m.Terms, lots: tuple[m.Lot, ...], runtime: Runtime) -> Sender:
-        sender = Sender(move, terms, lots, lambda lot: _shelve(runtime, lot), self._clock, self._limits)
+        shelves = lambda lot: _shelve(runtime, lot)  # noqa: E731
+        groups, limits = self._holdings.key_groups, self._limits
+        sender = Sender(move, terms, lots, shelves, groups, self._clock, limits, self.slices)
         self._holdings.keep(move, lots)
         return sender
 
+    @timed(Step.BEGIN)
     def copy(self, message: m.Copy, runtime: Runtime, sealed: Turn | None) -> None:
         """Begin to copy ahead; a turn may be sealed, and be taken back."""
         self._addresses.update(message.addresses)
@@ -196,7 +239,8 @@ class Moving:
         if sender is None:
             return []
         try:
-            sender.sealed(turn)
+            with self.slices.timing(Step.NOTE):
+                sender.sealed(turn)
         except Exception as error:
             return self.fail(sender.move, "send", error)
         return []
@@ -227,24 +271,26 @@ class Moving:
         if sender is None:
             return
         if isinstance(message, m.Shipped):
-            sender.taken(message.target, message.number)
+            sender.taken(message.target, message.number, message.idle)
         else:
             sender.want(message.target, unpack(body))
 
     def handed_over(self, group: KeyGroup, hash_of: Callable[[], Hashes]) -> bool:
         """Whether a key that is here has another owner since the flip."""
-        return self.sender is not None and self.sender.handed_over(group, hash_of)
+        if self.sender is not None and self.sender.handed_over(group, hash_of):
+            return True
+        return any(shelf.means(group, hash_of) for shelf in self._dropping)
 
     @property
     def may_send(self) -> bool:
         """Whether there is something to send, and all of it is here."""
         return self.sender is not None and not self._holdings.left and self.sender.move != self.failed
 
-    def send(self, deployment: DeploymentId) -> tuple[list[Out], float | None]:
+    def send(self, deployment: DeploymentId, idle: float) -> tuple[list[Out], float | None]:
         """A little of what has to go; and in how many seconds to go on, None: when something has happened."""
         sender = self.sender
         assert sender is not None
-        parcels, pause = sender.next()
+        parcels, pause = sender.next(idle)
         out = [self._out(sender, parcel, deployment) for parcel in parcels]
         if (news := sender.news()) is not None:
             out.append((COORDINATOR, m.Progressed(self._worker, self._name, sender.move, *news), None))
@@ -281,6 +327,7 @@ class Moving:
             return False
         return not self._receive(message.move).is_repeat(message.source, message.number)
 
+    @timed(Step.TAKE_IN)
     def take(self, message: m.Ship | m.HandOver, body: Body, runtime: Runtime | None) -> list[Freed]:
         """Take in what an old owner sends: rows that can go on."""
         assert self.receiver is not None
@@ -336,20 +383,13 @@ class Moving:
 
 def _count(runtime: Runtime, lot: m.Lot) -> int:
     """How many keys with state a lot has brought. Single keys that were named need not have any."""
-    single = runtime.shelve(lot.key_groups, only=np.array(lot.keys, np.int64)).hashes if lot.keys else ()
-    return runtime.keys_in(lot.groups) + len(single)
+    single = runtime.shelve(Selection((), single=lot.key_groups, only=np.array(lot.keys, np.int64)))
+    while not single.listed:
+        single.list_some(_MANY)
+    return runtime.keys_in(lot.groups) + len(single.hashes)
 
 
 def _shelve(runtime: Runtime, lot: m.Lot) -> Shelf:
     """What passes from one worker to another."""
-    stay = np.array(lot.stay, np.int64) if lot.stay else None
-    whole = runtime.shelve(lot.groups, without=stay)
-    if not lot.keys:
-        return whole
-    single = runtime.shelve(lot.key_groups, only=np.array(lot.keys, np.int64))
-    return BothShelves(whole, single) if lot.groups else single
-
-
-def _drop(runtime: Runtime, lots: tuple[m.Lot, ...]) -> None:
-    for lot in lots:
-        _shelve(runtime, lot).drop()
+    stay, keys = np.array(lot.stay, np.int64), np.array(lot.keys, np.int64)
+    return runtime.shelve(Selection(lot.groups, stay, lot.key_groups, keys))

@@ -177,7 +177,8 @@ class OperatorRuntime(TableRuntime[RowTable]):
             )
         super().drop(groups)
 
-    def _shelve(self, selection: Selection) -> Shelf:
+    def shelve(self, selection: Selection) -> Shelf:
+        """The keys that are meant, to go elsewhere."""
         return self._table.shelve(selection, self._waiting_hashes)
 
     def _waiting_hashes(self, groups: Collection[KeyGroup]) -> npt.NDArray[np.int64]:

@@ -19,7 +19,7 @@ from bedload.core.ids import Epoch, KeyGroup, OperatorName, WorkerId
 from bedload.state.kinds import Layout
 from bedload.store import Changes
 from bedload.store.deltas import StateVariable
-from bedload.store.shelf import Shelf
+from bedload.store.shelf import Selection, Shelf
 
 
 class Runtime(Protocol):
@@ -78,16 +78,8 @@ class Runtime(Protocol):
         """Forget the state of these key groups: they live elsewhere now. No epoch may have touched them."""
         ...
 
-    def shelve(
-        self,
-        groups: Collection[KeyGroup],
-        only: npt.NDArray[np.int64] | None = None,
-        without: npt.NDArray[np.int64] | None = None,
-    ) -> Shelf:
-        """The keys with state in these key groups, to go elsewhere; just those, or all but those, with these hashes.
-
-        At any time, whether an epoch is under way or not.
-        """
+    def shelve(self, selection: Selection) -> Shelf:
+        """The keys with state that are meant, to go elsewhere. At any time, whether an epoch is under way or not."""
         ...
 
     def take_in(self, state: pa.RecordBatch) -> None:

@@ -91,8 +91,15 @@ class WorkerServer(Handler):
         self._loader = None if storage is None or place is None else Loader(storage, place.generation)
         self._compactor = None if place is None else Compactor(worker, place)
         self._clock = SystemClock()
-        self._machine = WorkerMachine(worker, self._load_deployment, self._clock, durability, epoch_share())
         self._endpoint = Endpoint(host, credentials=credentials, handler=self)
+        self._machine = WorkerMachine(
+            worker,
+            self._load_deployment,
+            self._clock,
+            durability,
+            epoch_share(),
+            idle=lambda: self._endpoint.meter.idle,
+        )
         self._coordinator = self._endpoint.connect(coordinator)
         self._call_driver = partial(Channel.connect, coordinator, credentials)
         self._pulse: Pulse | None = None
@@ -236,8 +243,10 @@ class WorkerServer(Handler):
     def _pump(self) -> None:
         """Send a little of what has to move. Between two times, the loop serves every peer that is ready."""
         self._pumping = False
+        started = self._clock.monotonic()
         out, delay = self._machine.pump()
         self._send(out)
+        self._endpoint.meter.apart(self._clock.monotonic() - started)
         if delay is None:
             return
         if delay <= 0:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any, Generic, TypeVar
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from bedload.core.ids import KeyGroup
@@ -54,16 +52,8 @@ class TableRuntime(Generic[Table]):
         """Forget the state of these key groups; no epoch may have touched them."""
         self._table.drop(groups)
 
-    def shelve(
-        self,
-        groups: Collection[KeyGroup],
-        only: npt.NDArray[np.int64] | None = None,
-        without: npt.NDArray[np.int64] | None = None,
-    ) -> Shelf:
-        """The keys with state in these key groups, to go elsewhere."""
-        return self._shelve(Selection(groups, only, without))
-
-    def _shelve(self, selection: Selection) -> Shelf:
+    def shelve(self, selection: Selection) -> Shelf:
+        """The keys that are meant, to go elsewhere."""
         return self._table.shelve(selection)
 
     def take_in(self, state: pa.RecordBatch) -> None:

@@ -179,42 +179,35 @@ def intern(
 
 
 @jit
-def sweep(
-    used: Any,
-    entries: Any,
-    tables: Any,
-    counters: Any,
-    places: Any,
-    arena_words: Any,
-    arena: Any,
-    target: Any,
-) -> bool:
-    """Forget the numbers that are not used, and copy the bytes of the others to ``target``, without gaps.
+def _find(start: int, entries: Any, tables: Any, places: Any, arena_words: Any) -> Any:
+    """The shard of the value that is kept at a place, and where in it its entry is: -1 if it is forgotten."""
+    h = _hash(arena_words, start + HEADER, _length(arena_words, start))
+    shard = np.int64(h & _SHARD_BITS)
+    tag = np.int64(h >> _S33)
+    offset, mask = tables[shard, _OFFSET], tables[shard, _CAPACITY] - 1
+    at = tag & mask
+    while mask >= 0 and entries[offset + at] != 0:
+        entry = entries[offset + at]
+        if entry >> 32 == tag and places[(entry & _LOW) - 1] == start:
+            return shard, at
+        at = (at + 1) & mask
+    return shard, np.int64(-1)
 
-    False if a value is not where its hash says.
-    """
-    top = np.int64(0)
-    for number in range(counters[NEXT_NUMBER]):
+
+@jit
+def forget(
+    used: Any, begin: int, end: int, entries: Any, tables: Any, counters: Any, places: Any, arena_words: Any
+) -> bool:
+    """Forget the numbers of a range that are not used; False if a value is not where its hash says."""
+    for number in range(begin, end):
         start = places[number]
-        if start < 0:
+        if start < 0 or used[number]:
             continue
-        length = _length(arena_words, start)
-        if used[number]:
-            for b in range(HEADER + length):
-                target[top + b] = arena[start + b]
-            places[number] = top
-            top += HEADER + length
-            continue
-        h = _hash(arena_words, start + HEADER, length)
-        shard = np.int64(h & _SHARD_BITS)
+        shard, hole = _find(start, entries, tables, places, arena_words)
+        if hole < 0:
+            return False
         offset, mask = tables[shard, _OFFSET], tables[shard, _CAPACITY] - 1
-        at = np.int64(h >> _S33) & mask
-        while entries[offset + at] & _LOW != number + 1:
-            if entries[offset + at] == 0:
-                return False
-            at = (at + 1) & mask
-        hole = at
-        here = (at + 1) & mask
+        here = (hole + 1) & mask
         while entries[offset + here] != 0:
             entry = entries[offset + here]
             if (here - (entry >> 32)) & mask >= (here - hole) & mask:
@@ -224,11 +217,40 @@ def sweep(
         entries[offset + hole] = 0
         tables[shard, _USED] -= 1
         counters[LIVE] -= 1
-        counters[LIVE_BYTES] -= HEADER + length
+        counters[LIVE_BYTES] -= HEADER + _length(arena_words, start)
         places[number] = -2 - counters[FREE_NUMBER]
         counters[FREE_NUMBER] = number
-    counters[TOP] = top
     return True
+
+
+@jit
+def slide(
+    start: int,
+    target: int,
+    work: int,
+    entries: Any,
+    tables: Any,
+    counters: Any,
+    places: Any,
+    arena_words: Any,
+    arena: Any,
+) -> tuple[int, int]:
+    """Move the values from ``start`` on down to ``target``, without those that are forgotten, as far as ``work`` goes.
+
+    Returns where the next value is and where it goes to; after the last one, the old and the new end of the arena.
+    """
+    while start < counters[TOP] and work > 0:
+        size = HEADER + _length(arena_words, start)
+        shard, at = _find(start, entries, tables, places, arena_words)
+        if at >= 0:
+            places[(entries[tables[shard, _OFFSET] + at] & _LOW) - 1] = target
+            if start > target:
+                for b in range(size):
+                    arena[target + b] = arena[start + b]
+            target += size
+        start += size
+        work -= 1 + (size >> 9)
+    return start, target
 
 
 @jit

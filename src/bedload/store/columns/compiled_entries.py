@@ -12,16 +12,23 @@ from bedload.store.columns import entry_kernels as kernels
 from bedload.store.entries import Entries, Hashes, Numbers, with_room
 
 _FIRST = 256
-"""Places of the first table; it is at most half full."""
+"""Places of the smallest table. A table is at most half full."""
 
 
 class CompiledEntries(Entries):
     """The same as :class:`~bedload.store.entries.Entries`, faster."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._seen = np.zeros(0, np.bool_)
-        self._table = np.zeros(_FIRST, np.int64)
+    def __init__(self, expected: int = 0) -> None:
+        """``expected``: room for so many, and half as many again. It costs no memory before it is used.
+
+        SUBTLE: a table that grows is made anew, which nobody may have to wait for.
+        """
+        super().__init__(expected)
+        self._seen = np.zeros(expected, np.bool_)
+        places = _FIRST
+        while places < 3 * expected:
+            places *= 2
+        self._table = np.zeros(places, np.int64)
 
     def find(self, hashes: Hashes) -> Numbers:
         """The entries with these hashes."""

@@ -37,6 +37,10 @@ KEPT_PLACES = 65536
 """Places for touched slots that are kept from one epoch to the next, however small the table is."""
 
 
+_SORTED_BELOW = 4096
+"""Slots of a key group that are sorted as they are."""
+
+
 class KeyIndex:
     """Finds slots, makes them, frees them."""
 
@@ -115,7 +119,7 @@ class KeyIndex:
 
     def slots_of(self, group: KeyGroup) -> Slots:
         """The slots of a key group, in ascending order."""
-        return np.sort(self._tables.numbers(group))
+        return self.slots_in([group])
 
     def all_slots(self) -> Slots:
         """Every slot that holds a key, by key group."""
@@ -124,17 +128,21 @@ class KeyIndex:
     def slots_in(self, groups: Sequence[int]) -> Slots:
         """The slots of different key groups, group by group, each in ascending order."""
         parts = [self._tables.numbers(group) for group in groups]
-        if len(parts) < 2:
+        if len(parts) < 2 and sum(map(len, parts)) < _SORTED_BELOW:
             return np.sort(parts[0]) if parts else np.empty(0, np.int64)
         # Blocks are put in order instead of slots: they are few, and a sort of many slots costs more than all else.
-        held = np.zeros((len(self._owner), self._block), np.bool_)
-        for part in parts:
-            held.reshape(-1)[part] = True
         rank = np.full(len(self._groups) + 1, len(parts), np.int64)  # one more, for the blocks of nobody
         rank[groups] = np.arange(len(parts))
         order = rank[self._owner.array]
-        blocks = np.argsort(order, kind="stable")[: np.count_nonzero(order < len(parts))]
-        places = np.flatnonzero(held[blocks])
+        blocks = np.flatnonzero(order < len(parts))
+        if len(parts) > 1:
+            blocks = blocks[np.argsort(order[blocks], kind="stable")]
+        place = np.empty(len(self._owner), np.int64)
+        place[blocks] = np.arange(len(blocks))
+        held = np.zeros(len(blocks) * self._block, np.bool_)
+        for part in parts:
+            held[place[part // self._block] * self._block + part % self._block] = True
+        places = np.flatnonzero(held)
         return blocks[places // self._block] * self._block + places % self._block
 
     def group_of(self, slots: Slots) -> npt.NDArray[np.int32]:

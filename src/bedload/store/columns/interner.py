@@ -5,13 +5,17 @@
 - hash tables from bytes to numbers, spread over shards
 
 A value is kept as long as a key may have it. References are not counted: that would cost on each new key. Instead the
-keys that went are counted. When they are many enough to be worth a look at all keys, values that no key has any more
-are forgotten, and the arena is written anew (:meth:`Interner.sweep`). Numbers stay, so no key changes.
+keys that went are counted. When they are enough to be worth a look at all keys, a sweep begins: it marks the values
+that keys have, key group by key group, forgets the others, and moves what is left together. Numbers stay, so no key
+changes. A sweep is done some values at a time (:meth:`Interner.tidy`), and keys come and go meanwhile: what is asked
+for in order to be kept counts as marked.
 
 Invariant: a number below the next new one has a value that the hash tables find, or is on the list of free ones.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -26,8 +30,15 @@ from bedload.store.columns.memory import GrowingArray
 
 _SWEPT_FROM = 4096
 """Keys that must have gone before a sweep is worth a thought."""
+_SLICE = 2048
+"""Values that are looked at between two looks at how much work is left."""
+_PER_VALUE = 4
+"""Values that a sweep looks at for each new one, at least: so there are at most twice as many as without pieces."""
 _LONGEST = 2**31 - 1
 _WORD = np.dtype([("bits", "<u8")])
+
+NumbersOf = Callable[[int], npt.NDArray[np.int64]]
+"""From a key group to the numbers that its keys have."""
 
 
 class Interner:
@@ -44,6 +55,11 @@ class Interner:
         self._arena.resize(256)
         self._arena_words = _by_eight(self._arena.array)
         self._gone = 0
+        self._made = 0
+        """Values that were new since the last work on a sweep."""
+        self._sweep: Iterator[int] | None = None
+        self._used = np.zeros(0, np.bool_)
+        """While a sweep marks and forgets: which numbers a key may have. Later ones are not looked at."""
 
     # --- values to numbers ---
 
@@ -62,6 +78,7 @@ class Interner:
         else:
             valid = read_only(np.ones(len(column), np.bool_), np.bool_)
         numbers = np.empty(len(column), np.int64)
+        self._made -= int(self._counters[b.LIVE])
         row = 0
         while True:
             row, why = b.intern(
@@ -89,6 +106,9 @@ class Interner:
                 self._arena.at_least(int(self._counters[b.TOP] + b.HEADER + lengths[row] + b.SLACK))
                 self._arena_words = _by_eight(self._arena.array)
             else:
+                self._made += int(self._counters[b.LIVE])
+                if add and len(self._used):
+                    self._used[numbers[numbers < len(self._used)]] = True
                 return numbers
 
     # --- numbers to values ---
@@ -122,35 +142,72 @@ class Interner:
         """Count keys that were taken out."""
         self._gone += keys
 
-    def wants_sweep(self, keys: int) -> bool:
+    def tidy(self, keys: int, groups: int, numbers_of: NumbersOf, work: int) -> bool:
+        """Go on with a sweep, if there is one to do: over so many values, and more if many are new.
+
+        ``keys``: how many there are; in ``groups`` key groups.
+        Returns whether there is nothing left to do.
+        """
+        if self._sweep is not None:
+            work += self._made * _PER_VALUE
+        elif self._wants_sweep(keys):
+            self._sweep = self._sweeping(groups, numbers_of)
+        self._made = 0
+        if self._sweep is None:
+            return True
+        for done in self._sweep:
+            work -= done
+            if work <= 0:
+                return False
+        self._sweep = None
+        return True
+
+    def _wants_sweep(self, keys: int) -> bool:
         """Whether so many keys have gone that looking at all ``keys`` pays."""
         values = int(self._counters[b.LIVE])
         # Values beyond the number of keys are of none: dictionaries bring some that no row has.
         return max(self._gone * 4, (values - keys) * 2) >= max(keys + values, 4 * _SWEPT_FROM)
 
-    def sweep(self, numbers: npt.NDArray[np.int64]) -> None:
-        """Forget every value but those of these numbers."""
-        used = np.zeros(int(self._counters[b.NEXT_NUMBER]), np.bool_)
-        used[numbers] = True
-        target = GrowingArray(np.uint8)
-        target.resize(max(256, int(self._counters[b.TOP]) + b.SLACK))
-        whole = b.sweep(
-            used,
-            self._tables.entries,
-            self._tables.list,
-            self._counters,
-            self._places.array,
-            self._arena_words,
-            self._arena.array,
-            target.array,
-        )
-        if not whole:
-            raise ProtocolError("a kept key is not found by its own bytes: the state at this worker is damaged")
-        target.resize(max(256, int(self._counters[b.TOP]) + b.SLACK))
-        self._arena, self._arena_words = target, _by_eight(target.array)
+    def _sweeping(self, groups: int, numbers_of: NumbersOf) -> Iterator[int]:
+        """Forget every value that no key has; after each piece of work, how much it was."""
+        self._gone = 0
+        self._used = np.zeros(int(self._counters[b.NEXT_NUMBER]), np.bool_)
+        for group in range(groups):
+            numbers = numbers_of(group)
+            self._used[numbers[numbers < len(self._used)]] = True
+            if len(numbers):
+                yield 1 + len(numbers) // 8  # it takes that much less than the rest
+        for begin in range(0, len(self._used), _SLICE):
+            end = min(begin + _SLICE, len(self._used))
+            tables, places = self._tables, self._places.array
+            if not b.forget(
+                self._used, begin, end, tables.entries, tables.list, self._counters, places, self._arena_words
+            ):
+                raise ProtocolError("a kept key is not found by its own bytes: the state at this worker is damaged")
+            yield end - begin
+        self._used = np.zeros(0, np.bool_)
         for shard in self._tables.sparse():
             self._tables.fit(shard)
-        self._gone = 0
+            yield _SLICE
+        start = target = 0
+        while True:
+            start, target = b.slide(
+                start,
+                target,
+                _SLICE,
+                self._tables.entries,
+                self._tables.list,
+                self._counters,
+                self._places.array,
+                self._arena_words,
+                self._arena.array,
+            )
+            if start >= self._counters[b.TOP]:
+                break
+            yield _SLICE
+        self._counters[b.TOP] = target
+        self._arena.resize(max(256, int(self._counters[b.TOP]) + b.SLACK))
+        self._arena_words = _by_eight(self._arena.array)
 
     @property
     def nbytes(self) -> int:

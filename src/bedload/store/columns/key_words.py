@@ -15,10 +15,12 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from bedload.core.errors import KeyTypeError, NullKey
+from bedload.core.ids import KeyGroup
 from bedload.keys import check_key_type
 from bedload.keys.columns import floats_of, longs_of, numbers_of
 from bedload.keys.kinds import KeyKind, kind_of, value_type
-from bedload.store.columns.interner import Interner
+from bedload.store.columns.index import KeyIndex
+from bedload.store.columns.interner import Interner, NumbersOf
 
 Words = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
@@ -82,15 +84,18 @@ class KeyWords:
         for coder in self._columns:
             coder.gone(keys)
 
-    def wants_sweep(self, keys: int) -> bool:
-        """Whether so many keys have gone that :meth:`sweep` pays."""
-        return any(coder.wants_sweep(keys) for coder in self._columns)
+    def tidy(self, index: KeyIndex, work: int) -> bool:
+        """Forget bytes that no key has any more, if they are many: over so many values at a time.
 
-    def sweep(self, words: Words) -> None:
-        """Forget the bytes that none of these keys has: all keys that there are."""
+        Returns whether there is nothing left to do.
+        """
+        done = True
         for i, coder in enumerate(self._columns):
-            if coder.wants_sweep(len(words)):
-                coder.sweep(self._given(words, i))
+            done &= coder.tidy(index.live, index.key_groups, self._numbers_of(index, i), work)
+        return done
+
+    def _numbers_of(self, index: KeyIndex, i: int) -> NumbersOf:
+        return lambda group: self._given(index.keys[index.slots_of(KeyGroup(group))], i)
 
     @property
     def nbytes(self) -> int:
@@ -145,9 +150,7 @@ class _Coder(Protocol):
 
     def gone(self, keys: int) -> None: ...
 
-    def wants_sweep(self, keys: int) -> bool: ...
-
-    def sweep(self, words: npt.NDArray[np.int64]) -> None: ...
+    def tidy(self, keys: int, groups: int, numbers_of: NumbersOf, work: int) -> bool: ...
 
     def check(self, words: npt.NDArray[np.int64]) -> None: ...
 
@@ -179,11 +182,8 @@ class _Plain:
     def gone(self, keys: int) -> None:
         pass
 
-    def wants_sweep(self, keys: int) -> bool:
-        return False
-
-    def sweep(self, words: npt.NDArray[np.int64]) -> None:
-        pass
+    def tidy(self, keys: int, groups: int, numbers_of: NumbersOf, work: int) -> bool:
+        return True
 
     def check(self, words: npt.NDArray[np.int64]) -> None:
         pass
@@ -255,11 +255,8 @@ class _Interned(_Plain):
     def gone(self, keys: int) -> None:
         self._interner.gone(keys)
 
-    def wants_sweep(self, keys: int) -> bool:
-        return self._interner.wants_sweep(keys)
-
-    def sweep(self, words: npt.NDArray[np.int64]) -> None:
-        self._interner.sweep(words)
+    def tidy(self, keys: int, groups: int, numbers_of: NumbersOf, work: int) -> bool:
+        return self._interner.tidy(keys, groups, numbers_of, work)
 
     def check(self, words: npt.NDArray[np.int64]) -> None:
         self._interner.check(words)

@@ -19,38 +19,38 @@ import pyarrow as pa
 
 from bedload.core.ids import KeyGroup
 from bedload.keys import hash_columns
-from bedload.store.base import SLICE
 from bedload.store.columns.compiled_entries import CompiledEntries
 from bedload.store.columns.index import Slots
 from bedload.store.columns.slot_table import SlotTable
 from bedload.store.deltas import REMOVE, delta_batch
 from bedload.store.entries import Hashes, Numbers, with_room
-from bedload.store.shelf import NO_HASHES, AnyShelf, Flags, Selection
+from bedload.store.shelf import AnyShelf, Flags, Selection
+
+NO_SLOTS: Slots = np.empty(0, np.int64)
 
 
-class ColumnShelf(AnyShelf):
+class ColumnShelf(AnyShelf[Slots]):
     """Keys of an operator on columns."""
 
     def __init__(self, table: SlotTable, selection: Selection) -> None:
-        super().__init__(selection, CompiledEntries())
-        self._table = table
         index = table.index
-        self._slots = np.empty(0, np.int64)
+        expected = sum(map(index.count, selection.groups))
+        super().__init__(selection, CompiledEntries(expected), index.key_groups, expected, NO_SLOTS)
+        self._table = table
+        self._slots = np.zeros(expected, np.int64)
         """By entry: its slot, or -1 - n if its key is the n-th of those that are gone."""
-        self._entry = np.empty(0, np.int32)
+        # SUBTLE: as long as the table, and it costs no memory before it is written to. To grow it means to copy it.
+        self._entry = np.zeros(index.capacity, np.int32)
         """By slot: its entry plus one, or 0."""
         self._gone: list[list[pa.Array]] = [[] for _ in table.words.types]
         """The keys that are gone, by key column, in pieces."""
         self._gone_keys = 0
-        self._groups = np.zeros(index.key_groups, np.bool_)
-        self._groups[selection.groups] = True
-        self._add_meant(index.slots_in(selection.groups))
         table.watchers.add(self)
 
     def note(self) -> Hashes:
         """The hashes of the touched keys; new ones join the shelf."""
         index = self._table.index
-        touched = index.touched[self._groups[index.group_of(index.touched)]]
+        touched = index.touched[self._begun[index.group_of(index.touched)]]
         self._cover(touched)
         unknown = touched[self._entry[touched] == 0]
         if len(unknown):
@@ -61,27 +61,10 @@ class ColumnShelf(AnyShelf):
         hashes = self.hashes[entries[entries > 0] - 1]
         return np.unique(hashes) if self._entries.any_shared else hashes
 
-    def drop(self) -> None:
-        """Forget the keys in the table."""
-        table, index = self._table, self._table.index
-        self._look_again(np.arange(len(self._entries)))
-        slots = self._slots[: len(self._entries)]
-        slots = slots[slots >= 0]
-        table.check_untouched(slots)
-        table.watchers.discard(self)
-        owners = index.group_of(slots)
-        mine = np.bincount(owners, minlength=index.key_groups)
-        # A key group that goes as a whole costs next to nothing.
-        whole = [group for group in np.flatnonzero(mine).tolist() if index.count(KeyGroup(group)) == mine[group]]
-        table.discard(slots[~np.isin(owners, whole)])
-        if whole:
-            table.drop([KeyGroup(group) for group in whole])
-        self._entries = CompiledEntries()
-        self._slots, self._entry = np.empty(0, np.int64), np.empty(0, np.int32)
-        self._gone, self._gone_keys = [[] for _ in self._gone], 0
-
     def freed(self, slots: Slots) -> None:
         """The keys in these slots go: keep those that have an entry."""
+        if len(self._pending):
+            self._pending = np.setdiff1d(self._pending, slots, assume_unique=True)
         slots = slots[slots < len(self._entry)]
         slots = slots[self._entry[slots] > 0]
         if not len(slots):
@@ -94,6 +77,30 @@ class ColumnShelf(AnyShelf):
         self._gone_keys += len(slots)
 
     # --- steps ---
+
+    def _held_in(self, group: KeyGroup) -> Slots:
+        return self._table.index.slots_of(group)
+
+    def _put(self, some: Slots, group: KeyGroup) -> Hashes:
+        slots, hashes = self._add_meant(some, hash_columns(self._table.keys(some)))
+        return hashes[self._table.index.mark[slots] > 0]
+
+    def _leave(self) -> None:
+        self._table.watchers.discard(self)
+
+    def _forget(self, group: KeyGroup) -> int:
+        table = self._table
+        if self._selection.admits_all(group):
+            keys = table.index.count(group)
+            table.drop([group])  # it costs next to nothing
+            return keys
+        slots = table.index.slots_of(group)
+        meant = self._selection.admits(hash_columns(table.keys(slots)), np.full(len(slots), group))
+        table.discard(slots[meant])
+        return len(slots)
+
+    def _tidied(self, keys: int) -> bool:
+        return self._table.tidy(keys)
 
     def _held(self, entries: Numbers) -> Flags | None:
         self._look_again(entries)
@@ -154,15 +161,14 @@ class ColumnShelf(AnyShelf):
             found.append(pieces[0].take(places) if pieces else pa.nulls(0, kind))
         return found
 
-    def _add_meant(self, slots: Slots, hashes: Hashes | None = None) -> None:
+    def _add_meant(self, slots: Slots, hashes: Hashes) -> tuple[Slots, Hashes]:
         """Make entries of the slots that are meant and have none."""
-        if hashes is None:
-            parts = [slots[at : at + SLICE] for at in range(0, len(slots), SLICE)]
-            hashes = np.concatenate([NO_HASHES, *(hash_columns(self._table.keys(part)) for part in parts)])
         self._cover(slots)
-        new = self._selection.admits(hashes) & (self._entry[slots] == 0)
+        groups = self._table.index.group_of(slots)
+        new = self._selection.admits(hashes, groups) & (self._entry[slots] == 0)
         slots, hashes = slots[new], hashes[new]
-        self._set(self._entries.add(hashes, self._table.index.group_of(slots)), slots)
+        self._set(self._entries.add(hashes, groups[new]), slots)
+        return slots, hashes
 
     def _set(self, entries: Numbers, slots: Slots) -> None:
         self._cover(slots)

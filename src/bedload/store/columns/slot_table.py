@@ -29,6 +29,11 @@ from bedload.store.columns.memory import GrowingArray
 
 Groups = npt.NDArray[np.integer[Any]]
 
+_TIDIED = 16384
+"""Values that are looked at, at the end of an epoch, for bytes that no key has any more: a millisecond or two."""
+_TIDIED_PER_KEY = 10
+"""And for each key that goes: so a sweep is over before the next one is due."""
+
 
 class Watcher(Protocol):
     """Who remembers slots, and so must know when they are free for other keys."""
@@ -237,6 +242,10 @@ class SlotTable:
         self.index.drop(*groups)
         self._tidy()
 
+    def tidy(self, work: int) -> bool:
+        """Forget bytes that no key has any more, some at a time; whether there is nothing left to do."""
+        return self.words.tidy(self.index, work)
+
     def check_untouched(self, slots: Slots) -> None:
         """Raise if an epoch under way has touched one of these slots."""
         if self.index.mark[slots].any():
@@ -351,7 +360,7 @@ class SlotTable:
             self._leave(slots)
             self.words.gone(len(slots))
             self.index.remove(slots)
-            self._tidy()
+            self._tidy(len(slots))
 
     def _leave(self, slots: Slots) -> None:
         """The keys of these slots are about to go."""
@@ -361,11 +370,10 @@ class SlotTable:
             if array.live.dtype.kind == "O":
                 array.live[slots] = None
 
-    def _tidy(self) -> None:
-        """Follow the index if it gave blocks back, and forget bytes that no key has any more."""
+    def _tidy(self, gone: int = 0) -> None:
+        """Follow the index if it gave blocks back, and forget some bytes that no key has any more."""
         self._make_room()
-        if self.words.wants_sweep(self.index.live):
-            self.words.sweep(self.index.keys[self.index.all_slots()])
+        self.tidy(_TIDIED + gone * _TIDIED_PER_KEY)
 
     def _end(self, gone: Slots) -> None:
         count = len(self.index.touched)

@@ -27,5 +27,6 @@ def warm_up() -> None:
     table.extract(table.committed_slots(KeyGroup(0)))
     interner = Interner(pa.string())
     interner.encode(keys[0], add=True)
-    interner.sweep(np.zeros(1, np.int64))
+    interner.gone(2**20)
+    interner.tidy(0, 1, lambda _: np.zeros(1, np.int64), 2**20)
     compiled_entries.warm_up()

@@ -1,0 +1,78 @@
+"""How much of a move an old owner does in a step, and how long it rests afterwards.
+
+A step takes a few milliseconds: how many keys that are is found out on the way. After a step that nobody waited for it
+leaves time to others. What is idle at both ends is there to be used, so a move takes that share of the time; but never
+less than the strategy's floor, or a busy owner would never come to an end, and never more than its ceiling.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from bedload.core.clock import Clock
+from bedload.keys.lookup import Hashes
+from bedload.migration.slices import Slices, Step
+from bedload.protocol.messages import Terms
+from bedload.store.shelf import Collected
+
+_FIRST_KEYS = 256
+"""Keys of the first step: how long a key takes is not known yet."""
+_FEWEST_KEYS = 16.0
+_STEP_SECONDS = 0.002
+"""What a step may take: rows of other keys wait that long."""
+_STEP_BYTES = 1 << 20
+
+
+class Pace:
+    """Of one move at one old owner."""
+
+    def __init__(self, terms: Terms, clock: Clock, most_keys: int, slices: Slices) -> None:
+        self._terms = terms
+        self._clock = clock
+        self._most_keys = most_keys
+        self._slices = slices
+        self._collected = self._listed = float(_FIRST_KEYS)
+        """Keys that fit into a step."""
+        self._rests_until = 0.0
+
+    def keys(self, key_bytes: float) -> int:
+        """How many keys to collect in a step."""
+        return max(1, int(min(self._collected, _STEP_BYTES / max(1.0, key_bytes), self._most_keys)))
+
+    def collect(self, key_bytes: float, collect: Callable[[], Collected]) -> Collected:
+        """Collect, and find out how many keys make a step."""
+        limit, started = self.keys(key_bytes), self._clock.monotonic()
+        with self._slices.timing(Step.COLLECT):
+            state, left = collect()
+        if state is not None and state.num_rows * 2 > limit:
+            self._collected = min(self._fit(state.num_rows, started, self._collected), float(self._most_keys))
+        return state, left
+
+    def list_some(self, list_some: Callable[[int], Hashes]) -> Hashes:
+        """List as many keys as make a step."""
+        keys, started = int(min(self._listed, self._most_keys)), self._clock.monotonic()
+        with self._slices.timing(Step.LIST):
+            touched = list_some(keys)
+        self._listed = self._fit(keys, started, self._listed)
+        return touched
+
+    def rests(self) -> float:
+        """For how many seconds nothing is done that nobody waits for; 0: it can be."""
+        return max(0.0, self._rests_until - self._clock.monotonic())
+
+    def worked(self, started: float, nbytes: int, idle: float) -> None:
+        """Something was done that nobody waited for; ``idle``: the share of their time that both ends have to spare."""
+        took = self._clock.monotonic() - started
+        share = min(max(idle, self._terms.share), self._terms.most_share)
+        pause = took * (1 / share - 1)
+        if self._terms.bandwidth is not None:
+            pause = max(pause, nbytes / self._terms.bandwidth - took)
+        self._rests_until = started + took + pause
+
+    def hurry(self) -> None:
+        """Rest no longer."""
+        self._rests_until = 0.0
+
+    def _fit(self, keys: int, started: float, before: float) -> float:
+        fits = keys * _STEP_SECONDS / max(self._clock.monotonic() - started, 1e-6)
+        return min(max(fits, before / 2, _FEWEST_KEYS), before * 2)
