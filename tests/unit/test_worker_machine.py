@@ -56,8 +56,10 @@ class BrokenSetup(Running):
 
 
 class FixedClock:
+    now = 0.0
+
     def monotonic(self) -> float:
-        return 0.0
+        return self.now
 
     def wall(self) -> float:
         return 0.0
@@ -72,7 +74,8 @@ class Rig:
 
     def __init__(self, operator: type[Operator] = Running, durability: Durability | None = None) -> None:
         self.operators = [operator]
-        self.machine = WorkerMachine(WorkerId(0), self._load, FixedClock(), durability)
+        self.clock = FixedClock()
+        self.machine = WorkerMachine(WorkerId(0), self._load, self.clock, durability)
         self.said: list[tuple[Any, m.Message, Any]] = []
         self.deploy(0)
 
@@ -934,6 +937,19 @@ def test_the_seal_is_said_after_the_changes_were_written_and_tells_how_much() ->
     rig.seal(0, a=1)
     assert files.written == [0]
     assert [message.stats.bytes for message in rig.to(COORDINATOR) if isinstance(message, m.Sealed)] == [123]
+
+
+def test_the_seal_tells_how_long_writing_the_changes_took() -> None:
+    class Slow(Files):
+        def persist(self, seal: Seal) -> int:
+            clock.now += 0.5
+            return super().persist(seal)
+
+    rig = Rig(durability=Slow())
+    clock = rig.clock
+    rig.seal(0, a=1)
+    (sealed,) = [message for message in rig.to(COORDINATOR) if isinstance(message, m.Sealed)]
+    assert (sealed.stats.sealing, sealed.stats.busy) == (0.5, 0.5)
 
 
 def test_changes_that_cannot_be_written_roll_the_turn_back() -> None:

@@ -39,6 +39,8 @@ class EpochStats(msgspec.Struct, frozen=True):
     """With state, after it."""
     busy: Annotated[float, Over.EACH] = 0.0
     """Seconds spent in applying and sealing."""
+    sealing: Annotated[float, Over.EACH] = 0.0
+    """Of those: in sealing, which makes outputs and writes what changed."""
     bytes: Annotated[int, Over.SUM] = 0
     """What was written to make it durable."""
 

@@ -246,8 +246,9 @@ class Applying:
         sharing = [hosted.feeders[name] for name in sorted(hosted.feeders) if not hosted.feeders[name].released]
         if output is not None:
             _share_out(output, sharing)
-        busy = hosted.weight.busy + self._clock.monotonic() - started
-        stats = EpochStats(rows=runtime.rows, keys=runtime.keys, busy=busy, bytes=written)
+        sealing = self._clock.monotonic() - started
+        busy = hosted.weight.busy + sealing
+        stats = EpochStats(rows=runtime.rows, keys=runtime.keys, busy=busy, sealing=sealing, bytes=written)
         sealed = m.Sealed(self._worker, hosted.name, hosted.turn, stats)
         out: list[Out] = [(COORDINATOR, sealed, None), *copies]
         for feeder in sharing:
