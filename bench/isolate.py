@@ -59,10 +59,13 @@ class Outcome:
         return self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:]
 
 
-def run_isolated(target: str, args: Mapping[str, Any], workdir: Path, timeout: float) -> Outcome:
+def run_isolated(
+    target: str, args: Mapping[str, Any], workdir: Path, timeout: float, sample_seconds: float = SAMPLE_SECONDS
+) -> Outcome:
     """Call `target` ("module:function") with keyword `args`, all JSON, in a fresh process; see the module.
 
-    `workdir` is made; the run's log and answer are in it.
+    `workdir` is made; the run's log and answer are in it. Looking at gigabytes of memory takes a while, in which their
+    process gets no more of it: where short times are measured, look rarely (`sample_seconds`).
     """
     workdir.mkdir(parents=True, exist_ok=True)
     log, answer = workdir / "log.txt", workdir / "answer.json"
@@ -87,7 +90,7 @@ def run_isolated(target: str, args: Mapping[str, Any], workdir: Path, timeout: f
             start_new_session=True,
         )
         try:
-            with _PeakMemory(child.pid) as memory:
+            with _PeakMemory(child.pid, sample_seconds) as memory:
                 try:
                     child.wait(timeout)
                 except subprocess.TimeoutExpired:
@@ -108,8 +111,9 @@ def run_isolated(target: str, args: Mapping[str, Any], workdir: Path, timeout: f
 class _PeakMemory:
     """Samples the memory of a session from a thread; `peak_mb` is the largest sum seen."""
 
-    def __init__(self, session: int) -> None:
+    def __init__(self, session: int, seconds: float) -> None:
         self.peak_mb = 0.0
+        self._seconds = seconds
         self._session = session
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="peak-memory", daemon=True)
@@ -123,7 +127,7 @@ class _PeakMemory:
         self._thread.join()
 
     def _watch(self) -> None:
-        while not self._stop.wait(SAMPLE_SECONDS):
+        while not self._stop.wait(self._seconds):
             total = sum(_memory_bytes(process) for process in _session_members(self._session))
             self.peak_mb = max(self.peak_mb, total / 1e6)
 

@@ -70,7 +70,7 @@ def run_timed(out: DataFrame, checkpoint: Path, warmup: int, batches: int, timeo
     """Run `warmup + batches` triggers into the `noop` sink and rate the last `batches`."""
     query = out.writeStream.format("noop").outputMode("update").option("checkpointLocation", str(checkpoint)).start()
     try:
-        _wait_for_batch(query, warmup + batches - 1, timeout)
+        wait_for_batch(query, warmup + batches - 1, timeout)
         events = [_as_dict(event) for event in query.recentProgress]
     finally:
         query.stop()
@@ -107,13 +107,14 @@ def run_collecting(out: DataFrame, checkpoint: Path, batches: int, timeout: floa
         out.writeStream.foreachBatch(keep).outputMode("update").option("checkpointLocation", str(checkpoint)).start()
     )
     try:
-        _wait_for_batch(query, batches - 1, timeout)
+        wait_for_batch(query, batches - 1, timeout)
     finally:
         query.stop()
     return pa.concat_tables([kept[batch] for batch in range(batches)])
 
 
-def _wait_for_batch(query: StreamingQuery, batch: int, timeout: float) -> None:
+def wait_for_batch(query: StreamingQuery, batch: int, timeout: float) -> None:
+    """Return when a query has committed this batch; raise what it failed with."""
     deadline = time.monotonic() + timeout
     while True:
         failure = query.exception()
