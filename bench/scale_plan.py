@@ -56,6 +56,12 @@ class Case:
         """How many epochs bring the keys."""
         return -(-self.keys // FILL_KEYS)
 
+    def rows(self, batch: int) -> int:
+        """How many rows there are up to the end of a batch: each key once, then as many for every epoch."""
+        if batch + 1 < self.fill_epochs:
+            raise ValueError(f"batch {batch} is one of the {self.fill_epochs} that bring the keys")
+        return self.keys + (batch + 1 - self.fill_epochs) * ROWS_PER_EPOCH
+
     @property
     def label(self) -> str:
         """For people."""

@@ -1,7 +1,8 @@
 """What the isolated runs of all systems share: the load, the oracle, steps that are told, and whose the cores were.
 
 Invariants: the oracle is a batch query over the very rows of the source. It knows how many rows and keys there are, and
-the sum over all rows of a mark of their key, so a count that went to the wrong key is wrong, too.
+the sum over all rows of a mark of their key, so a count that went to the wrong key is wrong, too. It looks at the load
+itself as well: an epoch has the rows and the different keys that it should have.
 """
 
 import contextlib
@@ -15,7 +16,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from bench.isolate import WrongAnswer
 from bench.scale_measure import Beat, beats_of
-from bench.scale_plan import ROWS_PER_EPOCH, Case, keys_expression, mark_expression
+from bench.scale_plan import CHANGED, ROWS_PER_EPOCH, Case, keys_expression, mark_expression
 from bench.source import PARTITIONS
 
 CONF = {"spark.ui.showConsoleProgress": "false"}
@@ -46,11 +47,16 @@ def load(spark: SparkSession, case: Case) -> DataFrame:
 
 def check(spark: SparkSession, case: Case, batch: int, state: DataFrame) -> None:
     """Compare a state of `key, n` as of the end of a batch with the rows that went in."""
-    source = spark.range((batch + 1) * ROWS_PER_EPOCH).selectExpr(f"explode({keys_expression(case, 'id')}) AS key")
+    source = spark.range((batch + 1) * ROWS_PER_EPOCH).selectExpr(
+        "id", f"explode({keys_expression(case, 'id')}) AS key"
+    )
+    changed = source.where(f"id >= {batch * ROWS_PER_EPOCH}").select("key").distinct().count()
     rows = source.selectExpr("count(*)", f"sum({mark_expression()})").first()
     found = state.selectExpr("sum(n)", f"sum(n * {mark_expression()})", "count(*)").first()
     assert rows is not None
     assert found is not None
+    if (rows[0], changed) != (case.rows(batch), CHANGED):
+        raise WrongAnswer(f"the load had {rows[0]} rows, {changed} keys in an epoch, not {case.rows(batch)}, {CHANGED}")
     expected = (*rows, case.keys)
     if tuple(found) != expected:
         raise WrongAnswer(f"rows counted, their marks and keys are {tuple(found)} instead of {expected}")
