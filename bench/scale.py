@@ -26,6 +26,7 @@ from rich.table import Table
 
 from bench.isolate import Outcome, run_isolated
 from bench.report import Column, Report, Result, Status, finish, machine_info
+from bench.scale_page import figures_text, write_page
 from bench.scale_plan import (
     CHANGED,
     COLUMNS,
@@ -161,7 +162,8 @@ def _shown(result: Result) -> str:
 
 def make_report(results: Sequence[Result], quick: bool, timing: Timing) -> Report:
     """Everything in one JSON form; the verdicts are its ratios."""
-    found = with_memory_per_key(results)
+    order = list(SYSTEMS.values())
+    found = sorted(with_memory_per_key(results), key=lambda r: (order.index(r.system), r.params["keys"]))
     verdicts = verdicts_of(found)
     settings = {
         "quick": quick,
@@ -187,24 +189,27 @@ def verdict_table(verdicts: Sequence[Verdict]) -> Table:
 
 def tables(report: Report) -> Iterator[Table]:
     """The stream, what goes on around it, and the verdicts."""
-    order = list(SYSTEMS.values())
-    found = sorted(report.results, key=lambda r: (order.index(r.system), r.params["keys"]))
     for title, columns in TABLES:
         # What a system does not have at all has no row.
-        shown = [r for r in found if r.status is not Status.OK or any(c.name in r.figures for c in columns)]
+        shown = [r for r in report.results if r.status is not Status.OK or any(c.name in r.figures for c in columns)]
         if shown:
             yield Report("scale", shown, columns, title=title).table()
     if verdicts := verdicts_of(report.results):
         yield verdict_table(verdicts)
 
 
-def _draw(report: Report, place: Path | None) -> Iterator[str]:
-    if place is None:
-        return
-    from bench.scale_plots import write_plots
+def _written(report: Report, options: argparse.Namespace, busy: float) -> Iterator[str]:
+    """Draw the plots and fill the page, if that was asked for, and say so."""
+    drawn: list[str] = []
+    if options.plots is not None:
+        from bench.scale_plots import write_plots
 
-    for path in write_plots(report.results, place):
-        yield f"wrote {path}"
+        for path in write_plots(report.results, options.plots):
+            drawn.append(path.name)
+            yield f"wrote {path}"
+    if options.page is not None:
+        write_page(options.page, figures_text(report, TABLES, busy, drawn))
+        yield f"wrote the figures into {options.page}"
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -228,6 +233,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--most-keys", type=int, metavar="N", help="no state of more keys than this")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results here as JSON too")
     parser.add_argument("--plots", type=Path, metavar="FOLDER", help="draw scale-*.png there, one for each question")
+    parser.add_argument("--page", type=Path, metavar="FILE", help="put the figures into this page (docs/benchmarks.md)")
     return parser.parse_args(arguments)
 
 
@@ -249,15 +255,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         run_case(case, timing, f"[{at}/{len(cases)}] {case.label}", workdir, console)
         for at, case in enumerate(cases, 1)
     ]
-    report = make_report(results, options.quick, timing)
+    report, busy = make_report(results, options.quick, timing), busy_cores(results)
     return finish(
         report,
         console,
         workdir,
         tables=tables(report),
         json_file=options.json,
-        busy=busy_cores(results),
-        notes=_draw(report, options.plots),
+        busy=busy,
+        notes=_written(report, options, busy),
     )
 
 

@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from bench.isolate import Outcome, WrongAnswer
 from bench.report import Result, Status
-from bench.scale import busy_cores, make_report, parse, result_of, steps_in, tables
+from bench.scale import TABLES, busy_cores, make_report, parse, result_of, steps_in, tables
 from bench.scale_measure import (
     Beat,
     beats_of,
@@ -26,6 +26,7 @@ from bench.scale_measure import (
     stream_figures,
     worker_figures,
 )
+from bench.scale_page import BEGIN, END, figures_text, write_page
 from bench.scale_plan import (
     CHANGED,
     COLUMNS,
@@ -118,12 +119,9 @@ def event(batch: int, second: int, ms: int) -> dict[str, Any]:
 
 
 def test_an_epoch_lasts_from_the_commit_before_it_to_its_own() -> None:
-    assert [
-        (beat.batch, beat.seconds) for beat in beats_of([event(4, 1, 500), event(6, 9, 250), event(5, 3, 500)])
-    ] == [
-        (5, pytest.approx(2.0)),
-        (6, pytest.approx(5.75)),
-    ]
+    series = beats_of([event(4, 1, 500), event(6, 9, 250), event(5, 3, 500)])
+    assert [beat.batch for beat in series] == [5, 6]
+    assert [beat.seconds for beat in series] == pytest.approx([2.0, 5.75])
 
 
 def test_rows_per_second_are_those_of_all_steady_epochs_together() -> None:
@@ -221,7 +219,7 @@ def test_growth_is_the_worst_size_over_the_smallest() -> None:
     assert growth({1: 0.0, 10: 1.0}) is None
 
 
-def verdict(results: list[Result], part: str) -> tuple[float, bool]:
+def verdict(results: list[Result], part: str) -> Any:
     (one,) = [it for it in verdicts_of(results) if part in it.name]
     return one.value, one.met
 
@@ -316,6 +314,31 @@ def test_every_question_has_a_plot_and_what_was_not_measured_is_missing(tmp_path
     pytest.importorskip("matplotlib")
     assert [path.name for path in write_plots(results, tmp_path)] == [f"scale-{q.name}.png" for q in QUESTIONS]
     assert write_plots([failed(ROWS, 100_000)], tmp_path / "none") == []
+
+
+def test_the_page_gets_the_figures_between_its_marks_and_keeps_the_rest(tmp_path: Path) -> None:
+    results = [everything(COLUMNS, TARGET_KEYS), found(SPARK, 100_000, rows_per_s=7.0), failed(ROWS, 100_000)]
+    report = make_report(results, True, QUICK)
+    text = figures_text(report, TABLES, 1.25, ["scale-rows.png"])
+    assert "**other work kept 1.2 cores busy**" in text
+    assert "nothing else on the machine" in figures_text(report, TABLES, 0.1, [])
+    assert text.count("| bedload, columns | 10,000,000 |") == len(TABLES)
+    assert text.count("| spark native, RocksDB |") == 1, "it has no snapshots and no moves"
+    assert "failed |" in text
+    assert "![scale-rows.png](images/scale-rows.png)" in text
+    page = tmp_path / "page.md"
+    page.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n", encoding="utf-8")
+    for _ in range(2):
+        write_page(page, text)
+        assert page.read_text(encoding="utf-8") == f"before\n{BEGIN}\n\n{text}\n{END}\nafter\n"
+    page.write_text("no marks", encoding="utf-8")
+    with pytest.raises(ValueError, match="each once"):
+        write_page(page, text)
+
+
+def test_the_page_about_benchmarks_has_the_marks() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    assert (page.count(BEGIN), page.count(END)) == (1, 1)
 
 
 def test_the_command_line_names_systems_and_refuses_others(capsys: pytest.CaptureFixture[str]) -> None:
