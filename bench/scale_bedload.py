@@ -23,7 +23,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 import bedload as bl
 from bench.counter_bedload import SCHEMA, Count
 from bench.isolate import WrongAnswer
-from bench.scale_measure import during, move_figures, restore_figures, stream_figures, worker_figures
+from bench.scale_measure import during, keys_at, move_figures, restore_figures, stream_figures, worker_figures
 from bench.scale_plan import COLUMNS, ROWS_PER_EPOCH, Case, Timing
 from bench.scale_run import CONF, Cores, beats, check, last_batch, load, say, wall
 from bench.spark_run import make_session, wait_for_batch
@@ -110,6 +110,8 @@ class _Run:
             rows = ROWS_PER_EPOCH * (last_batch(query) - first)
             self.figures |= stream_figures(steady, ROWS_PER_EPOCH)
             self.figures["cpu_us_per_row"] = cores.own_seconds() / rows * 1e6
+            # The cluster hears of a commit a moment after Spark has told of it.
+            self._wait(query, last_batch(query) + 1)
             self.figures |= worker_figures(cluster.epochs(), [beat.batch for beat in steady])
             self.figures["workers_mb"] = _own_memory(cluster) / 1e6
             say("rescale from 2 to 4 workers")
@@ -120,6 +122,7 @@ class _Run:
             moving = during(beats(query), requested, ended)
             (move,) = [row for row in cluster.history() if row["operator"] == NAME]
             self.figures |= move_figures(move, steady, moving)
+            self.figures["others_cores"] = cores.others()
             say("snapshot beside the query")
             began, since = time.monotonic(), wall()
             cluster.checkpoint(timeout=self._timing.timeout_s)
@@ -128,7 +131,6 @@ class _Run:
             self._wait(query, last_batch(query) + AFTER_EPOCHS)
             longest = max(beat.seconds for beat in during(beats(query), since, until))
             self.figures["snapshot_epoch_ms_longest"] = longest * 1000
-            self.figures["others_cores"] = cores.others()
         finally:
             query.stop()
         say("snapshot of what little changed since, idle")
@@ -149,11 +151,12 @@ class _Run:
         try:
             self._wait(query, last_batch(query) + 1)
             self.figures["first_epoch_s"] = time.monotonic() - began
-            self._wait(query, last_batch(query) + AFTER_EPOCHS)
+            seen = last_batch(query)
+            self._wait(query, seen + AFTER_EPOCHS)
+            keys = keys_at(cluster.epochs(), seen)
         finally:
             query.stop()
         self._last = last_batch(query)
-        keys = sum(cluster.epochs()[-1]["keys"].values())
         if keys != self._case.keys:
             raise WrongAnswer(f"{keys} keys after the restore instead of {self._case.keys}")
 

@@ -50,9 +50,8 @@ def stream_figures(beats: Sequence[Beat], rows_per_epoch: int) -> dict[str, floa
 
 
 def worker_figures(epochs: Iterable[Mapping[str, Any]], batches: Sequence[int]) -> dict[str, float]:
-    """What the workers say of these batches: the slowest worker's seal, what all wrote, and the keys that they have."""
-    # An epoch that ran again replaces what was said of its first attempt.
-    found = {int(row["epoch"]): row for row in epochs if int(row["epoch"]) in set(batches)}
+    """What the workers say of these batches: the slowest worker's seal and time, and what all of them wrote."""
+    found = {int(row["epoch"]): row for row in epochs if row["committed"] and int(row["epoch"]) in set(batches)}
     if len(found) != len(set(batches)):
         raise WrongAnswer(f"the cluster knows {len(found)} of {len(set(batches))} epochs")
     return {
@@ -60,6 +59,12 @@ def worker_figures(epochs: Iterable[Mapping[str, Any]], batches: Sequence[int]) 
         "bytes_per_epoch": median(row["bytes"] for row in found.values()),
         "worker_ms": median(max(row["busy"].values()) for row in found.values()) * 1000,
     }
+
+
+def keys_at(epochs: Iterable[Mapping[str, Any]], batch: int) -> int:
+    """How many keys the workers had after a batch; the attempt at an epoch that was given up says nothing of it."""
+    (row,) = [row for row in epochs if row["committed"] and int(row["epoch"]) == batch]
+    return sum(row["keys"].values())
 
 
 def during(beats: Sequence[Beat], began: float, ended: float) -> list[Beat]:

@@ -20,6 +20,7 @@ from bench.scale_measure import (
     Beat,
     beats_of,
     during,
+    keys_at,
     longest_of,
     move_figures,
     restore_figures,
@@ -131,12 +132,17 @@ def test_rows_per_second_are_those_of_all_steady_epochs_together() -> None:
     assert 200 < figures["epoch_ms_p99"] <= 600
 
 
-def epoch(number: int, sealing: dict[int, float], size: int) -> dict[str, Any]:
-    return {"epoch": number, "sealing": sealing, "busy": {at: 2 * s for at, s in sealing.items()}, "bytes": size}
+def epoch(number: int, sealing: dict[int, float], size: int, committed: bool = True) -> dict[str, Any]:
+    figures = {"sealing": sealing, "busy": {at: 2 * s for at, s in sealing.items()}, "keys": dict.fromkeys(sealing, 5)}
+    return {"epoch": number, "committed": committed, "bytes": size, **figures}
 
 
-def test_a_seal_is_the_slowest_workers_and_a_second_attempt_replaces_the_first() -> None:
-    rows = [epoch(3, {0: 9.0, 1: 9.0}, 1), epoch(3, {0: 0.01, 1: 0.03}, 50), epoch(4, {0: 0.05, 1: 0.01}, 70)]
+def test_keys_are_those_of_the_committed_attempt() -> None:
+    assert keys_at([epoch(3, {0: 1.0, 1: 1.0}, 1), epoch(3, {}, 0, False), epoch(4, {}, 0, False)], 3) == 10
+
+
+def test_a_seal_is_the_slowest_workers_of_the_attempt_that_was_committed() -> None:
+    rows = [epoch(3, {0: 9.0, 1: 9.0}, 1, False), epoch(3, {0: 0.01, 1: 0.03}, 50), epoch(4, {0: 0.05, 1: 0.01}, 70)]
     assert worker_figures(rows, [3, 4]) == {
         "seal_ms": pytest.approx(40),
         "bytes_per_epoch": 60,
