@@ -80,7 +80,8 @@ class Attempt:
     @property
     def sealed_by_all(self) -> bool:
         """Whether all have."""
-        return self.stats.keys() >= self.workers
+        # The number first: this is asked once for each worker.
+        return len(self.stats) >= len(self.workers) and self.stats.keys() >= self.workers
 
     def opened(self, nonce: str) -> m.Opened | None:
         """The answer that an open got before."""
