@@ -27,6 +27,7 @@ from bedload.core.clock import SystemClock
 from bedload.core.epoch import EpochStats, EpochTime
 from bedload.core.ids import DeploymentId, Epoch, Generation, OperatorName, QueryId, RunId, WorkerId
 from bedload.protocol import messages as m
+from bedload.protocol.routes import Told
 from bedload.state.kinds import Layout
 
 RUN = RunId("6f3c2c1e-3f0e-4d0a-9a0e-1c5b3f2e7d10")
@@ -62,7 +63,7 @@ class Load:
     ) -> None:
         self._workers = [WorkerId(number) for number in range(workers)]
         self._partitions = partitions
-        self._processes = min(processes, partitions)
+        self._processes = [Told() for _ in range(min(processes, partitions))]
         self._coordinator = Coordinator(
             workers_at({worker: f"10.0.{worker // 256}.{worker % 256}:45678" for worker in self._workers}),
             durable=True,
@@ -108,9 +109,14 @@ class Load:
         ask = m.Open(
             name, self._names[name], QUERY, RUN, self._epoch, self._epoch + 1, partition, attempt, f"12345-{attempt}"
         )
-        message = self._arrives(ask)
+        process = self._processes[partition % len(self._processes)]
+        message = self._arrives(process.asks(ask))
         assert isinstance(message, m.Open)
-        self._does(self._coordinator.open(attempt, message))
+        steps = self._coordinator.open(attempt, message)
+        self._does(steps)
+        for step in steps:
+            if isinstance(step, Reply) and isinstance(step.message, m.Opened):
+                process.answered(name, step.message)
 
     def _hears(self, message: m.Message) -> None:
         self._does(self._coordinator.from_worker(self._arrives(message)))
