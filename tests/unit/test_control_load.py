@@ -7,10 +7,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import pytest
+
+# `bench` is not part of the package: it is found from the root of the repository.
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from bench.many_load import Cost, Load
 
 WORKERS, PARTITIONS = 24, 40
