@@ -17,6 +17,7 @@ from tests.simulation.mutants import Patch, first_failure
 from tests.simulator import Scenario
 from tests.simulator.faults import ALWAYS
 
+from bedload.control import attempt
 from bedload.control.changes import Changes
 from bedload.control.inquiries import Inquiries
 from bedload.control.lineage import Lineage
@@ -31,6 +32,7 @@ from bedload.migration.parking import Parking
 from bedload.migration.receiver import Receiver
 from bedload.migration.sender import Sender
 from bedload.protocol.feeder import FeederSession
+from bedload.protocol.routes import version_of
 from bedload.worker import restoring
 from bedload.worker.machine import WorkerMachine
 from bedload.worker.moving import Moving
@@ -46,6 +48,17 @@ MEMORY = scenario()
 DURABLE = scenario(durable=True)
 LOSSES = scenario("lost source", "lost target", durable=True)
 PINS = scenario(wishes=("pin", "unpin"))
+
+
+# --- where keys live ---
+
+
+def feeders_keep_the_routes_that_they_know(patch: Patch) -> None:
+    patch.setattr(attempt, "version_of", lambda routes: b"the only one")
+
+
+def pins_make_no_new_routes(patch: Patch) -> None:
+    patch.setattr(attempt, "version_of", lambda routes: version_of(msgspec.structs.replace(routes, pins={})))
 
 
 # --- copying ahead ---
@@ -300,6 +313,8 @@ def pinned_keys_leave_with_their_group(patch: Patch) -> None:
 
 
 MUTANTS: list[tuple[Callable[[Patch], None], Scenario, int]] = [
+    (feeders_keep_the_routes_that_they_know, MEMORY, 0),
+    (pins_make_no_new_routes, PINS, 0),
     (copies_count_whatever_turn_they_are_of, scenario(strategies=COPYING), 0),
     (base_of_a_hand_over_is_ignored, scenario(strategies=COPYING), 0),
     (copies_of_a_rolled_back_epoch_count, scenario(strategies=COPYING), 0),

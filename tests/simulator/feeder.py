@@ -19,6 +19,7 @@ from bedload.core.errors import BedloadError, DataError, NullKey, WorkerLost
 from bedload.core.ids import DeploymentId, Epoch, OperatorName, QueryId, RunId, WorkerId
 from bedload.protocol import messages as m
 from bedload.protocol.feeder import FeederSession, Send
+from bedload.protocol.routes import Told
 from bedload.protocol.split import unpack
 from tests.simulator.cluster import SimulatedDriver
 from tests.simulator.network import Body, Connection, Network
@@ -109,7 +110,9 @@ class TaskAttempt:
         spec: TaskSpec,
         fate: Fate,
         ended: Callable[[TaskAttempt], None],
+        told: Told,
     ) -> None:
+        """``told``: what the Python process that runs it knows of the routes."""
         self.name = f"task {spec.partition} (attempt {spec.attempt}, {spec.run}, epoch {spec.epoch})"
         self.spec = spec
         self.ending: Ending | None = None
@@ -121,6 +124,7 @@ class TaskAttempt:
         self._network = network
         self._driver = driver
         self._fate = fate
+        self._told = told
         self._ended = ended
         self._steps = 0
         self._ordinal = 0
@@ -184,7 +188,7 @@ class TaskAttempt:
     def _opening(self, feeder: _Feeder) -> m.Open:
         """However often it says so, it is let in once."""
         spec = self.spec
-        return m.Open(
+        ask = m.Open(
             feeder.operator,
             feeder.deployment,
             spec.query,
@@ -195,6 +199,7 @@ class TaskAttempt:
             spec.attempt,
             f"{spec.attempt}-{self._ordinal}",
         )
+        return self._told.asks(ask)
 
     def _check_goes_on(self) -> None:
         """Nothing was heard for a while: a worker that hangs does not say that the epoch is over."""
@@ -215,8 +220,10 @@ class TaskAttempt:
         if feeder.session is not None:
             return  # the answer to a copy of the question
         self.turns.add((feeder.operator, answer.turn))
+        answer = self._told.answered(feeder.operator, answer)
+        assert answer.routes is not None
         feeder.session = FeederSession(feeder.operator, answer, FORM.key)
-        for worker, address in answer.addresses.items():
+        for worker, address in answer.routes.addresses.items():
             target = self._driver.places[address]
             if not target.alive:
                 self._fail(WorkerLost(f"no connection to worker {worker}", worker=worker))

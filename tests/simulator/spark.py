@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bedload.core.ids import DeploymentId, Epoch, OperatorName, QueryId, RunId
+from bedload.protocol.routes import Told
 from tests.simulator.cluster import SimulatedDriver
 from tests.simulator.faults import Faults
 from tests.simulator.feeder import Ending, Fate, Input, TaskAttempt, TaskCrashed, TaskSpec
@@ -20,6 +21,8 @@ from tests.simulator.network import Network
 
 MAX_FAILURES = 4
 """``spark.task.maxFailures``."""
+_PROCESSES, _NEW_PROCESS_EVERY = 3, 7
+"""Python processes that take turns with the task attempts, and how often one is a new one."""
 
 
 class Slots:
@@ -72,6 +75,7 @@ class SparkContext:
         """Applies the operators of a query again."""
         self.stages = 0
         self.attempts = 0
+        self._processes: dict[int, Told] = {}
         self.shapes: dict[int, int] = {}
 
     def next_stage(self, shape: int) -> int:
@@ -84,6 +88,15 @@ class SparkContext:
         """The id of a new task attempt."""
         self.attempts += 1
         return self.attempts
+
+    def process(self, attempt: int) -> Told:
+        """The Python process that runs an attempt, by what it was told: a new one, or one that ran some before.
+
+        By the attempt's number, which says nothing about what the routes were when the process ran the last one.
+        """
+        if attempt % _NEW_PROCESS_EVERY == 0:
+            self._processes.pop(attempt % _PROCESSES, None)
+        return self._processes.setdefault(attempt % _PROCESSES, Told())
 
 
 @dataclass(frozen=True)
@@ -154,7 +167,9 @@ class Job:
         number = spark.next_attempt()
         inputs = tuple(spec.given(partition, number) for partition in spec.tasks[task])
         described = TaskSpec(spec.query, spec.run, spec.epoch, self.stage, task, number, inputs)
-        attempt = TaskAttempt(spark.network, spark.driver, described, self._fate(), self._attempt_ended)
+        attempt = TaskAttempt(
+            spark.network, spark.driver, described, self._fate(), self._attempt_ended, spark.process(number)
+        )
         self._running[task].append(attempt)
         if spark.faults.strikes("speculate", 0.7):
             spark.network.after(spark.network.chance.delay(8), lambda: self._speculate(task))

@@ -5,6 +5,7 @@ Invariant: all of it belongs to one turn. Another turn is another object, so not
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from bedload.checkpoint.records import TurnRecord
@@ -13,6 +14,7 @@ from bedload.core.errors import BedloadError
 from bedload.core.ids import DeploymentId, Turn, WorkerId
 from bedload.keys import RoutingTable
 from bedload.protocol import messages as m
+from bedload.protocol.routes import version_of
 
 NO_STAGE = -1
 """Before the first stage: Spark numbers them from 0."""
@@ -65,6 +67,8 @@ class Attempt:
     """Whose feeders it is of: all of them, as a query runs by one plan."""
     stats: dict[WorkerId, EpochStats] = field(default_factory=dict)
     """Of those that have sealed it."""
+    _routes: tuple[RoutingTable, Mapping[WorkerId, str], m.Version, m.Routes] | None = None
+    """What feeders are told, with what it was made from."""
     _opened: dict[str, m.Opened] = field(default_factory=dict)
     _ordinals: dict[int, int] = field(default_factory=dict)
 
@@ -80,7 +84,8 @@ class Attempt:
     @property
     def sealed_by_all(self) -> bool:
         """Whether all have."""
-        return self.stats.keys() >= self.workers
+        # The number first: this is asked once for each worker.
+        return len(self.stats) >= len(self.workers) and self.stats.keys() >= self.workers
 
     def opened(self, nonce: str) -> m.Opened | None:
         """The answer that an open got before."""
@@ -91,13 +96,23 @@ class Attempt:
         ask: m.Open,
         turn: Turn,
         routing: RoutingTable,
-        addresses: dict[WorkerId, str],
+        addresses: Mapping[WorkerId, str],
         backlog: dict[WorkerId, m.Backlogged],
     ) -> m.Opened:
-        """Let a feeder take part: it is the next one of its task attempt."""
+        """Let a feeder take part: it is the next one of its task attempt. ``addresses``: of all that are here."""
         ordinal = self._ordinals.get(ask.attempt, 0)
         self._ordinals[ask.attempt] = ordinal + 1
-        pins = {pin.key: pin.worker for pin in routing.pins}
-        answer = m.Opened(turn, m.FeederId(ask.partition, ordinal), routing.owners, addresses, pins, backlog)
+        version, routes = self._told(routing, addresses)
+        known = None if ask.knows == version else routes
+        answer = m.Opened(turn, m.FeederId(ask.partition, ordinal), version, known, backlog)
         self._opened[ask.nonce] = answer
         return answer
+
+    def _told(self, routing: RoutingTable, addresses: Mapping[WorkerId, str]) -> tuple[m.Version, m.Routes]:
+        """What its feeders are told: made once, unless a worker comes or goes meanwhile."""
+        made = self._routes
+        if made is None or made[0] is not routing or made[1] is not addresses:
+            here = {worker: address for worker, address in addresses.items() if worker in self.workers}
+            routes = m.Routes(routing.owners, here, {pin.key: pin.worker for pin in routing.pins})
+            made = self._routes = routing, addresses, version_of(routes), routes
+        return made[2:]

@@ -46,6 +46,8 @@ class Compaction:
 
     def __init__(self, standing: Standing, retention: Retention) -> None:
         self._at = standing
+        self._here = standing.addresses
+        """Who was here when somebody looked last: it is looked after every event."""
         self._retention = retention
         self._running: _Running | None = None
         self._ticket = Ticket(0)
@@ -67,8 +69,8 @@ class Compaction:
 
     def go_on(self) -> list[Instruction]:
         """Workers may have left, been lost or come back."""
-        running = self._running
-        if running is not None and not running.waiting <= self._at.addresses.keys():
+        running, before, self._here = self._running, self._here, self._at.addresses
+        if running is not None and self._here is not before and not running.waiting <= self._here.keys():
             self._asked += running.asked
             self._running = None
         return self._start() if self._asked else []

@@ -6,7 +6,7 @@ event and carries out the instructions that come back, in order. Messages to one
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from bedload.checkpoint.records import Manifest, TurnRecord
 from bedload.control import refusals
@@ -281,7 +281,7 @@ class Coordinator:
         return tuple(self._operators)
 
     @property
-    def workers(self) -> dict[WorkerId, str]:
+    def workers(self) -> Mapping[WorkerId, str]:
         """Addresses of the workers that are there."""
         return self.members.addresses
 

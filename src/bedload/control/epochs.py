@@ -223,7 +223,7 @@ class OperatorEpochs:
                 other = refusals.other_shape(at.name, at.epoch, shapes[first], shapes[ask.stage])
                 return [refuse(token, other)]
         backlog = {} if at.transfer is None else at.transfer.backlog()
-        return [Reply(token, current.join(ask, at.turn, at.routing, at.members.addresses_of(at.partakers()), backlog))]
+        return [Reply(token, current.join(ask, at.turn, at.routing, at.addresses, backlog))]
 
     def _start(self, token: Token, ask: m.Open, found: Found | None) -> list[Instruction]:
         """Open a new turn for the epoch, if it follows the state."""

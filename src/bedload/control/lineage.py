@@ -60,6 +60,9 @@ class Lineage:
         """Who was told to read state, until it has all that it was told to read."""
         self._owed: dict[WorkerId, set[KeyGroup]] = {}
         """Key groups that a worker took over from a lost one, and has not got yet."""
+        self._nothing_lacks: tuple[RoutingTable, Turn | None] | None = None
+        """The owners and the head with which nobody lacked anything, until what workers hold changes: this is asked
+        at every event of every operator."""
         for turn in reversed(history.chain()):
             record = history.record(turn)
             if record is not None and record.location:
@@ -111,6 +114,7 @@ class Lineage:
 
     def unread(self, worker: WorkerId) -> None:
         """A worker could not read its state. Word of that may be late: its part in the current turn is as it was."""
+        self._nothing_lacks = None
         self._holds.pop(worker, None)
         self._owed.pop(worker, None)
         self._reading.discard(worker)
@@ -145,9 +149,15 @@ class Lineage:
 
     def lacking(self, routing: RoutingTable) -> set[WorkerId]:
         """Who owns something, and has not got its state at the head, nor reads it."""
+        known = self._nothing_lacks
+        if known is not None and known[0] is routing and known[1] == self.head:
+            return set()
         owning = {worker for worker in routing.workers if routing.groups_of(worker) or routing.guests_of(worker)}
         holding = {worker for worker, turn in self._holds.items() if turn == self.head}
-        return (owning - holding) | {worker for worker, groups in self._owed.items() if groups}
+        lacking = (owning - holding) | {worker for worker, groups in self._owed.items() if groups}
+        if not lacking:
+            self._nothing_lacks = routing, self.head
+        return lacking
 
     @property
     def owes(self) -> bool:
@@ -165,6 +175,7 @@ class Lineage:
 
     def take_over(self, worker: WorkerId, groups: Iterable[KeyGroup]) -> None:
         """A worker owns key groups that it has to read back."""
+        self._nothing_lacks = None
         self._owed.setdefault(worker, set()).update(groups)
 
     def adopt(self, other: Lineage) -> None:
@@ -173,7 +184,7 @@ class Lineage:
 
     def reset(self) -> None:
         """The state is given up: the next epoch starts from the empty one, which no worker is known to have."""
-        self.head = None
+        self.head = self._nothing_lacks = None
         self._holds, self._owed, self._reading = {}, {}, set()
 
     def begins(self, workers: Iterable[WorkerId]) -> None:
@@ -188,6 +199,7 @@ class Lineage:
         """A turn counts: it is the head, and every worker has it that took part in it and had the parent."""
         # SUBTLE: a replacement that came meanwhile has read the parent, and still has to get this one. And a worker
         # without rows in the turn has sealed it while it still read the parent, perhaps in vain.
+        self._nothing_lacks = None
         self._holds |= dict.fromkeys(self._partakers & self._holds.keys(), turn)
         self.head = turn
 
@@ -200,6 +212,7 @@ class Lineage:
         routing: RoutingTable,
     ) -> list[tuple[m.Message, bytes | None]]:
         """What a worker must be told so that it holds the state at a turn; nothing if it does."""
+        self._nothing_lacks = None
         owed = self._owed.get(worker, set())
         guests = routing.guests_of(worker)
         hosts = set(map(routing.group_of, guests)) - set(groups)

@@ -10,7 +10,8 @@ A worker's life::
 Invariants (:meth:`Members.check`): a worker that came has an address until it is lost; only such a worker loads code;
 of one that was lost and is awaited, it is known why it was lost. A change may ask for a worker that is MISSING, too, if
 it wants one of that number; the first that comes counts. Addresses that messages carry are derived here and nowhere
-else.
+else. They and who is missing are asked for at every event, so they are kept until a worker's life changes: whoever has
+them must not change them, and the same object says the same.
 """
 
 from __future__ import annotations
@@ -75,14 +76,18 @@ class Members:
 
     def __init__(self, workers: Iterable[Worker]) -> None:
         self._workers = {worker.id: worker for worker in workers}
+        self._addresses: Mapping[WorkerId, str] | None = None
+        self._missing: Mapping[WorkerId, BedloadError] | None = None
         self.own(self._workers)
 
     # --- seeing them ---
 
     @property
-    def addresses(self) -> dict[WorkerId, str]:
+    def addresses(self) -> Mapping[WorkerId, str]:
         """Where the workers are that are here."""
-        return {worker.id: worker.address for worker in self._workers.values() if worker.here}
+        if self._addresses is None:
+            self._addresses = self._here()
+        return self._addresses
 
     def addresses_of(self, workers: Iterable[WorkerId]) -> dict[WorkerId, str]:
         """Where these are, for a message; those that are not here are left out."""
@@ -110,9 +115,11 @@ class Members:
         return {worker.id for worker in self._workers.values() if worker.asked}
 
     @property
-    def missing(self) -> dict[WorkerId, BedloadError]:
+    def missing(self) -> Mapping[WorkerId, BedloadError]:
         """Workers that were lost and whose replacement is not ready, and why."""
-        return {worker.id: worker.lost for worker in self._workers.values() if worker.lost is not None}
+        if self._missing is None:
+            self._missing = self._lost()
+        return self._missing
 
     @property
     def loading(self) -> dict[WorkerId, Worker]:
@@ -178,6 +185,7 @@ class Members:
         worker.address, worker.pid, worker.site = address, pid, site
         worker.life = Life.LOADING if worker.asked else Life.RETURNED
         self._comes_last(worker)
+        self._changed()
         return worker
 
     def ready(self, worker: Worker) -> None:
@@ -187,6 +195,7 @@ class Members:
             self._comes_last(worker)
         worker.life, worker.lost = Life.HERE, None
         worker.code.clear()
+        self._changed()
 
     def not_started(self, number: WorkerId) -> None:
         """One that was asked for went before it was ready, or does not come."""
@@ -205,12 +214,14 @@ class Members:
         worker = self._workers.setdefault(number, Worker(number, life=Life.GONE))
         worker.in_vain = 0 if worker.lost is None else worker.in_vain + 1
         worker.life, worker.lost = Life.MISSING, why
+        self._changed()
         return worker
 
     def not_missed(self, number: WorkerId) -> None:
         """Nobody waits any more for one in place of a lost one."""
         worker = self._workers[number]
         worker.lost = None
+        self._changed()
         if not worker.here and worker.life is not Life.LOADING:
             self._away(worker)
 
@@ -224,6 +235,7 @@ class Members:
             worker.lost, worker.asked = None, False
             if worker.life is not Life.LOADING:
                 self._away(worker)
+        self._changed()
         workers = tuple(workers)
         absent = self.ask(workers)
         self.own(workers)
@@ -241,13 +253,25 @@ class Members:
             assert life is not Life.HERE or it.lost is None, f"{it}, and it counts as lost"
             assert life is not Life.ASKED or it.asked, f"{it}, and nobody wants it"
             assert life is not Life.GONE or it.owning, f"{it}, and it is remembered"
+        assert list(self.addresses.items()) == list(self._here().items()), f"{self.addresses} are out of date"
+        assert self.missing == self._lost(), f"{self.missing} are out of date"
 
     def _away(self, worker: Worker) -> None:
         """It is not there; whether it is awaited depends on who waits for it."""
         worker.life = Life.MISSING if worker.lost is not None else Life.ASKED if worker.asked else Life.GONE
         worker.address, worker.pid, worker.last_words = "", 0, ""
         worker.code.clear()
+        self._changed()
         self._drop_if_gone(worker)
+
+    def _changed(self) -> None:
+        self._addresses = self._missing = None
+
+    def _here(self) -> dict[WorkerId, str]:
+        return {worker.id: worker.address for worker in self._workers.values() if worker.here}
+
+    def _lost(self) -> dict[WorkerId, BedloadError]:
+        return {worker.id: worker.lost for worker in self._workers.values() if worker.lost is not None}
 
     def _drop_if_gone(self, worker: Worker) -> None:
         if worker.life is Life.GONE and not worker.owning:

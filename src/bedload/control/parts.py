@@ -143,6 +143,8 @@ class Parts:
 
     def _let_go_of_the_unneeded(self) -> list[Instruction]:
         """Whoever was lost and should have left anyway is not waited for; if its replacement came, it leaves."""
+        if not self.members.missing:
+            return []
         tables = [epochs.standing.routing.workers for epochs in self.operators.values()]
         needed = self.changes.wanted.union(*tables)
         gone = [worker for worker in self.members.missing if worker not in needed]

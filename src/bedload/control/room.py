@@ -6,7 +6,7 @@ Invariant: an open waits once, and for one thing. Whoever lets it out answers it
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from bedload.control.instructions import Instruction, Token
@@ -29,38 +29,39 @@ class Waiting:
 
     token: Token
     ask: m.Open
-    until: Until
 
 
 class WaitingRoom:
     """All opens that wait."""
 
     def __init__(self) -> None:
-        self._waiting: list[Waiting] = []
+        self._waiting: dict[OperatorName, list[Waiting]] = {}
+        """Those that wait until something is known, by operator."""
+        self._for_workers: list[Waiting] = []
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return len(self._for_workers) + sum(map(len, self._waiting.values()))
 
     def enter(self, token: Token, ask: m.Open, until: Until = Until.KNOWN) -> None:
         """An open has to wait."""
-        self._waiting.append(Waiting(token, ask, until))
+        line = self._for_workers if until is Until.REPLACED else self._waiting.setdefault(ask.operator, [])
+        line.append(Waiting(token, ask))
 
-    def asks(self, operator: OperatorName) -> list[m.Open]:
+    def asks(self, operator: OperatorName) -> Iterator[m.Open]:
         """The opens of an operator that wait until something is known."""
-        return [it.ask for it in self._waiting if it.ask.operator == operator and it.until is Until.KNOWN]
+        return (it.ask for it in self._waiting.get(operator, ()))
 
     def leave(self, operator: OperatorName, which: Callable[[m.Open], bool] = lambda _: True) -> list[Waiting]:
         """Let those of an operator out that wait until something is known."""
-        return self._leave(lambda it: it.until is Until.KNOWN and it.ask.operator == operator and which(it.ask))
+        waiting = self._waiting.pop(operator, [])
+        stay = [it for it in waiting if not which(it.ask)]
+        if stay:
+            self._waiting[operator] = stay
+        return [it for it in waiting if which(it.ask)]
 
     def replaced(self) -> list[Waiting]:
         """Let those out that wait for a worker."""
-        return self._leave(lambda it: it.until is Until.REPLACED)
-
-    def _leave(self, which: Callable[[Waiting], bool]) -> list[Waiting]:
-        out = [it for it in self._waiting if which(it)]
-        if out:
-            self._waiting = [it for it in self._waiting if not which(it)]
+        out, self._for_workers = self._for_workers, []
         return out
 
     def refuse(self, operator: OperatorName, error: BedloadError) -> list[Instruction]:

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from bedload.control.attempt import Attempt
 from bedload.control.lineage import Lineage
@@ -162,14 +162,15 @@ class Standing:
         return self.phase is Phase.ABORTED
 
     @property
-    def addresses(self) -> dict[WorkerId, str]:
+    def addresses(self) -> Mapping[WorkerId, str]:
         """Where the workers are that are here."""
         return self.members.addresses
 
     @property
     def lacks_workers(self) -> bool:
         """Whether one was lost and its replacement is not ready: no turn begins without it."""
-        return any(self.members.is_missing(worker) for worker in self.routing.workers)
+        missing = self.members.missing
+        return bool(missing) and any(worker in missing for worker in self.routing.workers)
 
     def is_here(self, worker: WorkerId) -> bool:
         """Whether a worker is there, with all code."""
@@ -189,8 +190,9 @@ class Standing:
 
     def taking_part(self) -> list[WorkerId]:
         """Who has a part in the turn that begins: the owners, and old owners, which feeders tell what is needed."""
-        moving = () if self.transfer is None else self.transfer.needed
-        return [worker for worker in self.addresses if worker in self.routing.workers or worker in moving]
+        moving = set() if self.transfer is None else self.transfer.needed
+        partaking = moving.union(self.routing.workers)
+        return [worker for worker in self.addresses if worker in partaking]
 
     @property
     def reads_back(self) -> bool:

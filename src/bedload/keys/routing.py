@@ -98,7 +98,7 @@ class RoutingTable:
 
     def guests_of(self, worker: WorkerId) -> tuple[KeyHash, ...]:
         """Pinned keys of a worker whose key groups live elsewhere."""
-        return tuple(p.key for p in self.pins if p.worker == worker and self.owners[p.key % self.key_groups] != worker)
+        return self._guests.get(worker, ())
 
     def away_from(self, worker: WorkerId) -> tuple[KeyHash, ...]:
         """Keys of a worker's key groups that are pinned to others."""
@@ -177,6 +177,14 @@ class RoutingTable:
     @cached_property
     def _pinned(self) -> dict[KeyHash, WorkerId]:
         return {pin.key: pin.worker for pin in self.pins}
+
+    @cached_property
+    def _guests(self) -> dict[WorkerId, tuple[KeyHash, ...]]:
+        guests: dict[WorkerId, list[KeyHash]] = {}
+        for pin in self.pins:
+            if self.owners[pin.key % self.key_groups] != pin.worker:
+                guests.setdefault(pin.worker, []).append(pin.key)
+        return {worker: tuple(keys) for worker, keys in guests.items()}
 
     @cached_property
     def _groups(self) -> dict[WorkerId, tuple[KeyGroup, ...]]:

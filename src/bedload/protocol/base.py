@@ -18,6 +18,10 @@ Packed: TypeAlias = bytes
 """Many numbers as bytes."""
 
 
+Version: TypeAlias = bytes
+"""The name of some :class:`Routes`: a digest of them."""
+
+
 class Order(enum.Enum):
     """What an old owner sends next. The values travel."""
 
@@ -46,6 +50,17 @@ class Backlogged(msgspec.Struct, frozen=True, array_like=True):
 
     groups: tuple[KeyGroup, ...]
     keys: tuple[KeyHash, ...] = ()
+
+
+class Routes(msgspec.Struct, frozen=True, array_like=True):
+    """Where the keys of an operator live, for its feeders: the same for all of them in a turn."""
+
+    owners: tuple[WorkerId, ...]
+    """The owner of each key group."""
+    addresses: dict[WorkerId, str]
+    """Of all that have a part in the turn."""
+    pins: dict[KeyHash, WorkerId] = msgspec.field(default_factory=dict)
+    """Single keys, by their hash, that do not live with their key group."""
 
 
 class Lot(msgspec.Struct, frozen=True, array_like=True):

@@ -47,12 +47,14 @@ class FeederSession:
         self.operator = operator
         self.turn = opened.turn
         self.feeder = opened.feeder
-        self.workers = sorted(opened.addresses)
-        self._owners = np.array(opened.owners, dtype=np.uint16)
+        assert opened.routes is not None, "the routes are those that the process was told before"
+        routes = opened.routes
+        self.workers = sorted(routes.addresses)
+        self._owners = np.array(routes.owners, dtype=np.uint16)
         self._key = tuple(key)
-        self._pins = Pins(opened.pins, len(opened.owners)) if opened.pins else None
+        self._pins = Pins(routes.pins, len(routes.owners)) if routes.pins else None
         self._backlog = {
-            worker: (_flags(item.groups, len(opened.owners)), np.array(item.keys, np.int64))
+            worker: (_flags(item.groups, len(routes.owners)), np.array(item.keys, np.int64))
             for worker, item in opened.backlog.items()
         }
         self._number = 0

@@ -35,7 +35,20 @@ from bedload.core.ids import (
     Turn,
     WorkerId,
 )
-from bedload.protocol.base import Backlogged, Body, FeederId, Lot, Message, Order, Packed, Terms, WaitsFor, WireError
+from bedload.protocol.base import (
+    Backlogged,
+    Body,
+    FeederId,
+    Lot,
+    Message,
+    Order,
+    Packed,
+    Routes,
+    Terms,
+    Version,
+    WaitsFor,
+    WireError,
+)
 from bedload.protocol.moving import (
     Arrived,
     Backlog,
@@ -70,6 +83,8 @@ class Open(Message, frozen=True):
     """Spark's id of the task attempt."""
     nonce: str
     """Names this very open, so that a repeated message is not taken for a second feeder."""
+    knows: Version = b""
+    """The version of the routes that its process was told before, if any."""
 
 
 class Opened(Message, frozen=True):
@@ -77,11 +92,10 @@ class Opened(Message, frozen=True):
 
     turn: Turn
     feeder: FeederId
-    owners: tuple[WorkerId, ...]
-    """The routing table: the owner of each key group."""
-    addresses: dict[WorkerId, str]
-    pins: dict[KeyHash, WorkerId] = msgspec.field(default_factory=dict)
-    """Single keys, by their hash, that do not live with their key group."""
+    version: Version
+    """Of the routes."""
+    routes: Routes | None
+    """None: those that the feeder knows."""
     backlog: dict[WorkerId, Backlogged] = msgspec.field(default_factory=dict)
     """Old owners that want to know which keys their rows hold (:class:`Backlog`), if state is on its way."""
 
@@ -452,9 +466,11 @@ __all__ = [
     "Progressed",
     "Release",
     "Released",
+    "Routes",
     "Ship",
     "Shipped",
     "Terms",
+    "Version",
     "WaitsFor",
     "Weigh",
     "Weighed",

@@ -35,6 +35,7 @@ from bedload.core.ids import DeploymentId, Epoch, OperatorName, QueryId, RunId, 
 from bedload.protocol import messages as m
 from bedload.protocol.combining import Combiner, Combining
 from bedload.protocol.feeder import FeederSession, Send
+from bedload.protocol.routes import Told
 from bedload.protocol.split import unpack
 from bedload.transport import Channel, Credentials, wait
 
@@ -49,6 +50,7 @@ _ANSWER_SECONDS = 600.0
 """How long the coordinator may take to let a feeder in: workers may have to be replaced, and state to be read."""
 
 _pool: dict[tuple[str, Credentials], list[Channel]] = {}
+_told = Told()
 _opens = itertools.count()
 _fed = itertools.count()
 _FREEZES = 3
@@ -100,7 +102,7 @@ class _Feed:
             ) from error
         self._workers: dict[WorkerId, Channel] = {}
         self._names: dict[int, WorkerId] = {}
-        self._opening = self._make_opening()
+        self._opening = _told.asks(self._make_opening())
 
     def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         session = self._open()
@@ -134,7 +136,9 @@ class _Feed:
         if isinstance(answer, m.Refused):
             raise answer.error.error()
         assert isinstance(answer, m.Opened)
-        for worker, address in answer.addresses.items():
+        answer = _told.answered(self._spec.operator, answer)
+        assert answer.routes is not None
+        for worker, address in answer.routes.addresses.items():
             self._workers[worker] = _take(address, self._spec)
             self._names[self._workers[worker].fileno()] = worker
         return FeederSession(self._spec.operator, answer, [position for position, _ in self._spec.key])

@@ -112,7 +112,7 @@ class Whereabouts(NamedTuple):
     """Where an operator's keys live now."""
 
     routing: RoutingTable
-    addresses: dict[WorkerId, str]
+    addresses: Mapping[WorkerId, str]
     told: dict[WorkerId, int]
     """How often each worker was told what is its own."""
 
