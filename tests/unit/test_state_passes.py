@@ -35,7 +35,7 @@ def test_those_that_changed_are_the_same(layout: RecordLayout) -> None:
 
 
 def test_an_attribute_that_was_deleted_is_an_error() -> None:
-    row = Row(image=(0, None))
+    row = Row(a=1, image=(0, None))  # whatever else has changed
     del row.b
     assert SCALARS.passes.changed is not None
     with pytest.raises(AttributeError):

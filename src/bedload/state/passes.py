@@ -7,7 +7,9 @@ each step of an epoch is one loop without calls. What these loops give is what t
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bedload.state.generated import function
@@ -42,4 +44,8 @@ def passes(layout: RecordLayout) -> Passes:
         return Passes(opening, None)
     differs = [f"(x := obj.{name}) is not image[{i}] and x != image[{i}]" for i, name in enumerate(layout.names)]
     test = " or ".join(["(image := obj._bedload_image) is absent", *differs])
-    return Passes(opening, function("changed(objs, absent)", [f"return [obj for obj in objs if {test}]"], {}))
+    # SUBTLE: every attribute is read, also where an earlier one has changed: one may have been deleted. A pass in C, it
+    # has several cache misses under way at a time, and the loop after it has none.
+    lines = [*(f"exhaust(map(get{i}, objs))" for i in range(len(differs))), f"return [obj for obj in objs if {test}]"]
+    scope: dict[str, Any] = {f"get{i}": attrgetter(name) for i, name in enumerate(layout.names)}
+    return Passes(opening, function("changed(objs, absent)", lines, scope | {"exhaust": deque(maxlen=0).extend}))
