@@ -95,9 +95,47 @@ class Random(Operator):
         self.n = self.n + 0.5  # type: ignore[assignment]
 
 
+class Scalars(Operator):
+    """The same with scalars alone, whose objects are found and looked through many at a time."""
+
+    n: int = bl.value(0)
+    mean: float | None = bl.value(None)
+    word: str = bl.value("none")
+
+    def process(self, key: Any, rows: Rows, ctx: Context) -> Any:
+        for row in rows:
+            chance = random.Random(row.x)
+            self.n += 1
+            self._step(chance, ctx)
+            Fault.rows += 1
+            if Fault.rows == Fault.row:
+                raise ENDINGS[Fault.rows % len(ENDINGS)]
+            if Fault.types and row.x % 7 == 0:
+                self.word = 5  # type: ignore[assignment]
+        return (key, self.n) if self.n % 2 else None
+
+    def _step(self, chance: random.Random, ctx: Context) -> None:
+        match chance.randrange(6):
+            case 0:
+                self.mean = chance.choice([None, 0.0, -0.0, 2.5])
+            case 1:
+                self.word = chance.choice(["none", "some"])
+            case 2:
+                self.n -= 1  # as it was
+            case 3 if hasattr(self, "word"):
+                del self.word
+            case 4 if chance.random() < 0.4:
+                ctx.forget()
+
+    def result(self, key: Any, ctx: Context) -> Any:
+        if self.n % 5 == 0:
+            ctx.forget()
+        return key, -self.n if self.word == "none" else -1
+
+
 def plain(states: dict[Any, dict[str, Any]]) -> dict[Any, dict[str, Any]]:
     """States that can be compared: two arrays give an array."""
-    return {key: state | {"grid": state["grid"].tolist()} for key, state in states.items()}
+    return {key: state | ({"grid": state["grid"].tolist()} if "grid" in state else {}) for key, state in states.items()}
 
 
 def epoch(cluster: InProcessCluster, rows: list[dict[str, Any]], chance: random.Random) -> bool:
@@ -131,3 +169,34 @@ def test_epochs_that_failed_leave_nothing_behind(seed: int) -> None:
         if chance.random() < 0.3:
             cluster.rescale(chance.randrange(1, 5), strategy=chance.choice(STRATEGIES))
         assert plain(cluster.snapshot()) == plain(calm.snapshot())
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_scalars_of_many_keys_at_once_are_those_of_one_at_a_time(seed: int) -> None:
+    chance = random.Random(seed)
+    workers = chance.randrange(1, 4)
+    cluster = InProcessCluster(Scalars, schema=OUT, key="k", input=IN, workers=workers, key_groups=5)
+    calm = OperatorHarness(Scalars, schema=OUT, key="k", input=IN, key_groups=5)
+    known = chance.randrange(10, 60)
+    for _ in range(12):
+        batches = [
+            [
+                {"k": f"key {key}", "x": chance.randrange(10**6)}
+                for key in chance.sample(range(known), chance.randrange(1, known))
+            ]
+            for _ in range(chance.randrange(1, 4))
+        ]
+        while chance.random() < 0.6:
+            Fault.rows, Fault.row = 0, chance.randrange(1, sum(map(len, batches)) + 1)
+            with pytest.raises(BedloadError):
+                cluster.run_epoch([batches])
+            Fault.row = None
+            cluster.restart()
+            assert repr(sorted(cluster.snapshot().items())) == repr(sorted(calm.snapshot().items()))
+        given = cluster.run_epoch([batches])
+        # A key has one row in a batch, so the calls are the same ones.
+        alone = calm.run_epoch(*([row] for rows in batches for row in rows))
+        assert sorted(map(repr, given)) == sorted(map(repr, alone))
+        assert repr(sorted(cluster.snapshot().items())) == repr(sorted(calm.snapshot().items()))
+        if chance.random() < 0.3:
+            cluster.rescale(chance.randrange(1, 5), strategy=chance.choice(STRATEGIES))

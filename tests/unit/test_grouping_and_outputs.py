@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -131,6 +132,7 @@ def test_what_a_sequence_answers_is_about_the_rows() -> None:
 
 def test_what_rows_cannot_do_is_refused_instead_of_done_to_something_else() -> None:
     one, two = some_rows()
+    assert isinstance(one, Sequence)
     assert not isinstance(one, tuple), "C code that takes a tuple for one would read past its end"
     for wrong in (lambda: one + two, lambda: one * 2, lambda: one < two, lambda: hash(one)):  # type: ignore[operator]
         with pytest.raises(TypeError, match="Rows"):
@@ -172,6 +174,33 @@ def test_tuples_dicts_and_iterables_become_rows() -> None:
     assert batch is not None
     assert [tuple(row.values()) for row in batch.to_pylist()] == [("a", 1), ("b", 2), ("c", 3), ("d", 4), ("e", 5)]
     assert outputs([]).batch() is None
+
+
+def many(rows: OutputRows, count: int) -> list[tuple[str, int]]:
+    """Rows of so many keys, settled after each as between calls of operator code."""
+    made = [(f"car {number}", number) for number in range(count)]
+    for row in made:
+        rows.add(row[0], row)
+        rows.settle()
+    return made
+
+
+def test_many_rows_become_columns_on_the_way_and_keep_their_order() -> None:
+    rows = OutputRows("Trip", SCHEMA)
+    made = many(rows, 10_000)
+    assert len(rows.rows) == len(rows.keys) < 5_000, "most of them are columns by now"
+    batch = rows.batch()
+    assert batch is not None
+    assert batch.schema == SCHEMA
+    assert list(zip(*(column.to_pylist() for column in batch.columns), strict=True)) == made
+
+
+def test_a_row_that_does_not_fit_is_named_after_others_have_become_columns() -> None:
+    rows = OutputRows("Trip", SCHEMA)
+    many(rows, 5_000)
+    rows.add("the bad one", ("a", None))
+    with pytest.raises(OutputError, match=r"key 'the bad one'.*column 'n'"):
+        many(rows, 5_000)
 
 
 @pytest.mark.parametrize(

@@ -63,6 +63,14 @@ def harness(operator: type[Operator] = Leaky) -> OperatorHarness:
     return OperatorHarness(operator, schema=OUT, key="k", input=IN)
 
 
+@pytest.mark.parametrize("groups", [1, 128])
+def test_keys_of_one_batch_may_change_containers_of_each_other(groups: int) -> None:
+    h = OperatorHarness(Leaky, schema=OUT, key="k", input=IN, key_groups=groups)
+    h.run_epoch([row("a", 8), row("b", 8)])
+    h.run_epoch([row("a", 1, to="b"), row("b", 5, to="a")])  # whichever is called first, the other is open
+    assert [h.snapshot()[key]["seen"] for key in "ab"] == [{5}, {1}]
+
+
 @pytest.mark.parametrize("x", [4, 5, 6, 7])
 @pytest.mark.parametrize("groups", [1, 128])
 def test_a_container_of_a_key_without_rows_cannot_be_changed(x: int, groups: int) -> None:

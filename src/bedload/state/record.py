@@ -31,6 +31,7 @@ from bedload.state.generated import function
 from bedload.state.handling import handling
 from bedload.state.journal import Journal, Tracked
 from bedload.state.opaque import decode_opaque, encode_opaque
+from bedload.state.passes import passes
 from bedload.state.patches import is_exact, is_small
 from bedload.state.specs import StateSpec
 from bedload.state.types import OpaqueNode, OptionalNode, ScalarNode, TupleNode, TypeNode
@@ -127,13 +128,16 @@ class RecordLayout:
         self._arrays = tuple((i, v.name, v.array) for i, v in enumerate(self._variables) if v.array is not None)
         self.array_bytes = sum(node.nbytes for _, _, node in self._arrays)
         """Of the arrays of a key."""
-        self.scalars_only = not self._arrays and all(v.live is None and v.encode is None for v in self._variables)
+        self.images_are_values = not self._arrays and all(v.encode is None for v in self._variables)
+        """Whether an image is no more than what the attributes hold."""
+        self.scalars_only = self.images_are_values and not any(self.tracked)
         scope = self._scope()
         self.fill = function("fill(obj, journal)", self._fill_lines(), scope)
         self.image = self._image(scope)
         self.restore = function("restore(obj, image)", self._restore_lines(), scope)
         self.adopt = function("adopt(obj, journal)", self._adopt_lines(), scope)
         self.changed = function("changed(obj, image)", self._changed_lines(), scope)
+        self.passes = passes(self)
         self.written = function("written(objs, images)", [f"return [{self._written()}]"], scope)
 
     @cached_property
@@ -286,7 +290,7 @@ class RecordLayout:
 
     def _image(self, scope: dict[str, Any]) -> Callable[[Any], tuple[Any, ...]]:
         # attrgetter gives a tuple for two names or more, in one call that never leaves C.
-        if len(self.names) > 1 and not self._arrays and all(v.encode is None for v in self._variables):
+        if len(self.names) > 1 and self.images_are_values:
             return attrgetter(*self.names)
         items = [
             f"obj.{v.name}" if v.encode is None else f"encode{i}(obj.{v.name})" for i, v in enumerate(self._variables)

@@ -177,7 +177,7 @@ class KeyGroupStore(Protocol):
         """Raise if the last epoch has not ended."""
         ...
 
-    def touch(self, keys: Iterable[Any]) -> list[Any]:
+    def touch(self, keys: Sequence[Any]) -> Sequence[Any]:
         """The live objects of these keys, made if need be, with their before-images taken. Runs for every sub-batch."""
         ...
 

@@ -12,8 +12,9 @@ the commit and the abort make none. ``touch`` runs once per key and sub-batch.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import chain, compress, islice, repeat
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import Any
 
 from bedload.core.errors import ProtocolError, StateTypeError
@@ -38,11 +39,23 @@ _TUPLE, _VALUE = 56, 40
 class RowStore:
     """One key group; ``row`` is the class of the per-key objects, ``layout`` knows their attributes."""
 
-    __slots__ = ("_forgotten", "_gone", "_journal", "_layout", "_row", "_rows", "_sealed", "_touched", "group")
+    __slots__ = (
+        "_forgotten",
+        "_gone",
+        "_journal",
+        "_layout",
+        "_passes",
+        "_row",
+        "_rows",
+        "_sealed",
+        "_touched",
+        "group",
+    )
 
     def __init__(self, group: KeyGroup, layout: RecordLayout, row: type) -> None:
         self.group = group
         self._layout = layout
+        self._passes = layout.passes
         self._row: Any = row
         self._rows: dict[Any, Any] = {}
         self._touched: list[Any] = []
@@ -55,13 +68,21 @@ class RowStore:
 
     # --- what operator code runs on ---
 
-    def touch(self, keys: Iterable[Any]) -> list[Any]:
+    def touch(self, keys: Sequence[Any]) -> Sequence[Any]:
         """The live objects of these keys, made if need be, with their before-images taken."""
-        get, image = self._rows.get, self._layout.image
         touched = self._touched.append
         if self._sealed:
             self._layout.reopen(self._live())
             self._sealed = False
+        if len(keys) > 1:
+            try:
+                known: tuple[Any, ...] = itemgetter(*keys)(self._rows)  # all of them without a call in between
+            except KeyError:
+                pass
+            else:
+                self._passes.open(known, touched)
+                return known
+        get, image = self._rows.get, self._layout.image
         found: list[Any] = []
         add = found.append
         for key in keys:
@@ -91,6 +112,10 @@ class RowStore:
         assigned.
         """
         layout, journal = self._layout, self._journal
+        if self._passes.changed is not None:
+            # With an attribute that was deleted it goes one by one: that gives it its default.
+            with suppress(AttributeError):
+                return self._passes.changed(self._live(), _ABSENT)
         adopt, differs = layout.adopt, layout.changed
         found = []
         for row in self._touched:

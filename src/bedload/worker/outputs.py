@@ -1,7 +1,7 @@
 """Output rows of operators, from Python tuples to an Arrow batch of the declared schema.
 
-The fast way converts column by column. Only if that fails are rows looked at one by one, to say which
-key, column and value did not fit.
+The fast way converts column by column, some rows at a time: those that were just made are in the processor's cache.
+Only if that fails are rows looked at one by one, to say which key, column and value did not fit.
 """
 
 from __future__ import annotations
@@ -17,15 +17,20 @@ from bedload.core.errors import BedloadError, OutputError
 from bedload.worker.fitting import NOT_FITTING, fitted
 from bedload.worker.misfits import misfit
 
+_SOME = 4096
+"""So many rows become columns together: enough to forget what a step costs, few enough for the processor's cache."""
+
 
 class OutputRows:
     """Collects what operator code returns, and remembers for which key."""
 
-    __slots__ = ("_operator", "_schema", "keys", "rows")
+    __slots__ = ("_done", "_operator", "_schema", "keys", "rows")
 
     def __init__(self, operator: str, schema: pa.Schema) -> None:
         self._operator = operator
         self._schema = schema
+        self._done: list[list[pa.Array]] = []
+        """The columns of the rows before these."""
         self.rows: list[Any] = []
         self.keys: list[Any] = []
         """The key of each row. The hot loops append single rows to both lists themselves."""
@@ -54,22 +59,35 @@ class OutputRows:
             self.rows.extend(returned)
         self.keys.extend(repeat(key, len(self.rows) - before))
 
+    def settle(self) -> None:
+        """Make columns of the rows that are there, if they are many. Between calls of operator code."""
+        if len(self.rows) >= _SOME:
+            self._convert()
+
     def batch(self) -> pa.RecordBatch | None:
-        """The rows as Arrow; None if there are none."""
-        if not self.rows:
+        """All rows as Arrow; None if there are none."""
+        if self.rows:
+            self._convert()
+        if not self._done:
             return None
-        schema = self._schema
+        arrays = self._done[0] if len(self._done) == 1 else list(map(pa.concat_arrays, zip(*self._done, strict=True)))
+        return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+
+    def _convert(self) -> None:
+        rows, schema = self.rows, self._schema
         try:
-            if set(map(type, self.rows)) != {tuple}:
-                self.rows = [self._as_tuple(row) for row in self.rows]
-            if set(map(len, self.rows)) != {len(schema)}:
+            if set(map(type, rows)) != {tuple}:
+                rows = [self._as_tuple(row) for row in rows]
+            if set(map(len, rows)) != {len(schema)}:
                 raise ValueError("rows with more or fewer columns")
-            arrays = [fitted(list(map(itemgetter(at), self.rows)), field.type) for at, field in enumerate(schema)]
+            arrays = [fitted(list(map(itemgetter(at), rows)), field.type) for at, field in enumerate(schema)]
             if any(not field.nullable and a.null_count for field, a in zip(schema, arrays, strict=True)):
                 raise ValueError("null in a column that is declared NOT NULL")
         except (*NOT_FITTING, BedloadError) as error:
             raise self._explain(error) from error
-        return pa.RecordBatch.from_arrays(arrays, schema=schema)
+        self._done.append(arrays)
+        self.rows.clear()  # in place: the hot loops hold them
+        self.keys.clear()
 
     def _as_tuple(self, row: Any) -> tuple[Any, ...]:
         if isinstance(row, Mapping):
@@ -107,4 +125,6 @@ class OutputRows:
                         column=field.name,
                         **details,
                     )
-        return OutputError(f"operator {self._operator}: outputs do not fit the schema: {error}")
+        return OutputError(
+            f"operator {self._operator}: outputs do not fit the schema: {error}", operator=self._operator
+        )

@@ -7,8 +7,9 @@ own traceback, the key and the epoch. Nothing of a call that failed is left when
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from operator import itemgetter
 from typing import Any, TypeVar
 
@@ -212,16 +213,18 @@ class OperatorRuntime(TableRuntime[RowTable]):
             outputs = OutputRows(deployment.name, deployment.output)
         group_column = groups_in(batch)
         grouped = group_rows([batch.column(i) for i in deployment.key], group_column)
-        stores = self._table.stores
-        objects: list[Any] = []
-        for group, start, stop in grouped.groups:
-            objects += stores[group].touch(grouped.keys[start:stop])
+        keys, stores = grouped.keys, self._table.stores
+        parts = [(stores[group], keys[start:stop]) for group, start, stop in grouped.groups]
+        objects: Iterable[Any] = chain.from_iterable(_in_turn(parts, outputs))
+        if not self._table.layout.scalars_only:
+            # SUBTLE: a call may change a container of another key of the batch, and so all have to be open before it.
+            objects = list(objects)
         view = SortedBatch(batch, deployment.columns, self._row_type, grouped.order)
         context, process = self._context, self._row.process
         add_row, add_key = outputs.rows.append, outputs.keys.append
         key: Any = None
         try:
-            for key, item, rows in zip(grouped.keys, objects, rows_of(view, grouped.bounds), strict=True):
+            for key, item, rows in zip(keys, objects, rows_of(view, grouped.bounds), strict=True):
                 returned = process(item, key, rows, context)
                 if returned is not None:
                     if type(returned) is tuple:
@@ -258,6 +261,7 @@ class OperatorRuntime(TableRuntime[RowTable]):
             raise self._located("result", error, key=key) from error
         except BaseException as error:
             raise self._failed("result", error, key=key) from error
+        outputs.settle()
 
     def _forget(self, key: Any, rows: Rows, grouped: Grouped) -> None:
         # Where the rows begin says which key of the batch it is, and that, of which key group.
@@ -282,3 +286,10 @@ class OperatorRuntime(TableRuntime[RowTable]):
         return operator_failed(
             self.deployment.name, method, error, worker=self._worker, epoch=self._context.epoch, **where
         )
+
+
+def _in_turn(parts: list[tuple[KeyGroupStore, list[Any]]], outputs: OutputRows) -> Iterator[Sequence[Any]]:
+    """The objects of each key group, found when the one before is done: so they are in the processor's cache."""
+    for store, keys in parts:
+        outputs.settle()
+        yield store.touch(keys)

@@ -14,6 +14,7 @@ from operator import index as as_index
 from operator import itemgetter
 from typing import Any, NoReturn
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 
@@ -120,7 +121,7 @@ class SortedBatch:
         return found
 
 
-class Rows(Sequence[Any]):
+class Rows(msgspec.Struct, eq=False):
     """The rows of one key in one call of ``process``, in arrival order.
 
     They are read like a list: ``for row in rows``, ``len(rows)``, ``rows[0]``, ``rows[-10:]`` (which is a list). A row
@@ -130,12 +131,10 @@ class Rows(Sequence[Any]):
     They are there for the call that got them. What is to stay belongs into state.
     """
 
-    __slots__ = ("_batch", "_start", "_stop")
-
-    def __init__(self, batch: SortedBatch, start: int, stop: int) -> None:
-        self._batch = batch
-        self._start = start
-        self._stop = stop
+    # One is made for each key of each sub-batch. A struct is made in C, in less than half the time of an ``__init__``.
+    _batch: SortedBatch
+    _start: int
+    _stop: int
 
     def __len__(self) -> int:
         return self._stop - self._start
@@ -192,8 +191,13 @@ class Rows(Sequence[Any]):
     def __reduce__(self) -> NoReturn:
         raise TypeError("rows are there for one call of process: keep list(rows) or rows.to_arrow() of them")
 
+    __copy__ = __reduce__
+
     def __repr__(self) -> str:
         return f"Rows({self._list()!r})"
+
+
+Sequence.register(Rows)
 
 
 def rows_of(batch: SortedBatch, bounds: list[int]) -> Iterator[Rows]:
