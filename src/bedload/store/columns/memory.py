@@ -7,7 +7,9 @@ Invariants: what is in the window stays as it is, and where it is, while the win
 room is zero unless the window was there before. ``nbytes`` is the window: an address without memory is not counted.
 
 Why: with copies, the batch that meets a full table of two million keys would wait some ten milliseconds for each
-of its arrays. Where a reservation is refused (address space limits, strict overcommit, other systems than Unix) growing
+of its arrays. And whole huge pages within the window are asked for as such: memory that is first written costs a sixth
+then (0.06 ms a megabyte instead of 0.36, measured), and keys are found with fewer misses. Only what the window covers to
+its end, so that an array takes no more memory than it says. Where a reservation is refused (address space limits, strict overcommit, other systems than Unix) growing
 copies, and all else is the same.
 """
 
@@ -16,6 +18,7 @@ from __future__ import annotations
 import itertools
 import mmap
 import sys
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -31,6 +34,8 @@ _SLACK = 2**14
 """Bytes that an array grows by at least: to make room means to leave a kernel and come back."""
 _STAGGER = 3 * 64
 """Bytes by which the beginnings of arrays differ: three cache lines."""
+_HUGE = 2**21
+"""Bytes of a huge page, where there are any."""
 _made = itertools.count()
 _NO_RESERVE = 0x4000 if sys.platform == "linux" else 0
 """Linux's MAP_NORESERVE, which Python names only from 3.13 on; others reserve nothing ahead anyway."""
@@ -72,6 +77,8 @@ class GrowingArray:
         self.array = self._window(self._map, length)
         if length < old:
             _give_back(self._map, self._offset + size, self._offset + old * self._row)
+        else:
+            self._prefer_huge(old * self._row)
 
     def at_least(self, length: int) -> None:
         """Make room for this many, and for some more."""
@@ -91,7 +98,20 @@ class GrowingArray:
             self.array = np.zeros((length, *self._shape), self._dtype)
         else:
             self.array = self._window(self._map, length)
+            self._prefer_huge(0)
         self.array[:kept] = old[:kept]
+
+    def _prefer_huge(self, since: int) -> None:
+        """Ask for huge pages where the window has grown over whole ones; ``since``: bytes that it had before."""
+        advice = getattr(mmap, "MADV_HUGEPAGE", None)
+        if self._map is None or advice is None or self.array.nbytes < _HUGE:
+            return
+        start = int(self.array.__array_interface__["data"][0])
+        # A page that the window covered in part is in use, in small ones.
+        begin, end = -(-(start + since) // _HUGE) * _HUGE, (start + self.array.nbytes) // _HUGE * _HUGE
+        if begin < end:
+            with suppress(OSError):  # a system without them
+                self._map.madvise(advice, begin - start + self._offset, end - begin)
 
     def _window(self, reserved: mmap.mmap, length: int) -> npt.NDArray[Any]:
         count = length * self._row // self._dtype.itemsize
