@@ -16,7 +16,7 @@ from bedload.migration import STRATEGIES
 from bedload.migration.holdings import Holdings
 from bedload.migration.lane import WINDOW, Parcel
 from bedload.migration.parking import Parking
-from bedload.migration.receiver import Receiver, Receiving
+from bedload.migration.receiver import Receiver, Receiving, whole_only
 from bedload.migration.sender import Sender
 from bedload.protocol.messages import Lot
 from bedload.store.shelf import Listed
@@ -71,7 +71,8 @@ class FakeShelf:
 
     nbytes_hint = 8.0
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, *, named: bool = True) -> None:
+        self.named = named
         self._store = store
         self._keys: list[int] = []
         self._begun: list[int] = []
@@ -106,6 +107,7 @@ class FakeShelf:
 
     @property
     def hashes(self) -> Any:
+        assert self.named, "keys without names"
         return np.array(self._keys, np.int64)
 
     @property
@@ -128,7 +130,7 @@ class FakeShelf:
         return pa.RecordBatch.from_pydict({"key": given, "value": values}), np.array(left, np.int64)
 
     def collect_range(self, first: int, count: int) -> Any:
-        return self.collect(self.hashes[first : first + count])
+        return self.collect(np.array(self._keys[first : first + count], np.int64))
 
     def drop_some(self, keys: int) -> bool:
         raise AssertionError("not here")
@@ -153,7 +155,8 @@ class Move:
         self.sender = self._make() if self.terms.copy_ahead else None
 
     def _make(self) -> Sender:
-        return Sender(1, self.terms, (LOT,), lambda lot: FakeShelf(self.store), GROUPS, self.clock, self.limits)
+        shelve = lambda lot: FakeShelf(self.store, named=not whole_only(self.terms))  # noqa: E731
+        return Sender(1, self.terms, (LOT,), shelve, GROUPS, self.clock, self.limits)
 
     def pump(self) -> None:
         if self.sender is not None:

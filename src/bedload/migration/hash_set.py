@@ -75,6 +75,12 @@ class HashSet:
         return sum(map(len, self._levels))
 
 
+def unique(hashes: Hashes) -> Hashes:
+    """Each once, in the order of first appearance."""
+    _, first = np.unique(hashes, return_index=True)
+    return hashes[np.sort(first)]
+
+
 def pack(hashes: Hashes) -> bytes:
     """For a message."""
     return np.ascontiguousarray(hashes, "<i8").tobytes()

@@ -31,6 +31,10 @@ class Parcel(NamedTuple):
     """It is a copy, made before the flip."""
     base: Turn | None = None
     """Set: it is a ``HandOver``, and the hashes are those of stale keys."""
+    span: tuple[int, int] | None = None
+    """Of a shelf without names: its first entry, and how many there are."""
+    expected: int = 0
+    """With the first one: about how many keys there will be."""
 
 
 @dataclass
@@ -54,6 +58,8 @@ class Lane:
     """What was handed over for good, as far as somebody may ask for it again."""
     wanted: deque[Hashes] = field(default_factory=deque)
     """What somebody waits for."""
+    again: deque[tuple[int, int]] = field(default_factory=deque)
+    """Entries of a shelf without names that go once more."""
     unacked: dict[int, Parcel] = field(default_factory=dict)
     handed: Turn | None = None
     """The turn that the last hand-over named."""
@@ -79,6 +85,18 @@ class Lane:
         self.unsaid |= dict.fromkeys(set(listed.groups).intersection(self.lot.groups), self.end)
         return listed.touched
 
+    def whole(self, cursor: int) -> tuple[KeyGroup, ...]:
+        """Key groups that the sweep has passed when it is there, and that were not said to be whole."""
+        return tuple(sorted(group for group, end in self.unsaid.items() if end <= cursor))
+
+    def passed(self, span: tuple[int, int]) -> None:
+        """These entries of a shelf without names were collected."""
+        if self.again:
+            self.again.popleft()
+        else:
+            self.cursor += span[1]
+        self.given += span[1]
+
     def left(self, *, ahead: bool, flipped: bool) -> float:
         """Bytes that have to go still, about; ``ahead``: what is stale goes again, and not what was copied."""
         end = self.end if self.shelf.listed else max(self.end, self.shelf.expected)
@@ -94,10 +112,12 @@ class Lane:
         ahead: bool,
         last: bool = False,
         base: Turn | None = None,
+        span: tuple[int, int] | None = None,
     ) -> Parcel:
         """The next one, of which a receipt is to come."""
         self.number += 1
-        parcel = Parcel(self.lot.target, self.number, hashes, state, groups, last, ahead, base)
+        expected = self.shelf.expected if self.number == 1 else 0
+        parcel = Parcel(self.lot.target, self.number, hashes, state, groups, last, ahead, base, span, expected)
         self.unacked[self.number] = parcel._replace(state=None)
         return parcel
 
@@ -110,7 +130,9 @@ class Lane:
                 self.handed = None
                 continue
             self.sent.remove(parcel.hashes)
-            if copies:
+            if parcel.span is not None:
+                self.again.append(parcel.span)
+            elif copies:
                 self.stale.add(parcel.hashes)
             else:
                 self.wanted.appendleft(parcel.hashes)

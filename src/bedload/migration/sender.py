@@ -31,7 +31,7 @@ from bedload.core.ids import KeyGroup, KeyHash, MoveId, Turn, WorkerId
 from bedload.core.limits import LIMITS, Limits
 from bedload.keys import key_groups
 from bedload.keys.lookup import Hashes
-from bedload.migration.hash_set import NONE
+from bedload.migration.hash_set import NONE, unique
 from bedload.migration.lane import WINDOW, Lane, Parcel
 from bedload.migration.pace import Pace
 from bedload.migration.slices import Slices
@@ -40,6 +40,8 @@ from bedload.store.shelf import Collected, Shelf
 
 _MANY = 1 << 20
 _RETRY_SECONDS = 0.05
+_LARGER = 4
+"""So many times as many bytes go at a time where nobody waits for some of them."""
 _TELL_BYTES = 1 << 20
 """After so many bytes it is said how far the move is: a smaller one is over before anybody asks."""
 _TELL_SHARE = 0.01
@@ -151,7 +153,7 @@ class Sender:
     def want(self, target: WorkerId, hashes: Hashes) -> None:
         """Somebody waits for these keys, the first ones first."""
         lane = self._lanes.get(target)
-        if lane is not None and len(hashes):
+        if lane is not None and len(hashes) and lane.shelf.named:
             lane.wanted.append(hashes)
 
     def want_any(self, hashes: Hashes, count: int) -> None:
@@ -292,7 +294,7 @@ class Sender:
                 hashes = hashes[: limit - count]
             wanted.append(hashes)
             count += len(hashes)
-        parcel = self._give(lane, _unique(np.concatenate(wanted))) if count else None
+        parcel = self._give(lane, unique(np.concatenate(wanted))) if count else None
         left.extendleft(reversed(unlisted))
         lane.wanted = left
         if unlisted and parcel is None:
@@ -311,6 +313,9 @@ class Sender:
                 lane.stale.drop(limit)
                 if parcel is not None:
                     return parcel
+        elif not lane.shelf.named:
+            if (parcel := self._sweep(lane)) is not None or not lane.swept:
+                return parcel
         else:
             while not lane.swept:
                 if lane.cursor == lane.end:
@@ -319,7 +324,7 @@ class Sender:
                 first, end = lane.cursor, min(lane.cursor + limit, lane.end)
                 hashes = lane.shelf.hashes[first:end]
                 rest = hashes[~lane.sent.has(hashes)]
-                whole = self._whole(lane, end)
+                whole = lane.whole(end) if self.terms.waits_for is WaitsFor.KEY_GROUP else ()
                 parcel = None
                 if len(rest) or whole:
                     parcel = self._give(lane, rest, whole, first if len(rest) == len(hashes) else None)
@@ -332,6 +337,18 @@ class Sender:
             return None
         lane.last_sent = True
         return lane.parcel(NONE, ahead=False, last=True)
+
+    def _sweep(self, lane: Lane) -> Parcel | None:
+        """The next entries of a shelf without names. Nobody waits for some of them, so they go in large pieces."""
+        if not lane.again and lane.cursor == lane.end:
+            if not lane.swept:
+                self._list(lane)
+            return None
+        limit = self._pace.keys(lane.shelf.nbytes_hint / _LARGER)
+        span = lane.again[0] if lane.again else (lane.cursor, min(limit, lane.end - lane.cursor))
+        state, _ = self._pace.collect(lane.shelf.nbytes_hint / _LARGER, lambda: lane.shelf.collect_range(*span))
+        lane.passed(span)
+        return lane.parcel(NONE, state, ahead=False, span=span)
 
     def _copy(self, lane: Lane, limit: int) -> Parcel | None:
         if not lane.swept:
@@ -368,10 +385,8 @@ class Sender:
         """Hand these keys over for good; ``first``: they are the entries from there on."""
         state = None
         if len(hashes):
-            if first is None:
-                state, _ = self._collect(lane, lambda: lane.shelf.collect(hashes))
-            else:
-                state, _ = self._collect(lane, lambda: lane.shelf.collect_range(first, len(hashes)))
+            by_range = None if first is None else lambda: lane.shelf.collect_range(first, len(hashes))
+            state, _ = self._collect(lane, by_range or (lambda: lane.shelf.collect(hashes)))
             lane.given += len(hashes)
             if self.terms.order is not Order.ANY:  # else nobody asks for what was sent
                 lane.sent.add(hashes)
@@ -379,18 +394,6 @@ class Sender:
 
     def _collect(self, lane: Lane, collect: Callable[[], Collected]) -> Collected:
         return self._pace.collect(lane.shelf.nbytes_hint, collect)
-
-    def _whole(self, lane: Lane, cursor: int) -> tuple[KeyGroup, ...]:
-        """Key groups that the sweep has passed when it is there, if somebody waits for whole ones."""
-        if self.terms.waits_for is not WaitsFor.KEY_GROUP:
-            return ()
-        return tuple(sorted(group for group, end in lane.unsaid.items() if end <= cursor))
-
-
-def _unique(hashes: Hashes) -> Hashes:
-    """Each once, in the order of first appearance."""
-    _, first = np.unique(hashes, return_index=True)
-    return hashes[np.sort(first)]
 
 
 def _sooner(one: float | None, other: float) -> float:

@@ -99,6 +99,8 @@ class Ship(Message, frozen=True):
     """All is whole with this."""
     ahead: bool = False
     """It was copied before the flip: it may be of an epoch that does not count. The next :class:`HandOver` says."""
+    expected: int = 0
+    """With the first one: about how many keys there will be."""
 
 
 class HandOver(Message, frozen=True):

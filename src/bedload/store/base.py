@@ -112,6 +112,10 @@ class StateTable(Protocol):
         """
         ...
 
+    def foresee(self, keys: int) -> None:
+        """About so many keys will be taken in: make ready for them what costs no memory before they come."""
+        ...
+
     def take_in(self, state: pa.RecordBatch) -> None:
         """Put whole keys in, in delta form, over what they have; a REMOVE row takes its key out.
 

@@ -129,6 +129,23 @@ class Entries:
             self._shared[marked] = True
 
 
+class Unnamed(Entries):
+    """Entries without hashes: they are had by their number alone."""
+
+    def add(self, hashes: Hashes, groups: npt.NDArray[np.integer[Any]]) -> Numbers:
+        """Make an entry for each of the key groups."""
+        begin, end = self._count, self._count + len(groups)
+        self._groups = with_room(self._groups, end)
+        self._groups[begin:end] = groups
+        self._count = end
+        return np.arange(begin, end)
+
+    @property
+    def hashes(self) -> Hashes:
+        """There are none."""
+        return self._hashes[:0]
+
+
 def _between(run: _Run, wanted: Hashes) -> Numbers:
     """The entries whose hashes are among the wanted ones, which are in ascending order, each once."""
     ordered, entries, _ = run

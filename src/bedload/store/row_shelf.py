@@ -16,7 +16,7 @@ from bedload.keys import hash_columns
 from bedload.state import RecordLayout
 from bedload.store.base import KeyGroupStore
 from bedload.store.deltas import key_arrays, rows_state, spans
-from bedload.store.entries import Entries, Hashes, Numbers
+from bedload.store.entries import Entries, Hashes, Numbers, Unnamed
 from bedload.store.shelf import NO_HASHES, AnyShelf, Flags, Selection
 
 Waiting = Callable[[Collection[KeyGroup]], Hashes]
@@ -39,7 +39,8 @@ class RowShelf(AnyShelf[list[Any]]):
         drop: Callable[[Iterable[KeyGroup]], None],
     ) -> None:
         expected = sum(stores[group].sizes().keys for group in selection.groups if group in stores)
-        super().__init__(selection, Entries(expected), max(selection.groups, default=-1) + 1, expected, [])
+        entries = Entries(expected) if selection.named else Unnamed(expected)
+        super().__init__(selection, entries, max(selection.groups, default=-1) + 1, expected, [])
         self._stores = stores
         self._layout = layout
         self._types = tuple(key_types)
@@ -67,6 +68,9 @@ class RowShelf(AnyShelf[list[Any]]):
         return [] if store is None else [key for keys in store.scan() for key in keys]
 
     def _put(self, some: list[Any], group: KeyGroup) -> Hashes:
+        if not self.named:
+            self._add(some, NO_HASHES, np.full(len(some), group, np.int16))
+            return NO_HASHES
         keys, hashes, groups = self._meant([(group, some)])
         # Keys that an epoch made or touched meanwhile may have been noted.
         if self._noted and (known := set(self._keys_of(self._entries.find(hashes)))):

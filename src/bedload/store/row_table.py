@@ -128,6 +128,9 @@ class RowTable:
                 stores[group].put(keys[first:end], {name: column[first:end] for name, column in values.items()})
         self.stores.update(stores)
 
+    def foresee(self, keys: int) -> None:
+        """About so many keys will be taken in: each gets its memory when it comes."""
+
     def take_in(self, state: pa.RecordBatch) -> None:
         """Put whole keys in, in delta form, over what they have; an epoch under way must not have touched them."""
         news = incoming(state, self._key_columns)

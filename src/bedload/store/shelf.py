@@ -25,6 +25,10 @@ Invariants:
 - a unit is never divided: not between what is given and what is left out, and not between two ranges;
 - a batch shares nothing with live state.
 
+A shelf *without names* (:class:`Selection`) is for keys that nothing touches until they are dropped, and that nobody
+asks for by hash: their state is had by ranges alone. To hash keys and to note their hashes would cost more than all
+else.
+
 Why the shelf and not the mover knows what has changed: touched keys are a list that every layout has anyway.
 """
 
@@ -68,6 +72,11 @@ class Shelf(Protocol):
     @property
     def hashes(self) -> Hashes:
         """The hash of each key that is or was on it; those of a key group one after another, but for new ones."""
+        ...
+
+    @property
+    def named(self) -> bool:
+        """Whether keys are known by their hashes. If not, nothing may touch them, and ranges alone can be had."""
         ...
 
     @property
@@ -136,8 +145,15 @@ class Selection:
         without: Hashes = NO_HASHES,
         single: Collection[KeyGroup] = (),
         only: Hashes = NO_HASHES,
+        *,
+        named: bool = True,
     ) -> None:
-        """``single``: the key groups of the keys that have one of the hashes ``only``."""
+        """``single``: the key groups of the keys that have one of the hashes ``only``.
+
+        Without single keys, in or out, it need not be ``named``: see :class:`Shelf`.
+        """
+        assert named or not (len(without) or len(single) or len(only)), "single keys are known by their hashes"
+        self.named = named
         self.groups = sorted({*whole, *single})
         self._whole = np.array(sorted(whole), np.int64)
         self._without, self._only = np.sort(without), np.sort(only)
@@ -166,6 +182,7 @@ class AnyShelf(Generic[Some]):
     def __init__(self, selection: Selection, entries: Entries, key_groups: int, expected: int, nothing: Some) -> None:
         self.expected = expected
         self.whole = 0
+        self.named = selection.named
         self._selection = selection
         self._entries = entries
         self._rows, self._bytes = 0, 0

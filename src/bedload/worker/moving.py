@@ -219,7 +219,7 @@ class Moving:
         return self.sender if self.sender is not None and self.sender.move == move else None
 
     def _make_sender(self, move: MoveId, terms: m.Terms, lots: tuple[m.Lot, ...], runtime: Runtime) -> Sender:
-        shelves = lambda lot: _shelve(runtime, lot)  # noqa: E731
+        shelves = lambda lot: _shelve(runtime, lot, named=not whole_only(terms))  # noqa: E731
         groups, limits = self._holdings.key_groups, self._limits
         sender = Sender(move, terms, lots, shelves, groups, self._clock, limits, self.slices)
         self._holdings.keep(move, lots)
@@ -306,7 +306,7 @@ class Moving:
         # While copying ahead the new owner has no use for the hashes: it is told what is stale instead.
         nameless = parcel.ahead or whole_only(sender.terms)
         hashes = b"" if nameless else pack(parcel.hashes)
-        ship = m.Ship(*said, deployment, hashes, parcel.groups, parcel.last, parcel.ahead)
+        ship = m.Ship(*said, deployment, hashes, parcel.groups, parcel.last, parcel.ahead, parcel.expected)
         return to, ship, None if parcel.state is None else pack_whole(parcel.state)
 
     def _neighbour(self, worker: WorkerId) -> Neighbour:
@@ -348,6 +348,8 @@ class Moving:
             if state is not None and (len(settled) < len(hashes) or not len(hashes)):
                 keep = receiver.wanted(message.source, state_hashes(state))
                 state = state if keep.all() else state.filter(pa.array(keep))
+        if message.expected:
+            runtime.foresee(message.expected)
         if state is not None and state.num_rows:
             runtime.take_in(state)
         now = self._clock.monotonic()
@@ -389,7 +391,8 @@ def _count(runtime: Runtime, lot: m.Lot) -> int:
     return runtime.keys_in(lot.groups) + len(single.hashes)
 
 
-def _shelve(runtime: Runtime, lot: m.Lot) -> Shelf:
-    """What passes from one worker to another."""
+def _shelve(runtime: Runtime, lot: m.Lot, *, named: bool = True) -> Shelf:
+    """What passes from one worker to another; without names if it can be."""
     stay, keys = np.array(lot.stay, np.int64), np.array(lot.keys, np.int64)
-    return runtime.shelve(Selection(lot.groups, stay, lot.key_groups, keys))
+    named = named or bool(lot.stay or lot.keys)
+    return runtime.shelve(Selection(lot.groups, stay, lot.key_groups, keys, named=named))

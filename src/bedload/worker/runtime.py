@@ -82,6 +82,10 @@ class Runtime(Protocol):
         """The keys with state that are meant, to go elsewhere. At any time, whether an epoch is under way or not."""
         ...
 
+    def foresee(self, keys: int) -> None:
+        """About so many keys will be taken in: make ready for them what costs no memory before they come."""
+        ...
+
     def take_in(self, state: pa.RecordBatch) -> None:
         """Put in what a shelf gave, as committed state, over what the keys have; a REMOVE row takes its key out.
 

@@ -56,6 +56,10 @@ class TableRuntime(Generic[Table]):
         """The keys that are meant, to go elsewhere."""
         return self._table.shelve(selection)
 
+    def foresee(self, keys: int) -> None:
+        """About so many keys will be taken in."""
+        self._table.foresee(keys)
+
     def take_in(self, state: pa.RecordBatch) -> None:
         """Put in what a shelf gave."""
         self._table.take_in(state)

@@ -7,15 +7,18 @@ another.
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from bedload.core.errors import StateTypeError
+from bedload.store.columns import kernels as k
+from bedload.store.columns.compiling import read_only
 from bedload.store.columns.index import Flags, Slots
 from bedload.store.columns.layout import WIDE, array_of, arrow_of, layout_of
 from bedload.store.columns.memory import GrowingArray
@@ -85,6 +88,11 @@ class Values:
         """Have room for this many slots, and not more."""
         self._live.resize(slots)
 
+    def foresee(self, slots: int) -> None:
+        """There will be so many slots."""
+        if isinstance(self._live, GrowingArray):
+            self._live.foresee(slots)
+
     def start(self, slots: Slots) -> None:
         """Give slots the value that a new key has."""
         self.live[slots] = self._initial
@@ -116,15 +124,13 @@ class Values:
             now, then = now.view(bits), then.view(bits)
         return np.asarray(now != then, np.bool_)
 
-    def take(self, slots: slice | Slots, places: npt.NDArray[np.integer[Any]] | None) -> npt.NDArray[Any]:
-        """The current values of slots, or the old ones of those with a place (from 1 on; 0 is none)."""
-        taken: npt.NDArray[Any] = self.live[slots]
-        if places is None:
-            return taken.copy() if taken.base is not None else taken
-        marked = np.flatnonzero(places)
-        if taken.base is not None:
-            taken = taken.copy()
-        taken[marked] = self.before[places[marked] - 1]
+    def take(self, slots: Slots, runs: Runs | None, places: npt.NDArray[np.integer[Any]] | None) -> npt.NDArray[Any]:
+        """A copy of the current values of slots, or the old ones of those with a place (from 1 on; 0 is none)."""
+        live = self.live
+        taken: npt.NDArray[Any] = live[slots] if runs is None or live.dtype.kind == "O" else runs.take(live)
+        if places is not None:
+            marked = np.flatnonzero(places)
+            taken[marked] = self.before[places[marked] - 1]
         return taken
 
 
@@ -185,6 +191,15 @@ class Column:
             changed |= self.mask.differs(slots)
         return changed
 
+    def binary_bytes(self, touched: Slots) -> int:
+        """Bytes of binary values, and of those before-images that are other ones."""
+        if not (pa.types.is_binary(self.spec.type) or pa.types.is_large_binary(self.spec.type)):
+            return 0
+        live = self.values.live
+        pairs = zip(self.values.before[: len(touched)], live[touched], strict=True)
+        total = sum(sys.getsizeof(value) for value in live if value is not None)
+        return total + sum(sys.getsizeof(then) for then, now in pairs if then is not None and then is not now)
+
     def write(self, slots: Slots, values: pa.Array) -> None:
         """Overwrite slots with an Arrow array."""
         self.put(slots, self.prepared(values))
@@ -220,11 +235,11 @@ class Column:
         if self.mask is not None:
             _fill(self.mask.live, slots, True if valid is None else valid, runs)
 
-    def read(self, slots: slice | Slots, places: npt.NDArray[np.integer[Any]] | None) -> pa.Array:
-        """The current values as Arrow, or the old ones of slots with a place; slots as :func:`as_range` gives them."""
-        spec, values = self.spec, self.values.take(slots, places)
+    def read(self, slots: Slots, places: npt.NDArray[np.integer[Any]] | None, runs: Runs | None = None) -> pa.Array:
+        """The current values as Arrow, or the old ones of slots with a place; ``runs`` as with :meth:`put`."""
+        spec, values = self.spec, self.values.take(slots, runs, places)
         if spec.fixed:
-            return arrow_of(values, None if self.mask is None else self.mask.take(slots, places), spec.type)
+            return arrow_of(values, None if self.mask is None else self.mask.take(slots, runs, places), spec.type)
         try:
             return pa.array(values.tolist(), type=spec.type)
         except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
@@ -234,10 +249,31 @@ class Column:
             ) from error
 
 
-Runs = list[tuple[slice, slice]]
-"""Slots one after another, and which of all these are."""
+class Runs(NamedTuple):
+    """Slots as runs of neighbours: where each begins, which of all slots is its first, and how many they are."""
 
-_SHORT_RUN = 64
+    slots: Slots
+    places: Slots
+    lengths: Slots
+    total: int
+
+    def take(self, live: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """A copy of the values in these slots."""
+        made = np.empty(self.total, live.dtype)
+        k.copy_runs(_bytes(live), self.slots, made.view(np.uint8), self.places, self.lengths, live.itemsize)
+        return made
+
+    def put(self, live: npt.NDArray[Any], values: npt.NDArray[Any]) -> None:
+        """Write the values to these slots."""
+        values = np.ascontiguousarray(values, live.dtype)
+        k.copy_runs(_bytes(values), self.places, live.view(np.uint8), self.slots, self.lengths, live.itemsize)
+
+
+def _bytes(values: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+    return read_only(values.view(np.uint8), np.uint8)
+
+
+_SHORT_RUN = 8
 
 
 def as_runs(slots: Slots) -> Runs | None:
@@ -245,27 +281,14 @@ def as_runs(slots: Slots) -> Runs | None:
     cuts = np.flatnonzero(np.diff(slots) != 1) + 1
     if (len(cuts) + 1) * _SHORT_RUN > len(slots):
         return None
-    begins, ends = [0, *cuts.tolist()], [*cuts.tolist(), len(slots)]
-    firsts = slots[begins].tolist()
-    return [
-        (slice(first, first + end - begin), slice(begin, end))
-        for first, begin, end in zip(firsts, begins, ends, strict=True)
-    ]
+    begins = np.concatenate(([0], cuts))
+    parts = slots[begins], begins, np.diff(begins, append=len(slots))
+    runs, places, lengths = (read_only(part, np.int64) for part in parts)
+    return Runs(runs, places, lengths, len(slots))
 
 
 def _fill(live: npt.NDArray[Any], slots: Slots, values: npt.NDArray[Any] | bool, runs: Runs | None) -> None:
-    if runs is None:
+    if runs is None or live.dtype.kind == "O":
         live[slots] = values
-        return
-    for to, of in runs:
-        live[to] = values if isinstance(values, bool) else values[of]
-
-
-def as_range(slots: Slots) -> slice | Slots:
-    """Slots one after another as a slice, which is copied as a whole."""
-    if not len(slots):
-        return slots
-    begin, end = int(slots[0]), int(slots[-1]) + 1
-    if end - begin == len(slots) and (len(slots) <= 2 or (np.diff(slots) == 1).all()):
-        return slice(begin, end)
-    return slots
+    else:
+        runs.put(live, np.full(runs.total, values) if isinstance(values, bool) else values)

@@ -63,6 +63,10 @@ class HashTables:
                 capacity *= 2
             self._resize(table, capacity)
 
+    def foresee(self, more: int) -> None:
+        """About so many entries will come."""
+        self._entries.foresee(self._top + 2 * more)
+
     def grow_full(self) -> None:
         """Make room in every table that has none."""
         used, limit = self.list[:, k.USED], self.list[:, k.LIMIT]

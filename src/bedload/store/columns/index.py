@@ -119,7 +119,16 @@ class KeyIndex:
 
     def slots_of(self, group: KeyGroup) -> Slots:
         """The slots of a key group, in ascending order."""
-        return self.slots_in([group])
+        following, left, free = self._groups[group].tolist()
+        if free >= 0:
+            return self.slots_in([group])
+        # Every slot of its blocks has a key, but for those that were not given out yet.
+        blocks = np.flatnonzero(self._owner.array == group)
+        slots = (blocks[:, None] * self._block + np.arange(self._block)).ravel()
+        if not left:
+            return slots
+        first = int(np.searchsorted(slots, following))
+        return np.concatenate((slots[:first], slots[first + left :]))
 
     def all_slots(self) -> Slots:
         """Every slot that holds a key, by key group."""
@@ -184,14 +193,45 @@ class KeyIndex:
             if why == k.NEED_TABLE:
                 self._tables.grow(int(of_group[row]))
             elif why == k.NEED_SLOTS:
-                blocks = len(self._owner)
-                self._add_blocks(blocks + max(64, blocks // 16))
+                self._more_blocks()
             else:
                 return slots
+
+    def insert(self, words: npt.NDArray[np.int64], of_group: npt.NDArray[np.integer[Any]]) -> Slots | None:
+        """New slots for keys that are not there, each once, as committed ones; None, and nothing was done, if one is.
+
+        For the table the same holds as for :meth:`locate`.
+        """
+        words, of_group = self._arguments(words, of_group)
+        slots = np.empty(len(words), np.int64)
+        row = 0
+        while True:
+            tables = self._tables
+            arrays = self._groups, self._counters, self.keys, self._owner.array, self._free_blocks
+            try:
+                row, why = k.insert(words, of_group, row, tables.entries, tables.list, *arrays, slots)
+                if why == k.NEED_TABLE:
+                    tables.grow(int(of_group[row]))
+                elif why == k.NEED_SLOTS:
+                    self._more_blocks()
+                elif why == k.KNOWN:
+                    self.remove(slots[:row])
+                    return None
+                else:
+                    return slots
+            except ClusterError:
+                self.remove(slots[:row])
+                raise
 
     def expect(self, of_group: npt.NDArray[np.integer[Any]]) -> None:
         """Most of the keys to come, of these groups, are new."""
         self._tables.expect(np.bincount(np.asarray(of_group, np.int64), minlength=self.key_groups))
+
+    def foresee(self, keys: int) -> None:
+        """About so many keys will come."""
+        for array in (self._keys, self._mark):
+            array.foresee(self.capacity + keys)
+        self._tables.foresee(keys)
 
     def find(self, words: npt.NDArray[np.int64], of_group: npt.NDArray[np.integer[Any]]) -> Slots:
         """The slot of each key, -1 where there is none."""
@@ -282,6 +322,10 @@ class KeyIndex:
         if len(groups) and not 0 <= groups.min() <= groups.max() < len(self._groups):
             raise ProtocolError(f"key groups must be from 0 to {len(self._groups) - 1}: some are not")
         return read_only(words, np.int64), groups
+
+    def _more_blocks(self) -> None:
+        blocks = len(self._owner)
+        self._add_blocks(blocks + max(64, blocks // 16))
 
     def _add_blocks(self, blocks: int) -> None:
         before = len(self._owner)

@@ -24,8 +24,8 @@ CHUNK = 128
 SMALL = 16384
 """Up to this many keys all is in the cache, and the passes ahead do not pay."""
 
-NEED_SLOTS, NEED_TABLE = 1, 2
-"""Why :func:`locate` stopped."""
+NEED_SLOTS, NEED_TABLE, KNOWN = 1, 2, 3
+"""Why :func:`locate` or :func:`insert` stopped."""
 
 # Positions in the index's counters.
 NEXT_BLOCK, FREE_BLOCKS, LIVE, TOUCHED, BLOCK, UNUSED = 0, 1, 2, 3, 4, 5
@@ -188,6 +188,88 @@ def locate(
             slots[row] = found
         chunk += count
     return rows, 0
+
+
+@jit
+def insert(
+    words: Any,
+    of_group: Any,
+    begin: int,
+    entries: Any,
+    tables: Any,
+    groups: Any,
+    counters: Any,
+    keys: Any,
+    owner: Any,
+    free_blocks: Any,
+    slots: Any,
+) -> tuple[int, int]:
+    """The same for keys that are new, and that no epoch touches; it stops at one that is there already."""
+    rows, width = words.shape
+    tags = np.empty(CHUNK, np.int64)
+    chunk = begin
+    while chunk < rows:
+        count = min(CHUNK, rows - chunk)
+        seen = np.int64(0)
+        for i in range(count):
+            group = of_group[chunk + i]
+            tags[i] = tag_of(words, chunk + i, width)
+            if tables[group, CAPACITY]:
+                seen ^= entries[tables[group, OFFSET] + (tags[i] & (tables[group, CAPACITY] - 1))]
+        counters[UNUSED] = seen
+        for i in range(count):
+            row = chunk + i
+            group, tag = of_group[row], tags[i]
+            offset, mask = tables[group, OFFSET], tables[group, CAPACITY] - 1
+            at = tag & mask
+            entry: Any = entries[offset + at] if mask >= 0 else np.int64(0)
+            while entry != 0:
+                if entry >> 32 == tag and _same(keys, (entry & _LOW) - 1, words, row, width):
+                    return row, KNOWN
+                at = (at + 1) & mask
+                entry = entries[offset + at]
+            if tables[group, USED] >= tables[group, LIMIT]:
+                return row, NEED_TABLE
+            # As in locate: a call would cost more than all of this, as it counts references to the arrays.
+            found = groups[group, FREE]
+            if found >= 0:
+                groups[group, FREE] = keys[found, 0]
+            else:
+                if groups[group, SLOTS_LEFT] == 0:
+                    if counters[FREE_BLOCKS] > 0:
+                        counters[FREE_BLOCKS] -= 1
+                        block = np.int64(free_blocks[counters[FREE_BLOCKS]])
+                    else:
+                        block = counters[NEXT_BLOCK]
+                        if block >= owner.shape[0]:
+                            return row, NEED_SLOTS
+                        counters[NEXT_BLOCK] = block + 1
+                    owner[block] = group
+                    groups[group, NEXT_SLOT] = block * counters[BLOCK]
+                    groups[group, SLOTS_LEFT] = counters[BLOCK]
+                found = groups[group, NEXT_SLOT]
+                groups[group, NEXT_SLOT] = found + 1
+                groups[group, SLOTS_LEFT] -= 1
+            for w in range(width):
+                keys[found, w] = words[row, w]
+            entries[offset + at] = (tag << 32) | (found + 1)
+            tables[group, USED] += 1
+            counters[LIVE] += 1
+            slots[row] = found
+        chunk += count
+    return rows, 0
+
+
+@jit
+def copy_runs(source: Any, source_at: Any, target: Any, target_at: Any, lengths: Any, size: int) -> None:
+    """Copy runs of values of ``size`` bytes; both arrays are given as bytes, and places in values."""
+    for i in range(lengths.shape[0]):
+        count = lengths[i] * size
+        of, to = source_at[i] * size, target_at[i] * size
+        # SUBTLE: of slices the compiler makes wide moves. With sums as indices it does not: ten times as slow.
+        one, other = source[of : of + count], target[to : to + count]
+        for j in range(count):
+            other[j] = one[j]
 
 
 @jit

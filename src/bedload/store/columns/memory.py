@@ -9,6 +9,10 @@ room is zero unless the window was there before. ``nbytes`` is the window: an ad
 Why: with copies, the batch that meets a full table of two million keys would wait some ten milliseconds for each
 of its arrays. Where a reservation is refused (address space limits, strict overcommit, other systems than Unix) growing
 copies, and all else is the same.
+
+Whole huge pages within the window, and within what is foreseen of it, are asked for as such: memory that is first
+written costs a sixth then (0.06 ms a megabyte instead of 0.36, measured), and keys are found with fewer misses. What is
+not a whole page of the window is of small ones, so that an array takes hardly more memory than it says.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ from __future__ import annotations
 import itertools
 import mmap
 import sys
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -30,7 +35,10 @@ _SMALL = 2**12
 _SLACK = 2**14
 """Bytes that an array grows by at least: to make room means to leave a kernel and come back."""
 _STAGGER = 3 * 64
-"""Bytes by which the beginnings of arrays differ: three cache lines."""
+"""Bytes by which the beginnings of arrays differ, within a page: three cache lines."""
+_HUGE = 2**21
+"""Bytes of a huge page, where there are any."""
+_PLACES = 31
 _made = itertools.count()
 _NO_RESERVE = 0x4000 if sys.platform == "linux" else 0
 """Linux's MAP_NORESERVE, which Python names only from 3.13 on; others reserve nothing ahead anyway."""
@@ -48,7 +56,8 @@ class GrowingArray:
         self._map: mmap.mmap | None = None
         # SUBTLE: reservations lie at multiples of their size. Arrays that all began there would have equal slots at
         # equal low address bits, and a kernel on three of them was measured at 30 ns per row instead of 2.
-        self._offset = next(_made) % 31 * _STAGGER
+        # And they would all come to their next huge page with the same slot, in one step.
+        self._offset = next(_made) % _PLACES * (_STAGGER + _HUGE // (_PLACES + 1))
         self.array: npt.NDArray[Any] = np.zeros((0, *self._shape), self._dtype)
         """The window. It is replaced when it grows, as a view of the same memory if that was reserved."""
 
@@ -72,6 +81,15 @@ class GrowingArray:
         self.array = self._window(self._map, length)
         if length < old:
             _give_back(self._map, self._offset + size, self._offset + old * self._row)
+        else:
+            self._prefer_huge(old * self._row, size)
+
+    def foresee(self, length: int) -> None:
+        """The window will be about so long: ask for huge pages up to there."""
+        size = length * self._row
+        if self._map is None and size > _SMALL:
+            self._move(len(self.array), size)
+        self._prefer_huge(self.nbytes, size)
 
     def at_least(self, length: int) -> None:
         """Make room for this many, and for some more."""
@@ -91,7 +109,21 @@ class GrowingArray:
             self.array = np.zeros((length, *self._shape), self._dtype)
         else:
             self.array = self._window(self._map, length)
+            self._prefer_huge(0, size)
         self.array[:kept] = old[:kept]
+
+    def _prefer_huge(self, since: int, size: int) -> None:
+        """Ask for huge pages, whole ones, from one number of bytes to another."""
+        advice = getattr(mmap, "MADV_HUGEPAGE", None)
+        if self._map is None or advice is None or size - since < _HUGE:
+            return
+        size = min(size, len(self._map) - self._offset)
+        start = int(self.array.__array_interface__["data"][0])
+        # A page that the window covered in part is in use, in small ones.
+        begin, end = -(-(start + since) // _HUGE) * _HUGE, (start + size) // _HUGE * _HUGE
+        if begin < end:
+            with suppress(OSError):  # a system without them
+                self._map.madvise(advice, begin - start + self._offset, end - begin)
 
     def _window(self, reserved: mmap.mmap, length: int) -> npt.NDArray[Any]:
         count = length * self._row // self._dtype.itemsize

@@ -17,14 +17,15 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from bedload.core.errors import ProtocolError
 from bedload.core.ids import KeyGroup
 from bedload.keys import hash_columns
 from bedload.store.columns.compiled_entries import CompiledEntries
 from bedload.store.columns.index import Slots
 from bedload.store.columns.slot_table import SlotTable
 from bedload.store.deltas import REMOVE, delta_batch
-from bedload.store.entries import Hashes, Numbers, with_room
-from bedload.store.shelf import AnyShelf, Flags, Selection
+from bedload.store.entries import Hashes, Numbers, Unnamed, with_room
+from bedload.store.shelf import NO_HASHES, AnyShelf, Flags, Selection
 
 NO_SLOTS: Slots = np.empty(0, np.int64)
 
@@ -35,7 +36,8 @@ class ColumnShelf(AnyShelf[Slots]):
     def __init__(self, table: SlotTable, selection: Selection) -> None:
         index = table.index
         expected = sum(map(index.count, selection.groups))
-        super().__init__(selection, CompiledEntries(expected), index.key_groups, expected, NO_SLOTS)
+        entries = CompiledEntries(expected) if selection.named else Unnamed(expected)
+        super().__init__(selection, entries, index.key_groups, expected, NO_SLOTS)
         self._table = table
         self._slots = np.zeros(expected, np.int64)
         """By entry: its slot, or -1 - n if its key is the n-th of those that are gone."""
@@ -45,6 +47,8 @@ class ColumnShelf(AnyShelf[Slots]):
         self._gone: list[list[pa.Array]] = [[] for _ in table.words.types]
         """The keys that are gone, by key column, in pieces."""
         self._gone_keys = 0
+        self._lost = False
+        """Without names: whether keys went that are on it."""
         table.watchers.add(self)
 
     def note(self) -> Hashes:
@@ -63,6 +67,9 @@ class ColumnShelf(AnyShelf[Slots]):
 
     def freed(self, slots: Slots) -> None:
         """The keys in these slots go: keep those that have an entry."""
+        if not self.named:
+            self._lost |= bool(self._begun[self._table.index.group_of(slots)].any())
+            return
         if len(self._pending):
             self._pending = np.setdiff1d(self._pending, slots, assume_unique=True)
         slots = slots[slots < len(self._entry)]
@@ -82,6 +89,11 @@ class ColumnShelf(AnyShelf[Slots]):
         return self._table.index.slots_of(group)
 
     def _put(self, some: Slots, group: KeyGroup) -> Hashes:
+        if not self.named:
+            entries = self._entries.add(NO_HASHES, np.full(len(some), group, np.int16))
+            self._slots = with_room(self._slots, len(self._entries))
+            self._slots[entries] = some
+            return NO_HASHES
         slots, hashes = self._add_meant(some, hash_columns(self._table.keys(some)))
         return hashes[self._table.index.mark[slots] > 0]
 
@@ -112,6 +124,8 @@ class ColumnShelf(AnyShelf[Slots]):
         return held
 
     def _batch(self, entries: Numbers) -> pa.RecordBatch:
+        if self._lost:
+            raise ProtocolError("keys were dropped that were on their way to another worker")
         table = self._table
         slots, groups = self._slots[entries], self.groups[entries]
         here = slots >= 0

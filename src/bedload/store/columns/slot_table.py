@@ -11,7 +11,6 @@ nothing, except that they hold no Python objects; a deleted key keeps its slot, 
 
 from __future__ import annotations
 
-import sys
 import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
@@ -22,7 +21,7 @@ import pyarrow as pa
 
 from bedload.core.errors import ProtocolError
 from bedload.core.ids import KeyGroup
-from bedload.store.columns.column import Column, ColumnSpec, Values, as_range, as_runs
+from bedload.store.columns.column import Column, ColumnSpec, Values, as_runs
 from bedload.store.columns.index import BLOCK, MAX_SLOTS, Flags, KeyIndex, Slots
 from bedload.store.columns.key_words import KeyWords
 from bedload.store.columns.memory import GrowingArray
@@ -199,20 +198,18 @@ class SlotTable:
         A column that the state does not have starts as for a new key. Live arrays may be replaced, as by
         :meth:`locate`.
         """
-        index, known = self.index, len(self.index.touched)
+        index = self.index
         # All that can fail comes before the first value is written.
         given = {name: state.column(name) for name in self._columns if name in state.schema.names}
         prepared = {name: self._columns[name].prepared(values) for name, values in given.items()}
         words = self.words.encode(keys)
         index.expect(groups)
         try:
-            slots = index.locate(words, groups)
+            slots = index.insert(words, groups)
+        finally:
             self._make_room()
-            if (index.mark[slots] <= known).any():
-                raise ProtocolError("keys were taken in within an epoch that has touched some of them already")
-        except BaseException:
-            self._take_out(known)
-            raise
+        if slots is None:
+            slots = self._put_over(words, groups, len(index.touched))
         runs = as_runs(slots)
         for name, column in self._columns.items():
             if name in prepared:
@@ -220,7 +217,19 @@ class SlotTable:
             else:
                 for array in column.arrays:
                     array.start(slots)
-        index.untouch(known)
+
+    def _put_over(self, words: npt.NDArray[np.int64], groups: Groups, known: int) -> Slots:
+        """The slots of keys of which some are there, untouched; ``known``: so many slots were touched before."""
+        try:
+            slots = self.index.locate(words, groups)
+            self._make_room()
+            if (self.index.mark[slots] <= known).any():
+                raise ProtocolError("keys were taken in within an epoch that has touched some of them already")
+        except BaseException:
+            self._take_out(known)
+            raise
+        self.index.untouch(known)
+        return slots
 
     def discard(self, slots: Slots) -> None:
         """Drop keys without a before-image; an epoch under way must not have touched them."""
@@ -263,7 +272,8 @@ class SlotTable:
         It looks at every binary value.
         """
         arrays = sum(array.nbytes for array in self._values) + self._deleted.nbytes + self._remade.nbytes
-        return self.index.nbytes + self.words.nbytes + arrays + self._binary_bytes()
+        binary = sum(column.binary_bytes(self.index.touched) for column in self._columns.values())
+        return self.index.nbytes + self.words.nbytes + arrays + binary
 
     def image_bytes(self) -> int:
         """Memory of the before-images; objects count as pointers."""
@@ -285,17 +295,6 @@ class SlotTable:
         assert self._any_deleted or not (self._deleted.array.any() or self._remade.array.any())
 
     # --- steps ---
-
-    def _binary_bytes(self) -> int:
-        """Bytes of the binary values, and of those before-images that are other ones."""
-        total = 0
-        for column in self._columns.values():
-            if pa.types.is_binary(column.spec.type) or pa.types.is_large_binary(column.spec.type):
-                live, touched = column.values.live, self.index.touched
-                pairs = zip(column.values.before[: len(touched)], live[touched], strict=True)
-                total += sum(sys.getsizeof(value) for value in live if value is not None)
-                total += sum(sys.getsizeof(then) for then, now in pairs if then is not None and then is not now)
-        return total
 
     def _take_images(self, known: int) -> None:
         index = self.index
@@ -350,8 +349,8 @@ class SlotTable:
         return places if places.any() else None
 
     def _batch(self, slots: Slots, places: npt.NDArray[np.int32] | None) -> pa.RecordBatch:
-        together = as_range(slots)  # once, and not for every column
-        made = [column.read(together, places) for column in self._columns.values()]
+        runs = as_runs(slots)
+        made = [column.read(slots, places, runs) for column in self._columns.values()]
         schema = pa.schema([(spec.name, spec.type) for spec in self.columns])
         return pa.RecordBatch.from_arrays(made, schema=schema)
 

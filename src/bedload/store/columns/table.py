@@ -82,6 +82,12 @@ class ColumnTable(SlotTable):
             found = installable(state, len(self.words.types), groups)
             self.put(found.keys, found.groups, found.state)
 
+    def foresee(self, keys: int) -> None:
+        """About so many keys will be taken in: their memory will be of huge pages, if there are any."""
+        self.index.foresee(keys)
+        for array in self._values:
+            array.foresee(self.index.capacity + keys)
+
     def take_in(self, state: pa.RecordBatch) -> None:
         """Put whole keys in, in delta form, over what they have; an epoch under way must not have touched them.
 

@@ -24,7 +24,11 @@ def warm_up() -> None:
     table.delete(table.locate(keys, groups)[:1])
     table.commit()
     table.find(keys, groups)
-    table.extract(table.committed_slots(KeyGroup(0)))
+    some = table.extract(table.committed_slots(KeyGroup(0)))
+    table.put(some.columns[:2], groups[:1], some)  # over what is there
+    many = [pa.array(["c"] * 16), pa.array(range(16))]
+    table.put(many, np.ones(16, np.int32), pa.record_batch({"n": range(16)}))
+    table.committed(table.committed_slots(KeyGroup(1)))
     interner = Interner(pa.string())
     interner.encode(keys[0], add=True)
     interner.gone(2**20)
