@@ -7,6 +7,7 @@ at what the decision is for.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,13 +17,13 @@ from tests.simulator.application import Application
 from tests.simulator.desk import Desk
 from tests.simulator.faults import ALWAYS
 from tests.simulator.inline import Inline
-from tests.simulator.storage import SlowStorage
+from tests.simulator.storage import MemoryStorage, SlowStorage
 from tests.simulator.workload import NAME
 
-from bedload.checkpoint import paths
+from bedload.checkpoint import paths, resting
 from bedload.checkpoint.checkpoint import Checkpoint
 from bedload.checkpoint.filing import Filing
-from bedload.checkpoint.history import Base, History
+from bedload.checkpoint.history import Base, Garbage, History
 from bedload.control.attempt import Attempt
 from bedload.control.compaction import Compaction
 from bedload.control.epochs import OperatorEpochs
@@ -277,7 +278,33 @@ def manifests_of_attempts_that_seemed_to_fail_are_not_known(patch: Patch) -> Non
     patch.setattr(Compaction, "written", lambda self, turn, error, counts=None: original(self, turn, error))
 
 
+def parts_that_changed_are_taken_over(patch: Patch) -> None:
+    patch.setattr(resting, "_changed", lambda *_: set())
+
+
+def parts_are_taken_away_from_the_snapshot_before(patch: Patch) -> None:
+    # A rename in the place of a link: the snapshot before is still the one that counts, or is retained.
+    original = MemoryStorage.copy
+
+    def copy(self: Any, source: str, target: str) -> None:
+        original(self, source, target)
+        self.delete([source])
+
+    patch.setattr(MemoryStorage, "copy", copy)
+
+
+def files_go_before_what_promises_them(patch: Patch) -> None:
+    original = Garbage.slices
+
+    def slices(self: Any, most: int) -> Any:
+        pieces = original(self, most)[::-1]
+        return [*(replace(piece, floor=None) for piece in pieces[:-1]), replace(pieces[-1], floor=self.floor)]
+
+    patch.setattr(Garbage, "slices", slices)
+
+
 SNAPSHOTS = Scenario(frozenset({"store failure", "snapshot"}), 0.5, True)
+SNAPSHOTS_AND_CRASHES = Scenario(frozenset({"lost driver", "set back", "snapshot"}), 0.5, True)
 
 # The third is the seed to begin with: those before it notice nothing.
 MUTANTS: list[tuple[Callable[[Patch], None], Scenario, int]] = [
@@ -306,6 +333,9 @@ MUTANTS: list[tuple[Callable[[Patch], None], Scenario, int]] = [
     (garbage_is_what_is_needed, BACK, 22),
     (own_manifests_are_blamed_on_another_attachment, SNAPSHOTS, 120),
     (manifests_of_attempts_that_seemed_to_fail_are_not_known, SNAPSHOTS, 650),
+    (parts_that_changed_are_taken_over, SNAPSHOTS, 0),
+    (parts_are_taken_away_from_the_snapshot_before, SNAPSHOTS, 0),
+    (files_go_before_what_promises_them, SNAPSHOTS_AND_CRASHES, 55),
 ]
 
 

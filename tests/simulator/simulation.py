@@ -199,7 +199,10 @@ class Simulation:
             slots=chance.number(1, 5),
             storage=None if self._storage is None else self._seen(troubled),
             slow=lambda pause: self._seen(SlowStorage(troubled, pause)),
-            retention=Retention(chance.number(1, 4), CompactionSettings(max_turns=chance.number(*turns))),
+            # As few files are deleted at a time as epochs are retained.
+            retention=Retention(
+                retained := chance.number(1, 4), CompactionSettings(max_turns=chance.number(*turns)), retained
+            ),
             explain=self._explain,
             on_phase=lambda *what: self._mishaps.on_phase(*what),
             on_copied=lambda: self._mishaps.on_copied(),

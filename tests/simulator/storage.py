@@ -46,6 +46,10 @@ class MemoryStorage:
         value = joined(data)
         return self.files.setdefault(path, value) == value
 
+    def copy(self, source: str, target: str) -> None:
+        """Have the content of a file under another path, too."""
+        self.files[target] = self.read(source)
+
     def exists(self, path: str) -> bool:
         """Whether there is a file of that path."""
         return path in self.files
@@ -135,6 +139,10 @@ class _Wrapped(abc.ABC):
     def create(self, path: str, data: Buffers) -> bool:
         """Write a file if there is none of that path."""
         return self._call("create", path, lambda: self._inner.create(path, data))
+
+    def copy(self, source: str, target: str) -> None:
+        """Have the content of a file under another path, too."""
+        self._call("copy", source, lambda: self._inner.copy(source, target))
 
     def exists(self, path: str) -> bool:
         """Whether there is a file of that path."""

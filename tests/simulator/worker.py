@@ -16,7 +16,7 @@ from dataclasses import replace
 
 import msgspec
 
-from bedload.checkpoint.compaction import compact
+from bedload.checkpoint.compaction import Step, compact
 from bedload.checkpoint.snapshots import TARGET_BYTES
 from bedload.checkpoint.storage import Storage
 from bedload.core.errors import BedloadError, OperatorFailed, WorkerStartFailed
@@ -453,13 +453,19 @@ class SimulatedWorker:
             return
         assert self._place is not None
         error, parts = None, b""
+        who = self.worker, message.operator, message.ticket
+
+        def told(step: Step) -> None:
+            far = m.Compacting(*who, step.groups, step.keys, step.bytes)
+            self._network.after(0.0, lambda: self._do(lambda: [(COORDINATOR, far, None)]))
+
         size = TARGET_BYTES if message.ticket % 2 else 1  # two attempts at a snapshot are of other files
         try:
             what = message.operator, message.turn, message.groups
-            made = compact(self._place[0], *what, target_bytes=size, pools=Inline)
+            made = compact(self._place[0], *what, target_bytes=size, pools=Inline, steps=told)
             parts = msgspec.msgpack.encode(made)
         except BedloadError as problem:
             self._network.note(f"{self.name} cannot compact {message}: {problem}"[:300])
             error = m.WireError.of(problem)
-        answer = m.Compacted(self.worker, message.operator, message.ticket, error)
+        answer = m.Compacted(*who, error)
         self._network.after(self._network.delay(), lambda: self._do(lambda: [(COORDINATOR, answer, parts)]))

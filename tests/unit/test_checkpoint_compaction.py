@@ -5,6 +5,7 @@ import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -216,7 +217,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[[bytes], int]:
     return call
 
 
-def test_the_command_is_nice_and_prints_only_the_result(
+def test_the_command_is_nice_and_prints_how_far_it_is_and_the_result(
     storage: Storage,
     writer: Writer,
     run: Callable[[bytes], int],
@@ -228,10 +229,39 @@ def test_the_command_is_nice_and_prints_only_the_result(
     job = {"url": storage.url, "operator": OPERATOR, "turn": writer.records[-1].turn, "groups": [1]}
     assert run(json.dumps(job).encode()) == 0
     assert nice == [10]
-    (part,) = json.loads(capfdbinary.readouterr().out)["parts"]
+    *steps, last = map(json.loads, capfdbinary.readouterr().out.splitlines())
+    (part,) = last["parts"]
     assert part["groups"] == [1]
+    assert steps[0]["groups"] == 0, "it tells of deltas that it reads, too"
+    assert (steps[-1]["groups"], steps[-1]["keys"]) == (1, part["rows"])
+    assert [step["bytes"] for step in steps] == sorted(step["bytes"] for step in steps)
     assert run(b"{}") == 1
     assert json.loads(capfdbinary.readouterr().out)["error"][1].startswith("ValidationError")
+
+
+def test_a_child_that_nobody_waits_for_keeps_to_its_share(
+    storage: Storage, writer: Writer, run: Callable[[bytes], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used, slept = 4.0, 0.0  # seconds of a processor, one more at each look; and of sleep
+
+    def work() -> float:
+        nonlocal used
+        used += 1.0
+        return used
+
+    def sleep(seconds: float) -> None:
+        nonlocal slept
+        slept += seconds
+
+    monkeypatch.setattr(os, "nice", lambda _: None)
+    monkeypatch.setattr(
+        command, "time", SimpleNamespace(process_time=work, monotonic=lambda: used + slept, sleep=sleep)
+    )
+    job = {"url": storage.url, "operator": OPERATOR, "turn": writer.records[-1].turn}
+    assert run(json.dumps(job).encode()) == 0
+    assert slept == 0.0
+    assert run(json.dumps(job | {"share": 0.25}).encode()) == 0
+    assert slept == pytest.approx(3 * used)
 
 
 def test_another_command_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -292,11 +292,13 @@ def test_a_compaction_that_gives_signs_of_life_may_take_its_time(tmp_path: Path)
 
     compactor = Compactor(WorkerId(0), Place(str(tmp_path), Generation(1)), patience=1.0)
     slow: Any = Slow(b"\n", b"\n\n", b"\n\n\n", b"\n\n\n{}")
-    assert compactor._listen(slow, b"job") == (b"\n\n\n{}", b"")
+    said: list[bytes] = []
+    assert compactor._listen(slow, b"job", said.append) == (b"\n\n\n{}", b"")
     assert slow.given == [b"job", None, None, None]
+    assert said == [b"\n", b"\n\n", b"\n\n\n"]
     silent: Any = Slow(b"\n", b"\n\n", b"\n\n")
     with pytest.raises(CheckpointError, match="no sign of life"):
-        compactor._listen(silent, b"job")
+        compactor._listen(silent, b"job", said.append)
     assert silent.killed
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bedload.checkpoint import paths
-from bedload.checkpoint.history import Base, CompactionSettings, History
+from bedload.checkpoint.history import Base, CompactionSettings, Garbage, History
 from bedload.checkpoint.records import FileInfo, Manifest, SnapshotPart, TurnRecord
 from bedload.core.errors import EpochNotRetained
 from bedload.core.ids import NO_EPOCH, Epoch, Generation, OperatorName, QueryId, Turn, WorkerId
@@ -265,3 +265,13 @@ def test_a_snapshot_is_due_after_many_turns_however_small() -> None:
     settings = CompactionSettings(ratio=1e9, floor_bytes=10**9, max_turns=3)
     assert not line(3).needs_compaction(settings)
     assert line(4).needs_compaction(settings)
+
+
+@pytest.mark.parametrize("most", range(1, 9))
+def test_slices_of_garbage_are_all_of_it_promises_first_and_the_last_tells_the_floor(most: int) -> None:
+    garbage = Garbage(Turn(9), frozenset({Turn(1)}), frozenset(), ("p1", "p2", "p3"), ("f1", "f2", "f3", "f4"))
+    slices = garbage.slices(most)
+    assert [path for piece in slices for path in piece.paths] == garbage.paths
+    assert max(len(piece.paths) for piece in slices) == min(most, 7)
+    assert [piece.floor for piece in slices] == [None] * (len(slices) - 1) + [Turn(9)]
+    assert Garbage(None).slices(most) == []

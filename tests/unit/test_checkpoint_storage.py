@@ -157,6 +157,21 @@ def test_a_create_whose_answer_was_lost_can_be_made_again(storage: Storage) -> N
     assert storage.create("f/a", [b"mi", b"ne"])
 
 
+def test_a_copy_has_the_content_and_outlives_its_source(storage: Storage) -> None:
+    storage.write("a/source", b"content")
+    for _ in range(2):
+        storage.copy("a/source", "b/copy")
+    storage.write("a/source", b"other")
+    assert storage.read("b/copy") == b"content"
+    storage.copy("a/source", "b/copy")
+    storage.delete(["a/source"])
+    assert storage.read("b/copy") == b"other"
+    assert storage.list("b") == ["copy"]
+    with pytest.raises(FileNotFoundError):
+        storage.copy("a/source", "c/copy")
+    assert not storage.exists("c/copy")
+
+
 def test_a_name_with_percent_signs_is_taken_as_it_is(storage: Storage) -> None:
     storage.write("a%20b/c%2F", b"x")
     assert storage.list("") == ["a%20b"]
@@ -252,6 +267,26 @@ def test_without_hard_links_a_create_still_succeeds_once(tmp_path: Path, monkeyp
     assert not storage.create("f/a", b"yours")
     assert storage.read("f/a") == b"mine"
     assert _names(tmp_path / "f") == ["a"]
+
+
+def test_without_hard_links_a_copy_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_links(*_: Any) -> None:
+        raise OSError(errno.EPERM, "no hard links here")
+
+    monkeypatch.setattr(os, "link", no_links)
+    storage = LocalStorage(tmp_path)
+    storage.write("a", b"content")
+    storage.copy("a", "b/copy")
+    assert storage.read("b/copy") == b"content"
+    assert (tmp_path / "a").stat().st_ino != (tmp_path / "b" / "copy").stat().st_ino
+
+
+def test_a_copy_leaves_no_temporary_file(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path)
+    storage.write("a", b"content")
+    for _ in range(2):
+        storage.copy("a", "b/copy")
+    assert [path.name for path in (tmp_path / "b").iterdir()] == ["copy"]
 
 
 def test_what_cannot_be_written_says_where_why_and_what_to_do(tmp_path: Path) -> None:

@@ -227,7 +227,7 @@ class Checkpoint:
     # --- garbage ---
 
     def delete_garbage(self, operator: OperatorName, garbage: Garbage) -> None:
-        """Delete garbage, promises first, and snapshots as old that were never finished."""
+        """Delete garbage, promises first; and if it tells the floor, snapshots below it that were never finished."""
         if not garbage.paths:
             return
         self.check_fence()
@@ -235,7 +235,8 @@ class Checkpoint:
         # Again, as the first may have taken long. What is left when it raises, nothing points to.
         self.check_fence()
         self.storage.delete(garbage.files)
-        assert garbage.floor is not None
+        if garbage.floor is None:
+            return
         self.storage.delete(self._unfinished_snapshots(operator, garbage.floor))
         # SUBTLE: the marks of this attachment stay. A worker that hung may wake up however late, and would not see that
         # the turn that it is about to seal was given up. Those of earlier attachments are fenced off.

@@ -157,6 +157,11 @@ class DeadlineStorage:
         """Write a file if there is none of that path. False: there is one of other content, or somebody makes one."""
         return self.deadline.call("create", path, lambda: self.inner.create(path, data), lambda: _seconds(data))
 
+    def copy(self, source: str, target: str) -> None:
+        """Have the content of a file under another path, too; ``FileNotFoundError`` if it is not there."""
+        longer = self._seconds_to_read
+        self.deadline.call("copy", source, lambda: self.inner.copy(source, target), lambda: 2 * longer(source))
+
     def exists(self, path: str) -> bool:
         """Whether there is a file of that path."""
         return self.deadline.call("look for", path, lambda: self.inner.exists(path))

@@ -116,6 +116,13 @@ class FsspecStorage:
             return self._try("create", path, lambda: self._create_at_once(path, value), absent=False)
         return self._create(path, value)
 
+    def copy(self, source: str, target: str) -> None:
+        """Have the content of a file under another path, too; an object store does that by itself."""
+        if self._scheme == "memory" or self._scheme in _CONDITIONAL:
+            self._try("copy", source, lambda: self._fs.cp_file(self._full(source), self._full(target)))
+        else:
+            self.write(target, self.read(source))
+
     def exists(self, path: str) -> bool:
         """Whether there is a file of that path."""
         return self._try("look for", path, lambda: self._exists(path))

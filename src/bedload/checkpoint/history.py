@@ -25,7 +25,7 @@ A history reads no files: :class:`~bedload.checkpoint.checkpoint.Checkpoint` loa
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from bedload.checkpoint import paths
@@ -80,6 +80,19 @@ class Garbage:
     def paths(self) -> list[str]:
         """All, in the order in which they may be deleted."""
         return [*self.promises, *self.files]
+
+    def slices(self, most: int) -> list[Garbage]:
+        """The same in pieces of so many files, to be deleted one after another; the last one tells the floor."""
+        first = len(self.promises)
+        pieces = [
+            Garbage(
+                None,
+                promises=self.promises[at : at + most],
+                files=self.files[max(0, at - first) : max(0, at + most - first)],
+            )
+            for at in range(0, len(self.paths), most)
+        ]
+        return [*pieces[:-1], replace(pieces[-1], floor=self.floor)] if pieces else []
 
 
 class _Behind(NamedTuple):

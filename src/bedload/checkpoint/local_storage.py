@@ -1,7 +1,8 @@
 """A checkpoint in a folder of this machine, or of a file system that is mounted here.
 
 Invariants: a file is written under another name in its own folder, and gets its name when it is whole
-(``rename``; for :meth:`LocalStorage.create` a hard link, which fails if the name is taken). Such temporary
+(``rename``; for :meth:`LocalStorage.create` a hard link, which fails if the name is taken). A copy is a hard link, as
+no file is ever changed. Temporary
 names begin with a dot, and listings leave out what begins with a dot; a crash may leave one behind, which
 does no harm. The root may be a link; nothing is deleted behind a link below it.
 
@@ -87,6 +88,25 @@ class LocalStorage:
             raise failed("create", self.url, path, error) from error
         return True
 
+    def copy(self, source: str, target: str) -> None:
+        """Have the content of a file under another path, too; ``FileNotFoundError`` if it is not there."""
+        try:
+            folder, temporary = self._link_temporary(source, target)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise failed("copy", self.url, source, error) from error
+            self.write(target, self.read(source))
+            return
+        try:
+            os.replace(temporary, self._full(target))  # noqa: PTH105
+            self._sync_folder(folder)
+        except OSError as error:
+            raise failed("copy", self.url, source, error) from error
+        finally:
+            _unlink(temporary)  # SUBTLE: if the target is the same file already, the system renames nothing
+
     def exists(self, path: str) -> bool:
         """Whether there is a file of that path."""
         try:
@@ -163,8 +183,7 @@ class LocalStorage:
 
     def _write_temporary(self, path: str, data: Buffers) -> tuple[str, str]:
         """Write the data beside its place; gives the folder and the temporary file."""
-        folder, _, name = self._full(path).rpartition("/")
-        temporary = f"{folder}/.{name}.{self._token}-{os.getpid()}-{next(self._count)}"
+        folder, temporary = self._beside(path)
         for tries_left in reversed(range(_TRIES)):
             self._make_folder(folder)
             try:
@@ -183,6 +202,25 @@ class LocalStorage:
                 _unlink(temporary)
                 raise
         return folder, temporary
+
+    def _link_temporary(self, source: str, target: str) -> tuple[str, str]:
+        """Link a file beside its place; gives the folder and the temporary file."""
+        folder, temporary = self._beside(target)
+        for tries_left in reversed(range(_TRIES)):
+            self._make_folder(folder)
+            try:
+                os.link(self._full(source), temporary)
+                break
+            except FileNotFoundError:
+                self._folders.discard(folder)
+                if not (tries_left and os.path.exists(self._full(source))):  # noqa: PTH110
+                    raise
+        return folder, temporary
+
+    def _beside(self, path: str) -> tuple[str, str]:
+        """The folder of a file, and a name in it that nobody else has."""
+        folder, _, name = self._full(path).rpartition("/")
+        return folder, f"{folder}/.{name}.{self._token}-{os.getpid()}-{next(self._count)}"
 
     def _create_exclusively(self, path: str, data: Buffers) -> bool:
         final = self._full(path)

@@ -40,8 +40,9 @@ from bedload.checkpoint.timestamps import NO_STAMP, is_dated, stamped, stamped_t
 from bedload.core.errors import CheckpointDamaged
 from bedload.store.deltas import GROUP, spans
 
-TARGET_BYTES = 64 * 1024 * 1024
-"""Of a part, in memory. A part is what a restore holds at a time, and what a lost read costs."""
+TARGET_BYTES = 16 * 1024 * 1024
+"""Of a part, in memory. A part is what a restore holds at a time, what a lost read costs, and what the next snapshot
+takes over or writes anew as a whole. 10 M small keys are 16 parts."""
 
 KEYS_ONLY = "bedload_keys"
 """Stands for a variable if an operator has none: its keys are state, too."""

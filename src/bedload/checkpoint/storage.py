@@ -53,6 +53,10 @@ class Storage(Protocol):
         """Write a file if there is none of that path. False: there is one of other content, or somebody makes one."""
         ...
 
+    def copy(self, source: str, target: str) -> None:
+        """Have the content of a file under another path, too; ``FileNotFoundError`` if it is not there."""
+        ...
+
     def exists(self, path: str) -> bool:
         """Whether there is a file of that path."""
         ...

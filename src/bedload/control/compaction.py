@@ -3,6 +3,9 @@
 Invariants: a snapshot is of a committed turn; its manifest is written after every worker has written its parts, and the
 parts cover every key group. A worker that is lost or leaves ends the snapshot under way, which costs nothing but time:
 if somebody asked for it, another one begins as soon as all owners are there.
+
+What a snapshot makes needless is deleted some files at a time, the promises first: other work on files comes in
+between, and a crash leaves at most files that nothing points to.
 """
 
 from __future__ import annotations
@@ -11,12 +14,12 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from bedload.checkpoint.history import CompactionSettings
+from bedload.checkpoint.history import CompactionSettings, Garbage
 from bedload.checkpoint.records import Manifest, SnapshotPart, manifest_of
 from bedload.control.instructions import CheckpointResult, CollectGarbage, Instruction, Token, ToWorker, WriteManifest
 from bedload.control.standing import Standing
 from bedload.core.errors import BedloadError, ProtocolError
-from bedload.core.ids import Ticket, Turn, WorkerId
+from bedload.core.ids import Epoch, OperatorName, Ticket, Turn, WorkerId
 from bedload.protocol import messages as m
 
 _PARTS = msgspec.msgpack.Decoder(list[SnapshotPart])
@@ -29,6 +32,25 @@ class Retention:
     epochs: int = 100
     """So many epochs back can be restored and read."""
     compaction: CompactionSettings = field(default_factory=CompactionSettings)
+    slice_files: int = 256
+    """Files that are deleted in one go: some milliseconds on a disk, and a call or two to an object store."""
+
+
+@dataclass(frozen=True)
+class Snapshotting:
+    """How far a worker has come with its part of a snapshot."""
+
+    operator: OperatorName
+    epoch: Epoch
+    worker: WorkerId
+    written: int
+    """Key groups."""
+    left: int
+    keys: int
+    bytes: int
+    """Read from files so far."""
+    asked: bool
+    """Somebody waits for it; if not, it keeps to its share of a core."""
 
 
 @dataclass
@@ -36,6 +58,8 @@ class _Running:
     ticket: Ticket
     turn: Turn
     waiting: set[WorkerId]
+    steps: dict[WorkerId, tuple[m.Compacting, int]]
+    """How far each has come, and how many key groups it has."""
     asked: list[Token]
     """Whom it is for."""
     parts: list[SnapshotPart] = field(default_factory=list)
@@ -53,7 +77,21 @@ class Compaction:
         self._ticket = Ticket(0)
         self._asked: list[Token] = []
         """Who waits for a snapshot that has not begun."""
-        self._collecting = False
+        self._garbage: list[Garbage] = []
+        """What is deleted at this moment, and what will be after that."""
+
+    @property
+    def under_way(self) -> list[Snapshotting]:
+        """How far each worker has come with the snapshot under way."""
+        running, lineage = self._running, self._at.lineage
+        record = None if running is None or lineage is None else lineage.history.record(running.turn)
+        if running is None or record is None:
+            return []
+        name, asked = self._at.name, bool(running.asked)
+        return [
+            Snapshotting(name, record.epoch, worker, step.groups, count - step.groups, step.keys, step.bytes, asked)
+            for worker, (step, count) in sorted(running.steps.items())
+        ]
 
     # --- events ---
 
@@ -90,9 +128,19 @@ class Compaction:
             return []
         if message.error is not None:
             return self._fail(message.error.error())
-        running.parts += _PARTS.decode(parts or b"\x90")
+        written = _PARTS.decode(parts or b"\x90")
+        running.parts += written
         running.waiting.discard(message.worker)
+        step, count = running.steps[message.worker]
+        step = msgspec.structs.replace(step, groups=count, keys=sum(part.rows for part in written))
+        running.steps[message.worker] = step, count
         return [] if running.waiting else self._complete(running)
+
+    def progressed(self, message: m.Compacting) -> None:
+        """A worker has come so far with its parts."""
+        running = self._running
+        if running is not None and message.ticket == running.ticket and message.worker in running.waiting:
+            running.steps[message.worker] = message, running.steps[message.worker][1]
 
     def written(self, turn: Turn, error: BedloadError | None, counts: Manifest | None = None) -> list[Instruction]:
         """The manifest is there, maybe that of an attempt that seemed to fail (``counts``), or could not be written."""
@@ -108,9 +156,10 @@ class Compaction:
             out += self._start()  # they asked while the one before was under way
         return [*out, *self._collect()]
 
-    def collected(self) -> None:
-        """The garbage is gone."""
-        self._collecting = False
+    def collected(self) -> list[Instruction]:
+        """Some garbage is gone, or could not be deleted: then the next attachment finds it."""
+        self._garbage = self._garbage[1:]
+        return [CollectGarbage(self._at.name, self._garbage[0])] if self._garbage else []
 
     def ended(self, error: BedloadError) -> list[Instruction]:
         """The cluster is over."""
@@ -131,12 +180,16 @@ class Compaction:
         if not owners <= self._at.addresses.keys():
             return []  # until those that are missing are back, or others own their key groups
         self._ticket = Ticket(self._ticket + 1)
-        self._running = _Running(self._ticket, lineage.head, owners, self._asked)
+        groups = {worker: self._at.routing.groups_of(worker) for worker in sorted(owners)}
+        steps = {
+            worker: (m.Compacting(worker, self._at.name, self._ticket, 0, 0, 0), len(owned))
+            for worker, owned in groups.items()
+        }
+        running = self._running = _Running(self._ticket, lineage.head, owners, steps, self._asked)
         self._asked = []
-        groups_of = self._at.routing.groups_of
         return [
-            ToWorker(worker, m.Compact(self._at.name, lineage.head, groups_of(worker), self._ticket))
-            for worker in sorted(owners)
+            ToWorker(worker, m.Compact(self._at.name, running.turn, owned, running.ticket, bool(running.asked)))
+            for worker, owned in groups.items()
         ]
 
     def _complete(self, running: _Running) -> list[Instruction]:
@@ -165,11 +218,11 @@ class Compaction:
     def _collect(self) -> list[Instruction]:
         lineage = self._at.lineage
         assert lineage is not None
-        if self._collecting or lineage.being_read:
+        if self._garbage or lineage.being_read:
             return []  # what is garbage since this snapshot may be in the plan that a worker reads by; next time
         garbage = lineage.history.garbage(self._retention.epochs, [lineage.head] if lineage.head is not None else [])
         if not garbage.paths:
             return []
-        self._collecting = True
         lineage.history.forget(garbage)
-        return [CollectGarbage(self._at.name, garbage)]
+        self._garbage = garbage.slices(self._retention.slice_files)
+        return [CollectGarbage(self._at.name, self._garbage[0])]

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from bedload.checkpoint.records import Manifest, TurnRecord
 from bedload.control import refusals
 from bedload.control.attempt import StageFacts
-from bedload.control.compaction import Retention
+from bedload.control.compaction import Retention, Snapshotting
 from bedload.control.inquiries import QueryFacts
 from bedload.control.instructions import (
     ChangeResult,
@@ -198,6 +198,9 @@ class Coordinator:
                 return self._parts.then(self.changes.weighed(message))
             case m.Compacted(operator=operator):
                 return self._parts.compactions[operator].compacted(message, body)
+            case m.Compacting(operator=operator):
+                self._parts.compactions[operator].progressed(message)
+                return []
             case _:
                 raise ProtocolError(f"a worker sent {type(message).__name__}")
 
@@ -223,8 +226,12 @@ class Coordinator:
 
     def garbage_collected(self, operator: OperatorName) -> list[Instruction]:
         """Answers :class:`CollectGarbage`."""
-        self._parts.compactions[operator].collected()
-        return []
+        return self._parts.compactions[operator].collected()
+
+    @property
+    def checkpointing(self) -> list[Snapshotting]:
+        """How far each worker has come with the snapshots that are under way."""
+        return [item for _, compaction in sorted(self._parts.compactions.items()) for item in compaction.under_way]
 
     def failed(self, error: BedloadError) -> list[Instruction]:
         """The cluster cannot go on: a newer attachment has the checkpoint, or it cannot be read."""

@@ -360,6 +360,21 @@ class Compact(Message, frozen=True):
     groups: tuple[KeyGroup, ...]
     ticket: Ticket
     """Comes back with the answer: the same turn may be asked for again, with other key groups."""
+    asked: bool = False
+    """Somebody waits for it."""
+
+
+class Compacting(Message, frozen=True):
+    """How far a worker is with what :class:`Compact` told it."""
+
+    worker: WorkerId
+    operator: OperatorName
+    ticket: Ticket
+    groups: int
+    """Key groups that are written."""
+    keys: int
+    bytes: int
+    """Read for it."""
 
 
 class Compacted(Message, frozen=True):

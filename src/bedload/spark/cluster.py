@@ -9,6 +9,7 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from types import TracebackType
 from typing import Any
 
@@ -44,6 +45,9 @@ from bedload.worker.parameters import parts_of
 from bedload.worker.vector import VectorOperator
 
 _RESTORING = "operator string, worker int, read int, left int, keys bigint, bytes bigint"
+_CHECKPOINTING = (
+    "operator string, epoch bigint, worker int, written int, left int, keys bigint, bytes bigint, asked boolean"
+)
 _EPOCHS = (
     f"operator string, query string, epoch bigint, committed boolean, {EpochStats.columns()}, seconds double, "
     "watermark bigint, processing bigint"
@@ -310,6 +314,15 @@ class Cluster:
             for (operator, worker), item in sorted(found.items())
         )
         return Table(self._spark, _RESTORING, rows)
+
+    def checkpointing(self) -> Table:
+        """How far each worker has come with the snapshots under way: key groups written and left, keys, bytes read.
+
+        Empty if there is none. ``asked`` says whether a :meth:`checkpoint` waits for it; if not, it was due, and takes
+        at most half a core of each worker's machine.
+        """
+        rows = (asdict(item) for item in self._driver.call(lambda c: c.checkpointing))
+        return Table(self._spark, _CHECKPOINTING, rows)
 
     def _durable(self, what: str) -> Keeper:
         self._check_running()

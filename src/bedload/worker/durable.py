@@ -17,7 +17,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -37,6 +37,13 @@ _PATIENCE_SECONDS = 600.0
 """A child that has given no sign of life for so long is ended. It gives one for each file and chunk that it has read;
 before the first one it starts Python and reads the records, and each call to the store has a deadline of its own."""
 _END_SECONDS = 10.0
+_LISTEN_SECONDS = 1.0
+"""How often a child is listened to."""
+NICENESS, NICENESS_ASKED = 10, 5
+"""Of a child. Beside one thread of the query on the same core, Linux gives it 10 %, and one that somebody waits for
+25 %; on a core that nobody else wants it has all."""
+SHARE = 0.5
+"""Of a core, at most, for a child that nobody waits for."""
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -119,6 +126,9 @@ def load(
         raise advise(storage, order.operator, order.base, error) from error
 
 
+Deliver: TypeAlias = Callable[[m.Compacting | m.Compacted, bytes | None], None]
+
+
 class Compactor:
     """Writes snapshots in child processes of low priority."""
 
@@ -129,8 +139,8 @@ class Compactor:
         self._children: set[subprocess.Popen[bytes]] = set()
         self._closed = False
 
-    def start(self, message: m.Compact, deliver: Callable[[m.Compacted, bytes | None], None]) -> None:
-        """Compact some key groups; ``deliver`` gets the answer on another thread."""
+    def start(self, message: m.Compact, deliver: Deliver) -> None:
+        """Compact some key groups; ``deliver`` gets how far it is, and the answer, on another thread."""
         threading.Thread(target=self._run, args=(message, deliver), name="bedload-compact", daemon=True).start()
 
     def close(self) -> None:
@@ -139,9 +149,9 @@ class Compactor:
         for child in list(self._children):
             child.kill()
 
-    def _run(self, message: m.Compact, deliver: Callable[[m.Compacted, bytes | None], None]) -> None:
+    def _run(self, message: m.Compact, deliver: Deliver) -> None:
         try:
-            parts = msgspec.msgpack.encode(self._compact(message))
+            parts = msgspec.msgpack.encode(self._compact(message, deliver))
         except Exception as error:
             problem = error if isinstance(error, BedloadError) else CheckpointError(f"a compaction failed: {error!r}")
             wire = m.WireError.of(problem)
@@ -149,13 +159,29 @@ class Compactor:
             return
         deliver(m.Compacted(self._worker, message.operator, message.ticket, None), parts)
 
-    def _compact(self, message: m.Compact) -> Any:
-        from bedload.checkpoint.compaction import COMMAND, Job, decode_result, encode_job
+    def _compact(self, message: m.Compact, deliver: Deliver) -> Any:
+        from bedload.checkpoint.compaction import COMMAND, Job, Step, decode_result, encode_job, last_step
 
         place = self._place
         job = Job(
-            url=place.url, options=place.options, operator=message.operator, turn=message.turn, groups=message.groups
+            url=place.url,
+            options=place.options,
+            operator=message.operator,
+            turn=message.turn,
+            groups=message.groups,
+            niceness=NICENESS_ASKED if message.asked else NICENESS,
+            share=None if message.asked else SHARE,
         )
+        told: Step | None = None
+
+        def heard(output: bytes) -> None:
+            nonlocal told
+            step = last_step(output)
+            if step is not None and step != told:
+                told = step
+                who = self._worker, message.operator, message.ticket
+                deliver(m.Compacting(*who, step.groups, step.keys, step.bytes), None)
+
         # SUBTLE: a worker inside a Spark task may have found its packages by ways that a child does not know of.
         environment = dict(os.environ, PYTHONPATH=os.pathsep.join(filter(None, sys.path)))
         child = subprocess.Popen(
@@ -165,7 +191,7 @@ class Compactor:
         try:
             if self._closed:
                 child.kill()
-            output, errors = self._listen(child, encode_job(job))
+            output, errors = self._listen(child, encode_job(job), heard)
         finally:
             self._children.discard(child)
         if not output.strip():  # signs of life are no result
@@ -173,17 +199,20 @@ class Compactor:
             raise CheckpointError(f"a compaction ended with code {child.returncode} and no result: {tail}")
         return decode_result(output)
 
-    def _listen(self, child: subprocess.Popen[bytes], job: bytes) -> tuple[bytes, bytes]:
-        """What a child says in the end. One that gives no sign of life for a while is ended."""
+    def _listen(
+        self, child: subprocess.Popen[bytes], job: bytes, heard: Callable[[bytes], None]
+    ) -> tuple[bytes, bytes]:
+        """What a child says in the end, and meanwhile. One that gives no sign of life for a while is ended."""
         given: bytes | None = job
-        signs, heard = -1, 0
-        while heard > signs:
-            signs = heard
+        said, silent, wait = b"", 0.0, min(_LISTEN_SECONDS, self._patience)
+        while silent < self._patience:
             try:
-                return child.communicate(given, timeout=self._patience)
-            except subprocess.TimeoutExpired as silent:
+                return child.communicate(given, timeout=wait)
+            except subprocess.TimeoutExpired as expired:
                 given = None  # it is on its way
-                heard = len(silent.output or b"")
+                before, said = said, expired.output or b""
+                silent = 0.0 if len(said) > len(before) else silent + wait
+                heard(said)
         child.kill()
         # What the system does not end is left behind: the answer must not wait for it.
         with contextlib.suppress(subprocess.TimeoutExpired):

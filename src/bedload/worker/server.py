@@ -265,7 +265,7 @@ class WorkerServer(Handler):
 
         self._soon(take)
 
-    def _compacted(self, message: m.Compacted, parts: bytes | None) -> None:
+    def _compacted(self, message: m.Compacting | m.Compacted, parts: bytes | None) -> None:
         self._soon(lambda: self._send([(COORDINATOR, message, parts)]))
 
 
