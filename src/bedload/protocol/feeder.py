@@ -48,6 +48,7 @@ class FeederSession:
         self.turn = opened.turn
         self.feeder = opened.feeder
         self.workers = sorted(opened.addresses)
+        self.key_groups = len(opened.owners)
         self._owners = np.array(opened.owners, dtype=np.uint16)
         self._key = tuple(key)
         self._pins = Pins(opened.pins, len(opened.owners)) if opened.pins else None
