@@ -14,7 +14,6 @@ from types import TracebackType
 from typing import Any, Self
 
 import cloudpickle
-import numpy as np
 import psutil
 import pyarrow as pa
 
@@ -26,7 +25,6 @@ from bedload.control.liveness import Patience
 from bedload.control.wish import Kind, Wish
 from bedload.core.epoch import EpochTime
 from bedload.core.ids import Epoch, OperatorName, QueryId, RunId, WorkerId
-from bedload.keys import hash_columns, key_groups
 from bedload.migration import strategy_named
 from bedload.protocol import messages as m
 from bedload.spark import feeder
@@ -172,9 +170,8 @@ class RealCluster:
 
     def _batch(self, rows: Sequence[tuple[int, int]]) -> pa.RecordBatch:
         keys = pa.array([key for key, _ in rows], pa.int64())
-        groups = pa.array(key_groups(hash_columns([keys]), _GROUPS).astype(np.int16))
         values = pa.array([value for _, value in rows], pa.int64())
-        return pa.RecordBatch.from_arrays([keys, values, groups], names=["k", "x", "__bedload_group"])
+        return pa.RecordBatch.from_arrays([keys, values], names=["k", "x"])
 
     def _feed(self, batches: list[pa.RecordBatch]) -> list[dict[str, Any]]:
         spec = feeder.FeederSpec(

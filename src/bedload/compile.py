@@ -21,6 +21,7 @@ from bedload.core.errors import DefinitionError, SchemaError
 from bedload.core.ids import Epoch, KeyGroup, OperatorName, WorkerId
 from bedload.operators import aggregates as agg
 from bedload.operators.aggregates import Aggregates, Function
+from bedload.protocol.split import with_groups
 from bedload.store.columns import warm_up
 from bedload.worker.column_runtime import ColumnDeployment
 
@@ -35,7 +36,6 @@ _INPUT = pa.RecordBatch.from_pydict(
         "long_decimal": pa.array([Decimal("1.50"), None, Decimal("2.50")], pa.decimal128(38, 2)),
         "date": pa.array([date(2000, 1, 1), None, date(2000, 1, 2)]),
         "instant": pa.array([1, None, 2], pa.timestamp("us", "UTC")),
-        "group": pa.array([0, 0, 0], pa.int16()),
     }
 )
 _OF_ONE = (agg.count, agg.sum, agg.mean, agg.min, agg.max, agg.var, agg.first, agg.last, agg.any, agg.all)
@@ -53,18 +53,18 @@ def compile_all() -> int:
         runtime.begin(Epoch(0), [KeyGroup(0)])
         runtime.set_time(EpochTime())
         combined = logic.partial(_INPUT) if logic.mergeable else None
-        runtime.apply(_INPUT if combined is None else combined)
+        runtime.apply(with_groups(_INPUT if combined is None else combined, (0,), 1))
         runtime.seal()
         runtime.commit()
     return len(functions)
 
 
 def _logic(functions: Mapping[str, Function]) -> Aggregates:
-    return Aggregates(functions, _INPUT.schema.remove(_INPUT.num_columns - 1), (0,), ("key",))
+    return Aggregates(functions, _INPUT.schema, (0,), ("key",))
 
 
 def _functions() -> Iterator[tuple[str, Function]]:
-    columns = _INPUT.schema.names[1:-1]
+    columns = _INPUT.schema.names[1:]
     tried = [function(column) for function in _OF_ONE for column in columns]
     tried += [function("text", column) for function in _OF_TWO for column in columns]
     for number, function in enumerate([agg.count(), *tried]):

@@ -238,16 +238,12 @@ class Running:
         assert self.logic.update(self.table, slots, batch, CTX) is None
 
     def update_ahead(self, rows: list[Row]) -> None:
-        batch = self.batch(rows)
-        whole = pa.RecordBatch.from_arrays(
-            [*batch.columns, pa.array(groups_of(rows))], schema=self.schema.append(pa.field("kg", pa.int16()))
-        )
-        partial = self.logic.partial(whole, at_most=1.0)
+        partial = self.logic.partial(self.batch(rows), at_most=1.0)
         assert partial is not None
         assert partial.num_rows == len({key for key, _, _ in rows})
         # What travels is bytes.
         sent = pa.ipc.read_record_batch(partial.serialize(), partial.schema)
-        slots = self.table.locate([sent.column("key")], sent.column("kg").to_numpy())
+        slots = self.table.locate([sent.column("key")], groups_of([(key, 0, 0) for key in sent["key"].to_pylist()]))
         self.logic.update_partial(self.table, slots, sent, CTX)
 
     def results(self) -> dict[str, dict[str, Any]]:

@@ -147,10 +147,9 @@ def _ours(rows: pa.Table, functions: dict[str, agg.Function], *, ahead: bool = F
     for batch in rows.to_batches(max_chunksize=400):
         groups = np.zeros(batch.num_rows, np.int16)
         if ahead:
-            whole = batch.append_column("kg", pa.array(groups))
-            partial = logic.partial(whole, at_most=1.0)
+            partial = logic.partial(batch, at_most=1.0)
             assert partial is not None
-            slots = table.locate([partial.column(0)], partial.column("kg").to_numpy())
+            slots = table.locate([partial.column(0)], groups[: partial.num_rows])
             logic.update_partial(table, slots, partial, CTX)
         else:
             logic.update(table, table.locate([batch.column(0)], groups), batch, CTX)

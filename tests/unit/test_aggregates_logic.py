@@ -20,7 +20,6 @@ from bedload.worker.operator import Context
 
 CTX = Context("Trip", WorkerId(0), Epoch(0))
 NAN = math.nan
-KEY_GROUP = pa.field("kg", pa.int16())
 
 
 class Running:
@@ -35,12 +34,6 @@ class Running:
     def batch(self, rows: list[tuple[Any, ...]]) -> pa.RecordBatch:
         columns = [pa.array(list(c), type=t) for c, t in zip(zip(*rows, strict=True), self.schema.types, strict=True)]
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
-
-    def with_group(self, rows: list[tuple[Any, ...]]) -> pa.RecordBatch:
-        batch = self.batch(rows)
-        return pa.RecordBatch.from_arrays(
-            [*batch.columns, pa.array(np.zeros(len(rows), np.int16))], schema=self.schema.append(KEY_GROUP)
-        )
 
     def take(self, *rows: tuple[Any, ...]) -> Running:
         batch = self.batch(list(rows))
@@ -280,13 +273,13 @@ def _weighted(state: Any) -> Any:
 MERGEABLE = {"n": agg.count(), "m": agg.mean("x"), "l": agg.min("x"), "v": agg.var("x")}
 
 
-def test_partial_rows_are_key_columns_then_state_then_the_key_group():
+def test_partial_rows_are_key_columns_then_state():
     running = Running(pa.int32(), **MERGEABLE)
-    batch = running.with_group([("a", 1), ("b", None), ("a", 3)])
+    batch = running.batch([("a", 1), ("b", None), ("a", 3)])
     partial = running.logic.partial(batch, at_most=1.0)
     assert partial is not None
-    assert partial.schema.names == ["key", "__p0", "__p1", "__p2", "__p3", "__p4", "__p5", "kg"]
-    assert partial.schema == running.logic.partial_schema.append(KEY_GROUP)
+    assert partial.schema.names == ["key", "__p0", "__p1", "__p2", "__p3", "__p4", "__p5"]
+    assert partial.schema == running.logic.partial_schema
     assert [spec.name for spec in running.logic.columns] == [
         "count()",
         "sum(x)",
@@ -296,8 +289,8 @@ def test_partial_rows_are_key_columns_then_state_then_the_key_group():
         "squares(x)",
     ]
     assert partial.to_pylist() == [
-        {"key": "a", "__p0": 2, "__p1": 4, "__p2": 1, "__p3": 2, "__p4": 2.0, "__p5": 2.0, "kg": 0},
-        {"key": "b", "__p0": 1, "__p1": None, "__p2": None, "__p3": 0, "__p4": 0.0, "__p5": 0.0, "kg": 0},
+        {"key": "a", "__p0": 2, "__p1": 4, "__p2": 1, "__p3": 2, "__p4": 2.0, "__p5": 2.0},
+        {"key": "b", "__p0": 1, "__p1": None, "__p2": None, "__p3": 0, "__p4": 0.0, "__p5": 0.0},
     ]
     assert running.take_partial(partial).results() == {"a": (2, 2.0, 1, 2.0), "b": (1, None, None, None)}
 
@@ -305,8 +298,8 @@ def test_partial_rows_are_key_columns_then_state_then_the_key_group():
 def test_a_batch_with_hardly_a_key_twice_is_not_worth_it():
     running = Running(pa.int32(), **MERGEABLE)
     rows = [("a", 1), ("b", 1), ("c", 1), ("c", 1)]
-    assert running.logic.partial(running.with_group(rows)) is None
-    assert running.logic.partial(running.with_group(rows), at_most=0.75) is not None
+    assert running.logic.partial(running.batch(rows)) is None
+    assert running.logic.partial(running.batch(rows), at_most=0.75) is not None
 
 
 def test_composite_keys_with_nulls_are_told_apart_in_partial_rows():
@@ -314,22 +307,19 @@ def test_composite_keys_with_nulls_are_told_apart_in_partial_rows():
     logic = agg.Aggregates({"n": agg.count(), "s": agg.sum("x")}, schema, [0, 1], ["a", "b"])
     rows = [("p", 1), ("p", None), (None, 1), (None, None), ("p", 1), (None, None)]
     columns = [pa.array([a for a, _ in rows]), pa.array([b for _, b in rows], pa.int32()), pa.array(range(6))]
-    batch = pa.RecordBatch.from_arrays(
-        [*columns, pa.array([5, 6, 7, 8, 5, 8], pa.int16())], schema=schema.append(KEY_GROUP)
-    )
-    partial = logic.partial(batch, at_most=1.0)
+    partial = logic.partial(pa.RecordBatch.from_arrays(columns, schema=schema), at_most=1.0)
     assert partial is not None
     assert [tuple(row.values()) for row in partial.to_pylist()] == [
-        ("p", 1, 2, 4, 5),
-        ("p", None, 1, 1, 6),
-        (None, 1, 1, 2, 7),
-        (None, None, 2, 8, 8),
+        ("p", 1, 2, 4),
+        ("p", None, 1, 1),
+        (None, 1, 1, 2),
+        (None, None, 2, 8),
     ]
 
 
 def test_moments_of_huge_numbers_are_merged_as_they_are():
     running = Running(pa.float64(), v=agg.var_pop("x"))
-    partial = running.logic.partial(running.with_group([("a", 1e200), ("a", 1e200)]))
+    partial = running.logic.partial(running.batch([("a", 1e200), ("a", 1e200)]))
     assert partial is not None
     assert running.take_partial(partial).results() == {"a": (0.0,)}
 
@@ -347,7 +337,7 @@ def test_what_depends_on_the_order_of_rows_is_not_computed_ahead():
     running = Running(pa.int64(), n=agg.count(), f=agg.first("x"), l=agg.collect_list("x", 2))
     assert not running.logic.mergeable
     with pytest.raises(DefinitionError, match=r"f=first\('x', ignore_nulls=False\), l=collect_list"):
-        running.logic.partial(running.with_group([("a", 1)]))
+        running.logic.partial(running.batch([("a", 1)]))
 
 
 def test_a_reducer_is_computed_ahead_if_it_says_how_to_merge():
@@ -355,7 +345,7 @@ def test_a_reducer_is_computed_ahead_if_it_says_how_to_merge():
     running = Running(pa.int64(), r=total)
     assert running.logic.mergeable
     assert not Running(pa.int64(), r=agg.reduce("x", init=0, update=_add)).logic.mergeable
-    partial = running.logic.partial(running.with_group([("a", 1), ("a", 2), ("a", None)]))
+    partial = running.logic.partial(running.batch([("a", 1), ("a", 2), ("a", None)]))
     assert partial is not None
     assert running.take(("a", 10)).take_partial(partial).results()["a"] == (13,)
 
@@ -366,9 +356,9 @@ def _add(a: int, b: int) -> int:
 
 def test_sums_that_overflow_when_they_are_merged_name_aggregate_and_key():
     running = Running(pa.int64(), total=agg.sum("x")).take(("a", 2**63 - 1))
-    partial = running.logic.partial(running.with_group([("a", 1), ("a", 0)]))
+    partial = running.logic.partial(running.batch([("a", 1), ("a", 0)]))
     assert partial is not None
     with pytest.raises(DataError, match=r"operator Trip, key 'a': .*total=sum\('x'\)"):
         running.take_partial(partial)
     with pytest.raises(DataError, match=r"^key 'a': .*total=sum\('x'\)"):
-        running.logic.partial(running.with_group([("a", 2**63 - 1), ("a", 1)]))
+        running.logic.partial(running.batch([("a", 2**63 - 1), ("a", 1)]))

@@ -43,11 +43,7 @@ class Running:
         return pa.RecordBatch.from_arrays([pa.array(keys, pa.string()), values], schema=self.schema)
 
     def partial(self, keys: Any, values: Any) -> pa.RecordBatch:
-        batch = self.batch(keys, values)
-        group = pa.array(np.zeros(batch.num_rows, np.int16))
-        made = self.logic.partial(
-            pa.RecordBatch.from_arrays([*batch.columns, group], names=["key", "x", "kg"]), at_most=1.0
-        )
+        made = self.logic.partial(self.batch(keys, values), at_most=1.0)
         assert made is not None
         return made
 

@@ -53,12 +53,6 @@ def groups_in(batch: pa.RecordBatch) -> npt.NDArray[np.int16]:
     return groups
 
 
-def group_column(batch: pa.RecordBatch) -> tuple[pa.Field, pa.Array]:
-    """The same as it is in the batch, to be put beside other columns: always as the last one."""
-    place = _place(batch)
-    return batch.schema.field(place), batch.column(place)
-
-
 def without_groups(batch: pa.RecordBatch) -> pa.RecordBatch:
     """The same rows, without their key groups."""
     return batch.select(range(_place(batch)))

@@ -1,10 +1,17 @@
-"""Rows combined by key before they are sent, where that pays."""
+"""What a feeder makes of its rows before it sends them: combined by key, where that pays, and with their key groups.
+
+The key group is computed here, of the rows that are left, and not by Spark of all rows that there are: a column more in
+Spark's plan costs more per row than the hash does here.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import pyarrow as pa
+
+from bedload.protocol.split import with_groups
 
 COMBINE_BELOW = 0.5
 """Rows are combined by key before they are sent if that leaves at most this share of them."""
@@ -24,14 +31,19 @@ class Combining:
     SUBTLE: the choice depends on the rows alone, so every attempt makes the same one.
     """
 
-    def __init__(self, combiner: Combiner | None, key_columns: int) -> None:
-        """``combiner``: None if the operator cannot; ``key_columns``: how many the key has."""
+    def __init__(self, combiner: Combiner | None, key: Sequence[int], key_groups: int) -> None:
+        """``combiner``: None if the operator cannot; ``key``: where the input has the key's columns."""
         self._combiner = combiner
-        self._key_columns = key_columns
+        self._key = key
+        self._key_groups = key_groups
         self._combines: bool | None = None
 
     def rows(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """What to send for a batch."""
+        rows = self._combined(batch)
+        return with_groups(rows, self.key, self._key_groups)
+
+    def _combined(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         if self._combiner is None or self._combines is False:
             return batch
         if self._combines is None:
@@ -42,6 +54,6 @@ class Combining:
         return batch if found is None else found
 
     @property
-    def key(self) -> range | None:
-        """Where the key's columns are in what is sent, if not where the input has them."""
-        return range(self._key_columns) if self._combines else None
+    def key(self) -> Sequence[int]:
+        """Where the key's columns are in what is sent."""
+        return range(len(self._key)) if self._combines else self._key

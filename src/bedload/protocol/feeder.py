@@ -50,6 +50,7 @@ class FeederSession:
         assert opened.routes is not None, "the routes are those that the process was told before"
         routes = opened.routes
         self.workers = sorted(routes.addresses)
+        self.key_groups = len(routes.owners)
         self._owners = np.array(routes.owners, dtype=np.uint16)
         self._key = tuple(key)
         self._pins = Pins(routes.pins, len(routes.owners)) if routes.pins else None

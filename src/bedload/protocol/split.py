@@ -15,11 +15,18 @@ from bedload.keys import groups_in, hash_columns, key_groups
 from bedload.keys.lookup import places_in
 
 GROUP_COLUMN = "__bedload_group"
-"""The key group of each row, a 16-bit integer computed by Spark: the last column of feeder input."""
+"""The key group of each row, a 16-bit integer: the last column of what a feeder sends."""
 
+GROUP_FIELD = pa.field(GROUP_COLUMN, pa.int16())
 
 _FRAMING = 64
 """Bytes at most that a stream of Arrow's has around its schema and its batch."""
+
+
+def with_groups(rows: pa.RecordBatch, key: Sequence[int], count: int) -> pa.RecordBatch:
+    """The rows with the key group of each, of so many; ``key``: the positions of the key's columns."""
+    groups = key_groups(hash_columns([rows.column(i) for i in key]), count).astype(np.int16)
+    return rows.append_column(GROUP_FIELD, pa.array(groups))
 
 
 class Pins:

@@ -8,7 +8,6 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 from pyspark.sql.types import StructType
 
 from bedload.checkpoint.heritage import NO_TERMS, Terms
@@ -17,7 +16,6 @@ from bedload.core.errors import DefinitionError
 from bedload.core.ids import DeploymentId, OperatorName
 from bedload.keys import check_key_groups
 from bedload.protocol.combining import Combiner
-from bedload.protocol.split import GROUP_COLUMN
 from bedload.spark.bootstrap import InitialState
 from bedload.spark.feeder import FeederSpec, feed
 from bedload.spark.plan import mark
@@ -146,6 +144,4 @@ class Application:
         )
         function = feed(spec)
         function.__name__ = mark(number, self.name)
-        columns = [F.col(f"`{column}`") for column in keyed.names]
-        group = F.pmod(F.xxhash64(*columns), F.lit(keyed.groups)).cast("short")
-        return keyed.df.withColumn(GROUP_COLUMN, group).mapInArrow(function, self.out)
+        return keyed.df.mapInArrow(function, self.out)

@@ -107,7 +107,7 @@ class _Feed:
     def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         session = self._open()
         try:
-            combining = Combining(self._spec.combiner, len(self._spec.key))
+            combining = Combining(self._spec.combiner, [at for at, _ in self._spec.key], session.key_groups)
             first = True
             for batch in batches:
                 self._check_keys(batch)

@@ -35,12 +35,12 @@ class Applied:
 
     deployment: Startable
     output: pa.Schema
-    key_columns: int
+    form: InputFormat
     combiner: Combiner | None = None
 
     def combining(self) -> Combining:
         """What a feeder does to the rows before it sends them."""
-        return Combining(self.combiner, self.key_columns)
+        return Combining(self.combiner, self.form.key, self.form.key_groups)
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def an_operator(given: AnyOperator, schema: Columns) -> Subject:
         if checked.grouped:  # its rows wait for the end of the epoch, and become one batch
             form.require(form.columns)
         deployment = Deployment(name, checked, form.key, form.columns, output, form.key_types, parameters=parameters)
-        return Applied(deployment, output, len(form.key))
+        return Applied(deployment, output, form)
 
     return Subject(name, apply)
 
@@ -107,4 +107,4 @@ def _on_columns(name: OperatorName, logic: Any, output: pa.Schema, form: InputFo
 
     deployment = ColumnDeployment(name, logic, form.key, form.key_types, form.key_groups)
     combiner = logic if getattr(logic, "mergeable", False) else None
-    return Applied(deployment, output, len(form.key), combiner)
+    return Applied(deployment, output, form, combiner)

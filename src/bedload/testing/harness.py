@@ -212,7 +212,7 @@ class OperatorHarness:
     def _batch(self, rows: Rows) -> pa.RecordBatch:
         """The rows as a feeder gets them; the first ones say what the columns are, if nobody did."""
         form = self._format or InputFormat.inferred(rows, self._key, self._key_groups)
-        batch = form.batch(rows)
+        batch = form.rows(rows)
         if self._format is None:
             self._bind(form)
         return batch

@@ -235,8 +235,8 @@ class InProcessCluster(Changing):
 
     def _as_batches(self, rows: Rows | list[Rows]) -> list[pa.RecordBatch]:
         if isinstance(rows, list) and rows and not _is_row(rows[0]):
-            return [self._format.batch(part) for part in rows]
-        return [self._format.batch(rows)]
+            return [self._format.rows(part) for part in rows]
+        return [self._format.rows(rows)]
 
     def _deploy(self, key_groups: int) -> DeploymentId:
         deployment, steps = self.coordinator.deploy("deploy", self.name, key_groups, b"")

@@ -16,8 +16,8 @@ import pyarrow as pa
 
 from bedload.core.errors import DataError, KeyColumnError, NullKey, SchemaError
 from bedload.core.ids import KeyGroup, KeyHash
-from bedload.keys import canonical_key, check_key_type, hash_columns, hash_key, kept_type, key_group, key_groups
-from bedload.protocol.split import GROUP_COLUMN
+from bedload.keys import canonical_key, check_key_type, hash_key, kept_type, key_group
+from bedload.protocol.split import GROUP_FIELD, with_groups
 from bedload.testing import ddl
 from bedload.worker.fitting import NOT_FITTING, fitted
 from bedload.worker.misfits import misfit
@@ -118,8 +118,8 @@ class InputFormat:
 
     @property
     def fed(self) -> pa.Schema:
-        """The columns that a feeder gets."""
-        return self.schema.append(pa.field(GROUP_COLUMN, pa.int16()))
+        """The columns that a feeder sends."""
+        return self.schema.append(GROUP_FIELD)
 
     def require(self, names: Iterable[str]) -> None:
         """Raise unless the types of these columns are known."""
@@ -137,7 +137,11 @@ class InputFormat:
         return [] if known else [n for n in names if n in self.columns and pa.types.is_null(self.schema.field(n).type)]
 
     def batch(self, rows: Rows) -> pa.RecordBatch:
-        """The rows as one feeder batch."""
+        """The rows as a feeder sends them."""
+        return with_groups(self.rows(rows), self.key, self.key_groups)
+
+    def rows(self, rows: Rows) -> pa.RecordBatch:
+        """The rows as a feeder gets them."""
         given = _columns_of(rows, self.columns)
         unknown = [name for name in given if name not in self.columns]
         if unknown:
@@ -152,8 +156,7 @@ class InputFormat:
             raise NullKey(f"{keys[0].null_count} rows have null in the key column {self.names[0]!r}")
         if self._undecided(self.columns):
             self.schema = pa.schema([(name, column.type) for name, column in zip(self.columns, columns, strict=True)])
-        groups = pa.array(key_groups(hash_columns(keys), self.key_groups), pa.int16())
-        return pa.RecordBatch.from_arrays([*columns, groups], schema=self.fed)
+        return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
     def _array(self, field: pa.Field, values: pa.Array | list[Any]) -> pa.Array:
         try:

@@ -18,7 +18,6 @@ from collections.abc import Iterable, Mapping, Sequence
 import pyarrow as pa
 
 from bedload.core.errors import DataError, DefinitionError, SchemaError
-from bedload.keys import group_column
 from bedload.operators.aggregates.batch import Batch, Overflowed
 from bedload.operators.aggregates.functions import Function, check_functions
 from bedload.operators.aggregates.partials import PREFIX, Scratch, group_keys
@@ -52,7 +51,7 @@ class Aggregates:
         self.columns: tuple[ColumnSpec, ...] = _state_columns(self._parts)
         """The state columns."""
         self.partial_schema = _partial_schema(keys, self.columns)
-        """What :meth:`partial` gives, but for the key group, which it takes over as it is."""
+        """What :meth:`partial` gives."""
 
     @property
     def mergeable(self) -> bool:
@@ -96,7 +95,7 @@ class Aggregates:
     # --- ahead of the worker ---
 
     def partial(self, batch: pa.RecordBatch, *, at_most: float = 0.5) -> pa.RecordBatch | None:
-        """One row for each key of a batch, with its key group.
+        """One row for each key of a batch.
 
         None if there would be more than ``at_most`` times as many rows: then it is cheaper to send the rows.
         """
@@ -112,12 +111,9 @@ class Aggregates:
                 part.update(scratch, view)
         except Overflowed as overflow:
             raise self._overflow(overflow.part, [key[overflow.row].as_py() for key in keys]) from None
-        field, groups = group_column(batch)
         take = pa.array(rows)
-        return pa.RecordBatch.from_arrays(
-            [*(key.take(take) for key in keys), *scratch.arrays(), groups.take(take)],
-            schema=self.partial_schema.append(field),
-        )
+        columns = [*(key.take(take) for key in keys), *scratch.arrays()]
+        return pa.RecordBatch.from_arrays(columns, schema=self.partial_schema)
 
     def update_partial(
         self, table: ColumnTable, slots: Slots, batch: pa.RecordBatch, ctx: Context | None = None
