@@ -163,7 +163,8 @@ class _Run:
     def _wait_until_restored(self, cluster: bl.Cluster, deadline: float) -> int:
         while True:
             said = [row for row in cluster.restoring() if row["operator"] == NAME]
-            if sum(row["read"] for row in said) == KEY_GROUPS and not any(row["left"] for row in said):
+            read, keys = (sum(row[name] for row in said) for name in ("read", "keys"))
+            if (read, keys) == (KEY_GROUPS, self._case.keys) and not any(row["left"] for row in said):
                 return sum(row["bytes"] for row in said)
             if time.monotonic() > deadline:
                 raise TimeoutError(f"not restored after {self._timing.timeout_s:.0f} s: {said}")

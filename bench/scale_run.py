@@ -16,7 +16,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from bench.isolate import WrongAnswer
 from bench.scale_measure import Beat, beats_of
-from bench.scale_plan import CHANGED, ROWS_PER_EPOCH, Case, keys_expression, mark_expression
+from bench.scale_plan import CHANGED, KEY, ROWS_PER_EPOCH, Case, mark_expression, numbers_expression
 from bench.source import PARTITIONS
 
 CONF = {"spark.ui.showConsoleProgress": "false"}
@@ -42,14 +42,13 @@ def load(spark: SparkSession, case: Case) -> DataFrame:
         .option("numPartitions", PARTITIONS)
         .load()
     )
-    return numbers.selectExpr(f"explode({keys_expression(case)}) AS key")
+    return numbers.selectExpr(f"explode({numbers_expression(case)}) AS number").selectExpr(KEY)
 
 
 def check(spark: SparkSession, case: Case, batch: int, state: DataFrame) -> None:
     """Compare a state of `key, n` as of the end of a batch with the rows that went in."""
-    source = spark.range((batch + 1) * ROWS_PER_EPOCH).selectExpr(
-        "id", f"explode({keys_expression(case, 'id')}) AS key"
-    )
+    numbers = spark.range((batch + 1) * ROWS_PER_EPOCH)
+    source = numbers.selectExpr("id", f"explode({numbers_expression(case, 'id')}) AS number").selectExpr("id", KEY)
     changed = source.where(f"id >= {batch * ROWS_PER_EPOCH}").select("key").distinct().count()
     rows = source.selectExpr("count(*)", f"sum({mark_expression()})").first()
     found = state.selectExpr("sum(n)", f"sum(n * {mark_expression()})", "count(*)").first()
@@ -104,6 +103,6 @@ def _own_seconds() -> float:
     for pid in psutil.pids():
         with contextlib.suppress(ProcessLookupError, PermissionError, psutil.Error):
             if os.getsid(pid) == session:
-                used = psutil.Process(pid).cpu_times()
-                total += used.user + used.system
+                # With what its children used that have ended.
+                total += sum(psutil.Process(pid).cpu_times()[:4])
     return total

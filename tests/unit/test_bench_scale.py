@@ -1,6 +1,7 @@
 """The pure parts of the scale benchmark: the plan, the figures, the verdicts, the report."""
 
 import io
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,7 @@ from bench.scale_plan import (
     TARGET_KEYS,
     Case,
     growth,
+    numbers_expression,
     plan_cases,
     verdicts_of,
     with_memory_per_key,
@@ -110,6 +112,31 @@ def test_filling_brings_each_key_once_and_every_epoch_after_it_the_same_rows(key
 def test_rows_within_the_filling_epochs_are_not_known() -> None:
     with pytest.raises(ValueError, match="bring the keys"):
         Case(COLUMNS, 10_000_000).rows(0)
+
+
+def numbers_of(case: Case, first: int, end: int) -> list[int]:
+    """The numbers of the keys of some source rows: DuckDB stands in for Spark, with Spark's functions as its own."""
+    duckdb = pytest.importorskip("duckdb")
+    sql = re.sub(r"(\d)L\b", r"\1", numbers_expression(case, "r")).replace(" div ", " // ")
+    sql = sql.replace("array()", "[]").replace("array(", "list_value(")
+    with duckdb.connect() as db:
+        db.execute("CREATE MACRO pmod(a, b) AS ((a % b) + b) % b")
+        db.execute("CREATE MACRO sequence(a, b) AS generate_series(a, b)")
+        rows = db.execute(f"SELECT unnest({sql}) FROM range({first}, {end}) AS t(r)").fetchnumpy()
+    (column,) = rows.values()
+    return [int(number) for number in column]
+
+
+@pytest.mark.parametrize("keys", [100_000, 333_333, 2_500_001])
+def test_filling_holds_each_key_once_and_an_epoch_after_it_so_many_different_ones(keys: int) -> None:
+    case = Case(COLUMNS, keys)
+    filling = case.fill_epochs * ROWS_PER_EPOCH
+    assert sorted(numbers_of(case, 0, filling)) == list(range(keys))
+    for epoch in (case.fill_epochs, case.fill_epochs + 7):
+        found = numbers_of(case, epoch * ROWS_PER_EPOCH, (epoch + 1) * ROWS_PER_EPOCH)
+        assert (len(found), len(set(found))) == (ROWS_PER_EPOCH, CHANGED)
+        assert min(found) >= 0
+        assert max(found) < keys
 
 
 # --- figures
