@@ -146,7 +146,9 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         epilog="targets:\n" + "\n".join(f"  {name} <= {bound:g}" for name, bound in TARGETS.items()),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--quick", action="store_true", help="4 operators, 40 partitions, 4 and 8 workers: 3 minutes")
+    parser.add_argument(
+        "--quick", action="store_true", help="4 operators, 40 partitions, 4 and 8 workers: a few minutes"
+    )
     parser.add_argument("--workers", metavar="A,B", help="8,16,32 (4,8 with --quick)")
     parser.add_argument("--operators", type=int, metavar="N", help="8 (4 with --quick)")
     parser.add_argument("--partitions", type=int, metavar="N", help="200 (40 with --quick)")

@@ -6,52 +6,27 @@ Messages, bytes and bytecodes are counted, so the figures are the same on every 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
-from typing import Any
 
 import pytest
 
 # `bench` is not part of the package: it is found from the root of the repository.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from bench.many_load import Cost, Load
+from bench.many_load import Load
+from tests.steps import steps_of
 
 WORKERS, PARTITIONS = 24, 40
 GROUPS = 128
 Figures = dict[str, int]
 
 
-class _Steps:
-    """Counts the bytecodes of the coordinator's own code."""
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    def __call__(self, frame: FrameType, event: str, argument: Any) -> Any:
-        inside = "/bedload/" in frame.f_code.co_filename.replace("\\", "/")
-        frame.f_trace_lines, frame.f_trace_opcodes = False, inside
-        self.count += event == "opcode"
-        return self if inside else None
-
-
-def counted(action: Callable[[], Cost]) -> Figures:
-    steps, before = _Steps(), sys.gettrace()
-    sys.settrace(steps)
-    try:
-        cost = action()
-    finally:
-        sys.settrace(before)
-    return {"messages": cost.messages, "bytes": cost.bytes, "steps": steps.count}
-
-
 def epoch_of(workers: int, partitions: int, operators: int = 1) -> Figures:
     """An epoch like all but the first one: the processes of the feeders know the routes."""
     load = Load(workers, partitions, operators=operators, key_groups=GROUPS, processes=4)
     load.epoch()
-    figures = counted(load.epoch)
+    steps = steps_of(load.epoch)
     assert list(load.committed) == [1] * operators
-    return figures
+    return {"messages": load.cost.messages, "bytes": load.cost.bytes, "steps": steps}
 
 
 @pytest.fixture(scope="module")

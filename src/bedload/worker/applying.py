@@ -68,7 +68,7 @@ class Applying:
         hosted.phase = Phase.IDLE
         hosted.moving.committed()
         hosted.committed = hosted.epoch, hosted.query
-        hosted.feeders = {}
+        hosted.no_feeders()
 
     # --- from feeders ---
 
@@ -118,8 +118,10 @@ class Applying:
         if feeder is None:
             if hosted.phase is Phase.SEALED:
                 raise _different(hosted, f"feeder {message.feeder} came after all {hosted.expected} were done")
-            feeder = hosted.feeders[message.feeder] = Feeder()
+            feeder = hosted.feeders[message.feeder] = Feeder(place=len(hosted.feeders))
+            hosted.undone += 1
         feeder.peers.add(peer)
+        hosted.unplaced.discard(feeder.place)
         if not feeder.applied:
             # The latest: an attempt without rows has no columns either, and the next one may have some.
             feeder.schema = pa.ipc.read_schema(pa.py_buffer(body or b""))
@@ -176,6 +178,10 @@ class Applying:
         known = len(feeder.applied) if feeder.batches is None else feeder.batches
         if known != message.batches:
             raise _different(hosted, f"feeder {message.feeder} sent {message.batches} batches, not {known}")
+        if feeder.batches is None:
+            hosted.undone -= 1
+            hosted.unplaced.discard(feeder.place)
+            hosted.held[feeder.place] = feeder
         feeder.batches = message.batches
         if hosted.phase is Phase.SEALED or feeder.released:
             return [(peer, m.Finished(hosted.turn), feeder.share)]
@@ -188,6 +194,8 @@ class Applying:
         hosted.reads = [item for item in hosted.reads if item[0] != peer]
         for feeder in hosted.feeders.values():
             feeder.gone(peer)
+            if feeder.batches is None and not feeder.peers:
+                hosted.unplaced.add(feeder.place)
         return self.seal_if_done(hosted)
 
     # --- to the end ---
@@ -211,8 +219,8 @@ class Applying:
         if len(feeders) > hosted.expected:
             error = _different(hosted, f"{len(feeders)} feeders came, but the plan has {hosted.expected}")
             return self.fail(hosted, error)
-        done = [feeder for feeder in feeders.values() if feeder.batches is not None]
-        if len(done) == hosted.expected:
+        all_came = len(feeders) == hosted.expected
+        if all_came and not hosted.undone:
             if not hosted.parking.empty:
                 return []  # the last state to arrive comes back here
             try:
@@ -220,15 +228,14 @@ class Applying:
             except Exception as error:
                 return self.fail(hosted, as_ours(error))
         # SUBTLE: a feeder that came and whose task crashed has lost its slot to whichever task was next.
-        placed = all(feeder.peers or feeder.batches is not None for feeder in feeders.values())
-        if len(feeders) == hosted.expected and placed:
+        if all_came and not hosted.unplaced:
             return []  # all have their slot: waiting takes it from nobody
         out: list[Out] = []
-        for feeder in done:
-            if not feeder.released:
-                feeder.released = True
-                out += [(peer, m.Finished(hosted.turn), None) for peer in feeder.waiting]
-                feeder.waiting = []
+        for _, feeder in sorted(hosted.held.items()):
+            feeder.released = True
+            out += [(peer, m.Finished(hosted.turn), None) for peer in feeder.waiting]
+            feeder.waiting = []
+        hosted.held = {}
         return out
 
     def _seal(self, hosted: Hosted) -> list[Out]:
@@ -270,7 +277,7 @@ class Applying:
         hosted.phase, hosted.error = Phase.ABORTED, error
         refusal = m.Refused(m.WireError.of(error))
         waiting = {peer: None for feeder in hosted.feeders.values() for peer in feeder.all_waiting}
-        hosted.feeders = {}
+        hosted.no_feeders()
         hosted.parking.clear()
         return [*((peer, refusal, None) for peer in waiting), *self.flush(hosted)]
 

@@ -63,6 +63,8 @@ class Applied:
 class Feeder:
     """What this worker knows of one feeder in the current turn, over all of its attempts."""
 
+    place: int = 0
+    """How many came before it."""
     schema: pa.Schema | None = None
     applied: dict[int, Applied] = field(default_factory=dict)
     last: int = -1
@@ -130,6 +132,12 @@ class Hosted:
     """Whether the time of the epoch is known: before that no row of it is applied."""
     expected: int | None = None
     feeders: dict[m.FeederId, Feeder] = field(default_factory=dict)
+    undone: int = 0
+    """How many of them are not done. This and the next two are kept, as the end of each feeder asks for them."""
+    unplaced: set[int] = field(default_factory=set)
+    """The places of those that are not done and have no attempt that is connected."""
+    held: dict[int, Feeder] = field(default_factory=dict)
+    """Those that are done and not released, by their place."""
     error: BedloadError | None = None
     early: list[tuple[Peer, TurnMessage, Body]] = field(default_factory=list)
     """Messages of a turn that has not begun here, or whose time is not known."""
@@ -143,6 +151,10 @@ class Hosted:
     def waits_for_time(self) -> bool:
         """Whether a turn is under way, and its time is not known."""
         return self.phase is Phase.OPEN and not self.timed
+
+    def no_feeders(self) -> None:
+        """A turn begins, or is over."""
+        self.feeders, self.undone, self.unplaced, self.held = {}, 0, set(), {}
 
     def weigh(self, worker: WorkerId, message: m.Weigh) -> m.Weighed:
         """What its key groups weigh here."""
@@ -161,6 +173,12 @@ class Hosted:
         assert (self.error is not None) == (self.phase is Phase.ABORTED), f"{where}: {self.error!r}"
         assert running or not self.feeders, f"{where}: there are feeders"
         assert self.phase is Phase.OPEN or self.parking.empty, f"{where}: rows wait"
+        undone = [it for it in self.feeders.values() if it.batches is None]
+        assert self.undone == len(undone), f"{where}: {undone} are not done, and {self.undone} are known"
+        unplaced = {it.place for it in undone if not it.peers}
+        assert self.unplaced == unplaced, f"{where}: {unplaced} have no attempt, and {self.unplaced} are known"
+        held = [it.place for it in self.feeders.values() if it.batches is not None and not it.released]
+        assert sorted(self.held) == held, f"{where}: {held} are held, and {sorted(self.held)} are known"
         first = self.turn if self.waits_for_time else self.turn + 1
         late = [message for _, message, _ in self.early if message.turn < first]
         assert not late, f"{where}: {late} wait for their turn"

@@ -241,8 +241,14 @@ class WorkerMachine:
             # SUBTLE: the coordinator always ends a turn before it begins another on this FIFO channel.
             raise ProtocolError(f"{message} while turn {hosted.turn} is {hosted.phase.name}")
         hosted.turn, hosted.epoch, hosted.query = message.turn, message.epoch, message.query
-        hosted.phase, hosted.error, hosted.expected, hosted.timed = Phase.OPEN, None, None, False
-        hosted.feeders, hosted.weight.busy = {}, 0.0
+        hosted.phase, hosted.error, hosted.expected, hosted.timed, hosted.weight.busy = (
+            Phase.OPEN,
+            None,
+            None,
+            False,
+            0.0,
+        )
+        hosted.no_feeders()
         out: list[Out] = []
         try:
             runtime = self._activate(hosted, message.deployment)
