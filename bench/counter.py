@@ -6,7 +6,8 @@
 Invariants:
 - A system is timed only after its counts over a smaller input equalled the true ones, key by key.
 - Each measurement runs in a process tree of its own; rounds go through all systems in turn, so that a
-  slow spell of the machine hits all of them, and the median of the rounds is reported.
+  slow spell of the machine hits all of them, and the median of the rounds is reported, with the slowest and the
+  fastest round beside it.
 - All keys are in the state before the first measured batch.
 
 Why: a keyed count is the least work that a stateful operator can do, so what is left is the cost of the
@@ -59,6 +60,9 @@ COLUMNS = (
     Column("keys", "keys", "{:,}"),
     Column("batch_rows", "batch rows", "{:,}"),
     Column("rows_per_s", "rows/s", "{:,.0f}"),
+    Column("rows_per_s_min", "slowest", "{:,.0f}"),
+    Column("rows_per_s_max", "fastest", "{:,.0f}"),
+    Column("cpu_s_per_m_rows", "CPU s/M rows", "{:.2f}"),
     Column("vs_native_rocksdb", "vs native rocksdb", "{:.2f}x"),
     Column("peak_rss_mb", "peak RSS MB", "{:,.0f}"),
 )
@@ -207,8 +211,9 @@ def _result_of(run: Run, outcome: Outcome) -> Result:
     if outcome.value is None:
         known = {"NotAvailable": Status.UNAVAILABLE, "WrongAnswer": Status.WRONG}
         return Result(run.system, run.params, known.get(outcome.error_kind, Status.FAILED), {}, outcome.error)
-    names = ("rows_per_s", "wall_rows_per_s", "slowest_trigger_s")
-    figures = {name: round(float(outcome.value[name]), 3) for name in names}
+    names = ("rows_per_s", "wall_rows_per_s", "slowest_trigger_s", "cpu_s_per_m_rows")
+    # Engines that are not Spark end before anybody could ask for their processor time.
+    figures = {name: round(float(outcome.value[name]), 3) for name in names if name in outcome.value}
     figures["peak_rss_mb"] = round(outcome.peak_mb, 1)
     figures["run_s"] = round(outcome.seconds, 1)
     figures["busy_cores_before"] = round(outcome.busy_cores, 2)
@@ -227,7 +232,7 @@ def _escape(text: str) -> str:
 
 def make_report(rounds: Sequence[Sequence[Result]], options: argparse.Namespace, java: str) -> Report:
     """The median of the rounds, with ratios."""
-    merged = [median_of_rounds(of_one) for of_one in zip(*rounds, strict=True)]
+    merged = [median_of_rounds(of_one, spread="rows_per_s") for of_one in zip(*rounds, strict=True)]
     results = []
     for result in merged:
         against = ratio(merged, result.system, (BASELINE,), "rows_per_s", keys=result.params["keys"])

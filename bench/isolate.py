@@ -141,6 +141,15 @@ def _session_members(session: int) -> list[psutil.Process]:
     return members
 
 
+def cpu_seconds() -> float:
+    """Processor time that all processes of this one's session have had, those that have ended included."""
+    total = 0.0
+    for process in _session_members(os.getsid(0)):
+        with contextlib.suppress(psutil.Error):
+            total += sum(process.cpu_times()[:4])  # its own and that of its children who have ended, user and system
+    return total
+
+
 def _memory_bytes(process: psutil.Process) -> int:
     with contextlib.suppress(psutil.Error):
         full = process.memory_full_info()

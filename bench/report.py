@@ -61,8 +61,8 @@ class Result:
         return {**flat, "note": self.note} if self.note else flat
 
 
-def median_of_rounds(rounds: Sequence[Result]) -> Result:
-    """One result for several rounds of the same thing: each figure's median.
+def median_of_rounds(rounds: Sequence[Result], spread: str = "") -> Result:
+    """One result for several rounds of the same thing: each figure's median, and of one the smallest and the largest.
 
     A system that failed in any round is reported as that failure: a median over the rounds that
     happened to work would hide it.
@@ -72,6 +72,9 @@ def median_of_rounds(rounds: Sequence[Result]) -> Result:
             return bad
     first = rounds[0]
     figures = {name: median(r.figures[name] for r in rounds) for name in first.figures}
+    if spread:
+        values = [r.figures[spread] for r in rounds]
+        figures |= {f"{spread}_min": min(values), f"{spread}_max": max(values)}
     return Result(first.system, first.params, Status.OK, figures, first.note)
 
 

@@ -4,6 +4,8 @@ Invariants:
 - Every system gets the same session but for the settings that it names itself.
 - A rate is rows over the sum of whole trigger durations (`triggerExecution`: planning, logs, work and
   commit), from the progress events of the measured batches, every one of which must have been seen.
+- Processor time is that of all processes of the session, the JVM's too, from the end of the warm-up to the end of the
+  run, over the rows of the batches that ended in between.
 - A check keeps all outputs of its batches; a timed run produces them all into Spark's `noop` sink.
 
 Why: the time of `addBatch` alone would hide what a system does around it, and an average over the
@@ -13,7 +15,7 @@ between triggers shows as a gap between the two.
 
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,8 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
+
+from bench.isolate import cpu_seconds
 
 CORES = 2
 POLL_SECONDS = 0.1
@@ -48,6 +52,7 @@ class Rate:
     wall_rows_per_s: float
     slowest_trigger_s: float
     trigger_s: list[float]
+    cpu_s_per_m_rows: float = 0.0
 
     def as_json(self) -> dict[str, Any]:
         """For the way back from an isolated run."""
@@ -70,11 +75,15 @@ def run_timed(out: DataFrame, checkpoint: Path, warmup: int, batches: int, timeo
     """Run `warmup + batches` triggers into the `noop` sink and rate the last `batches`."""
     query = out.writeStream.format("noop").outputMode("update").option("checkpointLocation", str(checkpoint)).start()
     try:
-        wait_for_batch(query, warmup + batches - 1, timeout)
+        first = wait_for_batch(query, warmup - 1, timeout)
+        began = cpu_seconds()
+        last = wait_for_batch(query, warmup + batches - 1, timeout)
+        took = cpu_seconds() - began
         events = [_as_dict(event) for event in query.recentProgress]
     finally:
         query.stop()
-    return rate_of(events, warmup, batches)
+    rows = sum(int(event["numInputRows"]) for event in events if first < event["batchId"] <= last)
+    return replace(rate_of(events, warmup, batches), cpu_s_per_m_rows=took / rows * 1e6)
 
 
 def rate_of(events: list[dict[str, Any]], warmup: int, batches: int) -> Rate:
@@ -113,8 +122,8 @@ def run_collecting(out: DataFrame, checkpoint: Path, batches: int, timeout: floa
     return pa.concat_tables([kept[batch] for batch in range(batches)])
 
 
-def wait_for_batch(query: StreamingQuery, batch: int, timeout: float) -> None:
-    """Return when a query has committed this batch; raise what it failed with."""
+def wait_for_batch(query: StreamingQuery, batch: int, timeout: float) -> int:
+    """Return when a query has committed this batch, with the last one that it has; raise what it failed with."""
     deadline = time.monotonic() + timeout
     while True:
         failure = query.exception()
@@ -123,7 +132,7 @@ def wait_for_batch(query: StreamingQuery, batch: int, timeout: float) -> None:
         progress = query.lastProgress
         seen = -1 if progress is None else int(progress["batchId"])
         if seen >= batch:
-            return
+            return seen
         if not query.isActive:
             raise RuntimeError(f"the query stopped by itself after batch {seen}")
         if time.monotonic() > deadline:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from tests.simulation.mutants import Patch, first_failure
 from tests.simulator import Scenario
@@ -19,6 +20,7 @@ from bedload.control.epochs import OperatorEpochs
 from bedload.control.standing import Phase as ControlPhase
 from bedload.control.turns import Turns
 from bedload.core.epoch import EpochTime
+from bedload.protocol import combining, split
 from bedload.protocol import messages as m
 from bedload.protocol.split import unpack
 from bedload.store.rows import RowStore
@@ -83,6 +85,16 @@ def checksums_are_not_compared(patch: Patch) -> None:
     whole = Applying._done
     patch.setattr(Applying, "_apply", apply)
     patch.setattr(Applying, "_done", done)
+
+
+def key_groups_are_those_of_other_rows(patch: Patch) -> None:
+    original = split.with_groups
+
+    def with_groups(rows: Any, key: Any, count: int) -> Any:
+        groups = original(rows, key, count).columns[-1]
+        return rows.append_column(split.GROUP_FIELD, groups.take(pa.array(range(len(groups))[::-1])))
+
+    patch.setattr(combining, "with_groups", with_groups)
 
 
 def abort_does_not_restore(patch: Patch) -> None:
@@ -223,6 +235,7 @@ MUTANTS: list[tuple[Callable[[Patch], None], Scenario]] = [
     (repeat_is_applied_again, USUAL),
     (repeat_gets_no_output, USUAL),
     (checksums_are_not_compared, OFTEN),
+    (key_groups_are_those_of_other_rows, USUAL),
     (abort_does_not_restore, USUAL),
     (abort_forgets_removed_keys, USUAL),
     (seal_comes_before_all_are_done, USUAL),

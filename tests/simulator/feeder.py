@@ -18,6 +18,7 @@ import pyarrow as pa
 from bedload.core.errors import BedloadError, DataError, NullKey, WorkerLost
 from bedload.core.ids import DeploymentId, Epoch, OperatorName, QueryId, RunId, WorkerId
 from bedload.protocol import messages as m
+from bedload.protocol.combining import Combining
 from bedload.protocol.feeder import FeederSession, Send
 from bedload.protocol.routes import Told
 from bedload.protocol.split import unpack
@@ -268,13 +269,14 @@ class TaskAttempt:
             return False
         if not feeder.joined and (feeder.left or not feeder.more):
             feeder.joined = True
-            self._send(feeder, session.join(feeder.left[0].schema if feeder.left else pa.schema([])))
+            self._send(feeder, session.join(FORM.fed if feeder.left else pa.schema([])))
             self._wake()
         elif feeder.left and session.in_flight <= self._fate.window:
             if self._fate.bad_data and len(feeder.left) == 1:
                 self._fail(NullKey("a row's key is null"))
                 return True
-            self._send(feeder, session.submit(feeder.left.pop(0)))
+            rows = Combining(None, FORM.key, session.key_groups).rows(feeder.left.pop(0))
+            self._send(feeder, session.submit(rows))
             self._wake()
         elif feeder.joined and not feeder.left and not feeder.more and not feeder.finishing:
             feeder.finishing = True

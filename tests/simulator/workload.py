@@ -311,11 +311,10 @@ class QueryPlan:
 
 
 def _batch(rows: list[Row], noise: int) -> pa.RecordBatch:
-    """Rows as a feeder gets them; their key groups are known, and need not be computed for every batch."""
+    """Rows as a feeder gets them."""
     keys, sources, numbers = zip(*rows, strict=True)
-    groups = [GROUP_OF[key] for key in keys]
-    columns = zip((keys, sources, numbers, [noise] * len(rows), groups), FORM.fed.types, strict=True)
-    return pa.RecordBatch.from_arrays([pa.array(values, kind) for values, kind in columns], schema=FORM.fed)
+    columns = zip((keys, sources, numbers, [noise] * len(rows)), INPUT.types, strict=True)
+    return pa.RecordBatch.from_arrays([pa.array(values, kind) for values, kind in columns], schema=INPUT)
 
 
 def fed(outputs: list[dict[str, Any]]) -> pa.RecordBatch:

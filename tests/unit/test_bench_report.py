@@ -1,5 +1,6 @@
 import io
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from rich.console import Console
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from bench.counter import make_report, parse, plan_runs
+from bench.isolate import ROOT
 from bench.report import Column, Report, Result, Status, median_of_rounds, ratio, short_count
 from bench.source import SCATTER, fill_batches
 from bench.spark_run import rate_of
@@ -46,6 +48,25 @@ def test_a_result_that_is_not_ok_cannot_carry_figures(status: Status) -> None:
 def test_rounds_are_reported_by_their_median(values: list[float]) -> None:
     shuffled = [values[2], values[0], values[1]]
     assert median_of_rounds([ok("a", v) for v in shuffled]).figures["rows_per_s"] == values[1]
+
+
+def test_the_counter_shows_the_slowest_and_the_fastest_round_beside_the_median() -> None:
+    rounds = [[ok("bedload-aggregate", rate)] for rate in (3.0, 1.0, 2.0)]
+    report = make_report(rounds, parse(["--keys", "10000"]), "")
+    (figures,) = (result.figures for result in report.results)
+    assert [figures[name] for name in ("rows_per_s_min", "rows_per_s", "rows_per_s_max")] == [1.0, 2.0, 3.0]
+    assert {"rows_per_s_min", "rows_per_s_max", "cpu_s_per_m_rows"} <= {column.name for column in report.columns}
+
+
+def test_processor_time_is_that_of_the_whole_session_also_of_what_has_ended() -> None:
+    burn = "import time\nwhile time.process_time() < 0.3: pass"
+    text = (
+        "import subprocess, sys\nfrom bench.isolate import cpu_seconds\nbefore = cpu_seconds()\n"
+        f"subprocess.run([sys.executable, '-c', {burn!r}], check=True)\nprint(cpu_seconds() - before)"
+    )
+    command = [sys.executable, "-c", text]
+    made = subprocess.run(command, cwd=ROOT, capture_output=True, check=True, timeout=60, start_new_session=True)
+    assert float(made.stdout) >= 0.25
 
 
 @pytest.mark.parametrize("position", [0, 1, 2])

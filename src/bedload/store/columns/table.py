@@ -49,15 +49,17 @@ class ColumnTable(SlotTable):
         slots = np.concatenate((changed, removed)) if len(removed) else changed
         if not len(slots):
             return None
-        gone = np.arange(len(slots)) >= len(changed)
         groups = self.index.group_of(slots).astype(np.int16)
         order = np.argsort(groups, kind="stable")
-        slots, gone = slots[order], gone[order]
-        state = self.current(slots[~gone])
+        slots, groups = slots[order], groups[order]
+        ops = np.full(len(slots), PUT, np.int8)
         if len(removed):
-            state = state.take(pa.array(np.cumsum(~gone) - 1, mask=gone))
-        ops = np.where(gone, REMOVE, PUT).astype(np.int8)
-        return delta_batch(groups[order], ops, self.keys(slots), dict(zip(self._columns, state.columns, strict=True)))
+            gone = order >= len(changed)
+            ops[gone] = REMOVE
+            state = self.current(slots[~gone]).take(pa.array(np.cumsum(~gone) - 1, mask=gone))
+        else:
+            state = self.current(slots)
+        return delta_batch(groups, ops, self.keys(slots), dict(zip(self._columns, state.columns, strict=True)))
 
     def created(self) -> Slots:
         """Slots of the keys that exist and that this epoch made, or deleted and made again."""
