@@ -107,6 +107,39 @@ def test_small_variables_are_put_whole_and_sorted_by_group() -> None:
     assert worker.delta() == []
 
 
+@pytest.mark.parametrize("durable", [True, False])
+def test_the_delta_of_many_keys_is_encoded_in_parts_and_whole(durable: bool) -> None:
+    worker = Worker(Numbers, pa.int64(), pa.string())
+    worker.runtime.durable = durable
+    keys = [(number, str(number)) for number in range(10_000)]
+    worker.begin()
+    for key in keys:
+        worker.touch(key, key[0] % 4).n = key[0]
+    assert sorted(worker.delta()) == sorted((key[0] % 4, PUT, *key, key[0], 0.0) for key in keys)
+    worker.runtime.commit()
+    worker.begin()
+    for key in keys:
+        if key[0] % 3:
+            worker.touch(key, key[0] % 4).n += 1
+        else:
+            worker.forget(key, key[0] % 4)
+    changed = [(key[0] % 4, PUT, *key, key[0] + 1, 0.0) for key in keys if key[0] % 3]
+    removed = [(key[0] % 4, REMOVE, *key, None, None) for key in keys if not key[0] % 3]
+    found = worker.delta()
+    assert sorted(found, key=lambda row: row[:3]) == sorted([*changed, *removed], key=lambda row: row[:3])
+    assert [row[0] for row in found] == sorted(row[0] for row in found)
+
+
+def test_what_cannot_be_encoded_is_named_among_many_keys() -> None:
+    worker = Worker(Numbers)
+    worker.runtime.durable = True
+    worker.begin()
+    for key in range(10_000):
+        worker.touch(key, key % 4).n = key if key != 7_777 else "seven"
+    with pytest.raises(StateTypeError, match="7777"):
+        worker.delta()
+
+
 def test_other_variables_are_patched_if_the_key_was_there() -> None:
     worker = Worker(Mixed)
     worker.begin()

@@ -190,16 +190,23 @@ Gather: TypeAlias = Callable[[list[Any], Sequence[list[Any]]], list[Any]]
 """Adds the keys and values that a delta of one key group writes; gives the removed keys."""
 
 
+_SOME = 4096
+"""So many keys of small values are encoded together."""
+
+
 class SmallDelta:
-    """The delta of rows of small values, gathered key group by key group.
+    """The delta of rows of small values, gathered key group by key group, and encoded some keys at a time.
 
     Why not all at once: a key group's objects are in the processor's cache right after operator code ran on them.
     """
 
-    def __init__(self, layout: RecordLayout) -> None:
+    def __init__(self, layout: RecordLayout, key_types: Sequence[pa.DataType]) -> None:
         self._specs = layout.specs
+        self._key_types = key_types
         self._keys: list[Any] = []
         self._columns: list[list[Any]] = [[] for _ in layout.specs]
+        self._encoded: list[list[pa.Array]] = []
+        """The columns of the keys before these: of the key, and of the variables."""
         self._groups: list[tuple[KeyGroup, int, int]] = []
         self._gone: list[Any] = []
 
@@ -209,22 +216,33 @@ class SmallDelta:
         removed = gather(self._keys, self._columns)
         self._gone += removed
         self._groups.append((group, len(self._keys) - before, len(removed)))
+        if len(self._keys) >= _SOME:
+            self._encode()
 
-    def batch(self, key_types: Sequence[pa.DataType]) -> pa.RecordBatch | None:
-        """All that was gathered; None if nothing changed."""
-        keys, gone = self._keys, self._gone
-        if not keys and not gone:
-            return None
+    def _encode(self) -> None:
         columns = zip(self._specs, self._columns, strict=True)
-        made = {spec.name: _column(spec, values, keys) for spec, values in columns}
+        made = [_column(spec, values, self._keys) for spec, values in columns]
+        self._encoded.append([*key_arrays(self._keys, self._key_types), *made])
+        for values in (self._keys, *self._columns):
+            values.clear()
+
+    def batch(self) -> pa.RecordBatch | None:
+        """All that was gathered; None if nothing changed."""
+        if not (self._keys or self._encoded or self._gone):
+            return None
+        self._encode()
         numbers, counts, lost = zip(*self._groups, strict=True)
-        groups = np.repeat(numbers, counts)
-        ops = np.zeros(len(keys), np.int8)
+        groups, gone = np.repeat(numbers, counts), self._gone
+        ops = np.zeros(len(groups), np.int8)
         if gone:
             groups = np.concatenate((groups, np.repeat(numbers, lost)))
             ops = np.concatenate((ops, np.full(len(gone), REMOVE, np.int8)))
-            made = {name: _extended(column, len(gone)) for name, column in made.items()}
-        return delta_batch(groups, ops, key_arrays(keys + gone, key_types), made)
+            nulls = [pa.nulls(len(gone), arrow_type(spec.type)) for spec in self._specs]
+            self._encoded.append([*key_arrays(gone, self._key_types), *nulls])
+        columns = list(map(pa.concat_arrays, zip(*self._encoded, strict=True)))
+        keys, values = columns[: len(self._key_types)], columns[len(self._key_types) :]
+        names = [spec.name for spec in self._specs]
+        return delta_batch(groups, ops, keys, dict(zip(names, values, strict=True)))
 
 
 def rows_delta(

@@ -64,7 +64,9 @@ class RowTable:
 
         ``durable`` says that a delta is asked for next: part of that is done on the way.
         """
-        self._delta = SmallDelta(self.layout) if durable and self.layout.gather is not None else None
+        typed = len(self._key_types) == self._key_columns  # else the delta says what is wrong
+        begun = durable and typed and self.layout.gather is not None
+        self._delta = SmallDelta(self.layout, self._key_types) if begun else None
         touched = self._touched()
         # SUBTLE: also where a delta is written next. It leaves out what is equal to what was: 1.0 in place of 1.
         settling = Settling(self.layout)
@@ -94,10 +96,10 @@ class RowTable:
             return rows_delta(self.layout, written, types)
         made, self._delta = self._delta, None
         if made is None:
-            made = SmallDelta(self.layout)
+            made = SmallDelta(self.layout, types)
             for store in self._touched():
                 made.add(store.group, store.gather)
-        return made.batch(types)
+        return made.batch()
 
     def commit(self) -> None:
         """The current state is the committed one."""

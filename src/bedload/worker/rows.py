@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import namedtuple
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import repeat
 from operator import index as as_index
 from operator import itemgetter
@@ -96,7 +97,7 @@ class SortedBatch:
         """All rows as objects."""
         if self._rows is None:
             columns = [values(self._column(at)) for at in range(len(self._names))]
-            make = self._row_type._make
+            make = partial(tuple.__new__, self._row_type)  # what `_make` does, without Python code per row
             self._rows = list(map(make, zip(*columns, strict=True))) if columns else []
         return self._rows
 
