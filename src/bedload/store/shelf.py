@@ -174,7 +174,9 @@ class AnyShelf(Generic[Some]):
         self._begun = np.zeros(key_groups, np.bool_)
         self._listing: KeyGroup | None = None
         self._pending: Some = nothing
-        """Keys of the key group that is being listed which are not on the shelf yet."""
+        """Keys of the key group that is being listed."""
+        self._put_so_far = 0
+        """How many of them are on the shelf."""
         self._noted = False
         """Whether new keys joined the shelf since that key group was begun."""
         self._undropped = deque(selection.groups)
@@ -206,14 +208,15 @@ class AnyShelf(Generic[Some]):
                 self._listing = self._unlisted.popleft()
                 self._begun[self._listing] = True
                 self._noted = False
-                self._pending = self._held_in(self._listing)
-            part, self._pending = self._pending[:keys], self._pending[keys:]
+                self._pending, self._put_so_far = self._held_in(self._listing), 0
+            part = self._pending[self._put_so_far : self._put_so_far + keys]
             if len(part):
                 touched.append(self._put(part, self._listing))
                 keys -= len(part)
-            if not len(self._pending):
+                self._put_so_far += len(part)
+            if self._put_so_far == len(self._pending):
                 whole.append(self._listing)
-                self._listing = None
+                self._listing, self._pending, self._put_so_far = None, self._pending[:0], 0
                 self.whole = len(self._entries)
         return Listed(tuple(whole), np.concatenate([NO_HASHES, *touched]))
 

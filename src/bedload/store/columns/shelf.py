@@ -64,7 +64,8 @@ class ColumnShelf(AnyShelf[Slots]):
     def freed(self, slots: Slots) -> None:
         """The keys in these slots go: keep those that have an entry."""
         if len(self._pending):
-            self._pending = np.setdiff1d(self._pending, slots, assume_unique=True)
+            self._pending = np.setdiff1d(self._pending[self._put_so_far :], slots, assume_unique=True)
+            self._put_so_far = 0
         slots = slots[slots < len(self._entry)]
         slots = slots[self._entry[slots] > 0]
         if not len(slots):
