@@ -51,6 +51,8 @@ _SAMPLE = 32
 """Keys to look at for a first estimate of their size."""
 _GUESS = 64.0
 """Bytes per key when none can be looked at."""
+_GROUP = 64
+"""To forget a key group takes as long as to forget so many keys, however few it has."""
 
 
 class Listed(NamedTuple):
@@ -139,6 +141,7 @@ class Selection:
     ) -> None:
         """``single``: the key groups of the keys that have one of the hashes ``only``."""
         self.groups = sorted({*whole, *single})
+        self._all = frozenset(whole)
         self._whole = np.array(sorted(whole), np.int64)
         self._without, self._only = np.sort(without), np.sort(only)
 
@@ -153,7 +156,7 @@ class Selection:
 
     def admits_all(self, group: KeyGroup) -> bool:
         """Whether all keys of a key group are meant for certain."""
-        return not len(self._without) and bool(np.isin(group, self._whole))
+        return not len(self._without) and group in self._all
 
 
 Some = TypeVar("Some", list[Any], npt.NDArray[np.int64])
@@ -179,7 +182,7 @@ class AnyShelf(Generic[Some]):
         """How many of them are on the shelf."""
         self._noted = False
         """Whether new keys joined the shelf since that key group was begun."""
-        self._undropped = deque(selection.groups)
+        self._undropped = list(selection.groups)
 
     @property
     def hashes(self) -> Hashes:
@@ -235,9 +238,12 @@ class AnyShelf(Generic[Some]):
     def drop_some(self, keys: int) -> bool:
         """Forget about so many keys, whole key groups at a time."""
         self._leave()
-        while self._undropped and keys > 0:
-            keys -= max(1, self._forget(self._undropped[0]))
-            self._undropped.popleft()
+        some: list[KeyGroup] = []
+        while keys > 0 and len(some) < len(self._undropped):
+            some.append(self._undropped[len(some)])
+            keys -= max(_GROUP, self._count(some[-1]))
+        self._forget(some)
+        del self._undropped[: len(some)]
         return not self._undropped and self._tidied(keys)
 
     @property
@@ -284,8 +290,12 @@ class AnyShelf(Generic[Some]):
     def _leave(self) -> None:
         """Nothing is collected any more."""
 
-    def _forget(self, group: KeyGroup) -> int:
-        """Drop the keys of a key group that are meant; how many, about."""
+    def _count(self, group: KeyGroup) -> int:
+        """How many keys of a key group there are."""
+        raise NotImplementedError
+
+    def _forget(self, groups: list[KeyGroup]) -> None:
+        """Drop the keys of key groups that are meant."""
         raise NotImplementedError
 
     def _tidied(self, keys: int) -> bool:

@@ -89,16 +89,18 @@ class ColumnShelf(AnyShelf[Slots]):
     def _leave(self) -> None:
         self._table.watchers.discard(self)
 
-    def _forget(self, group: KeyGroup) -> int:
+    def _count(self, group: KeyGroup) -> int:
+        return self._table.index.count(group)
+
+    def _forget(self, groups: list[KeyGroup]) -> None:
         table = self._table
-        if self._selection.admits_all(group):
-            keys = table.index.count(group)
-            table.drop([group])  # it costs next to nothing
-            return keys
-        slots = table.index.slots_of(group)
-        meant = self._selection.admits(hash_columns(table.keys(slots)), np.full(len(slots), group))
-        table.discard(slots[meant])
-        return len(slots)
+        whole = [group for group in groups if self._selection.admits_all(group)]
+        table.drop(whole)  # together: it costs a look at the blocks of all
+        for group in groups:
+            if not self._selection.admits_all(group):
+                slots = table.index.slots_of(group)
+                meant = self._selection.admits(hash_columns(table.keys(slots)), np.full(len(slots), group))
+                table.discard(slots[meant])
 
     def _tidied(self, keys: int) -> bool:
         return self._table.tidy(keys)
