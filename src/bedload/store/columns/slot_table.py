@@ -221,6 +221,8 @@ class SlotTable:
                 for array in column.arrays:
                     array.start(slots)
         index.untouch(known)
+        # A sweep that is under way goes on as fast as values come, or the end of the epoch would wait for all of it.
+        self.tidy(0)
 
     def discard(self, slots: Slots) -> None:
         """Drop keys without a before-image; an epoch under way must not have touched them."""
