@@ -10,7 +10,7 @@ import pytest
 
 from bedload.core.ids import KeyGroup
 from bedload.keys import hash_columns, key_groups
-from bedload.store.columns import ColumnSpec, ColumnTable, memory
+from bedload.store.columns import ColumnSpec, ColumnTable, byte_kernels, memory
 from bedload.store.columns.memory import GrowingArray
 
 N = ColumnSpec("n", pa.int64(), 0)
@@ -226,3 +226,27 @@ def test_an_array_outgrows_its_reservation(monkeypatch: pytest.MonkeyPatch) -> N
     array.resize(80_000)
     assert array.array[:8000].tolist() == list(range(8000))
     assert not array.array[8000:].any()
+
+
+def test_the_end_of_an_epoch_does_not_sweep_for_all_keys_that_came_in_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    groups = 4
+    table = ColumnTable([pa.string()], [N], groups)
+
+    def put(first: int, count: int) -> None:
+        keys = [pa.array([f"key {i}" for i in range(first, first + count)])]
+        state = pa.record_batch({"n": np.zeros(count, np.int64)})
+        table.put(keys, key_groups(hash_columns(keys), groups), state)
+
+    put(0, 200_000)
+    table.drop([KeyGroup(0), KeyGroup(1), KeyGroup(2)])  # a sweep begins
+    for first in range(200_000, 350_000, 1000):
+        put(first, 1000)
+    steps: list[str] = []
+    for name in ("forget", "slide"):
+        kernel = getattr(byte_kernels, name)
+        monkeypatch.setattr(byte_kernels, name, lambda *given, kernel=kernel: (steps.append(""), kernel(*given))[1])
+    table.commit()
+    assert len(steps) < 20, "the epoch waits for a sweep over all"
+    table.check()

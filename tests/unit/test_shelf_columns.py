@@ -17,6 +17,7 @@ from bedload.operators.aggregates.logic import Aggregates
 from bedload.store.columns import ColumnSpec, ColumnTable
 from bedload.store.columns.shelf import ColumnShelf
 from bedload.store.deltas import OP, PUT, REMOVE
+from bedload.store.shelf import Selection
 from bedload.worker.column_runtime import ColumnDeployment
 from bedload.worker.runtime import Runtime
 from bedload.worker.vector import VectorLogic
@@ -218,3 +219,25 @@ def test_the_hashes_of_rows_that_were_combined_are_those_of_their_keys() -> None
     assert len(set(runtime.hashes(combined).tolist())) == 50
     alike = combined.replace_schema_metadata(None)
     assert runtime.hashes(alike).tolist() == hash_columns([alike.column(1)]).tolist(), "names alone say nothing"
+
+
+def test_small_key_groups_are_forgotten_together_and_not_all_in_one_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    groups = 1024
+    table = ColumnTable([pa.string()], [ColumnSpec("n", pa.int64(), 0)], groups)
+    table.locate([pa.array([f"key {i}" for i in range(groups)])], np.arange(groups))
+    table.commit()
+    shelf = table.shelve(Selection([KeyGroup(group) for group in range(groups)]))
+    dropped: list[int] = []
+    drop_groups = table.index.drop
+
+    def counted(*some: KeyGroup) -> None:
+        dropped.append(len(some))
+        drop_groups(*some)
+
+    monkeypatch.setattr(table.index, "drop", counted)
+    assert not shelf.drop_some(1 << 14)
+    assert dropped == [256], "each costs a look at the blocks of all"
+    while not shelf.drop_some(1 << 14):
+        table.check()
+    assert sum(dropped) == groups
+    assert table.sizes().keys == 0

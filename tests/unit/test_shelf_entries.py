@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from bedload.store.columns.compiled_entries import CompiledEntries
-from bedload.store.entries import Entries
+from bedload.store.entries import Entries, Hashes
 
 few = st.integers(-3, 3) | st.integers(-(2**63), 2**63 - 1)
 many = st.lists(st.lists(few, max_size=40), max_size=5)
@@ -58,3 +60,19 @@ def test_many_entries_are_all_found(kind: type[Entries]) -> None:
     order = np.random.default_rng(2).permutation(len(hashes))
     assert sorted(entries.find(hashes[order]).tolist()) == sorted(order.tolist())
     assert not entries.any_shared
+
+
+def test_to_add_few_is_no_sort_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    sort = np.argsort
+
+    def counted(array: Hashes, **how: Any) -> Any:
+        sizes.append(len(array))
+        return sort(array, **how)
+
+    monkeypatch.setattr(np, "argsort", counted)
+    entries, hashes = Entries(), np.random.default_rng(1).integers(-(2**63), 2**63 - 1, 16384)
+    for part in np.split(hashes, 1024):
+        entries.add(part, np.zeros(len(part), np.int16))
+    assert sum(sizes) < 32 * len(hashes), "each part was sorted with all before it"
+    assert sorted(entries.find(hashes).tolist()) == list(range(len(hashes)))

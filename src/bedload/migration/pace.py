@@ -18,6 +18,8 @@ from bedload.store.shelf import Collected
 _FIRST_KEYS = 256
 """Keys of the first step: how long a key takes is not known yet."""
 _FEWEST_KEYS = 16.0
+_FEWEST_LISTED = 1024.0
+"""To list so many takes less than all else in a step. With fewer, a slow machine would come to no end."""
 _STEP_SECONDS = 0.002
 """What a step may take: rows of other keys wait that long."""
 _STEP_BYTES = 1 << 20
@@ -53,7 +55,7 @@ class Pace:
         keys, started = int(min(self._listed, self._most_keys)), self._clock.monotonic()
         with self._slices.timing(Step.LIST):
             touched = list_some(keys)
-        self._listed = self._fit(keys, started, self._listed)
+        self._listed = max(self._fit(keys, started, self._listed), min(_FEWEST_LISTED, 2 * self._listed))
         return touched
 
     def rests(self) -> float:

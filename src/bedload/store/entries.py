@@ -5,8 +5,9 @@ A number is an entry. Hashes and key groups are arrays by entry. Entries are onl
 Invariants: an entry is found by its hash from the moment it is there; ``shared`` marks just those entries whose hash
 another entry has as well; what is found names an entry once, however often its hash is asked for.
 
-Here entries are found in runs of sorted hashes. A run is full at some size, so that adding to the last one costs the
-same however many there are. That is fast enough for rows, and needs no compiled code, which takes a second to load.
+Here entries are found in runs of sorted hashes. A run is merged with a later one that is half as long at least, until
+it is full: so it costs little to add few, however many there are, and runs are few. That is fast enough for rows, and
+needs no compiled code, which takes a second to load.
 Columns have :class:`~bedload.store.columns.compiled_entries.CompiledEntries`.
 """
 
@@ -22,6 +23,8 @@ Numbers: TypeAlias = npt.NDArray[np.int64]
 
 _RUN = 1 << 17
 """Entries of a full run."""
+_TINY = 256
+"""A run of so many is merged with any later one."""
 
 
 def with_room(array: npt.NDArray[Any], length: int) -> npt.NDArray[Any]:
@@ -107,7 +110,8 @@ class Entries:
             return
         hashes, entries = self._hashes[begin:end], np.arange(begin, end)
         groups = frozenset(np.unique(self._groups[begin:end]).tolist())
-        if self._runs and len(self._runs[-1].hashes) < _RUN:
+        wanted = np.unique(hashes)
+        while self._runs and len(self._runs[-1].hashes) <= min(max(2 * len(hashes), _TINY), _RUN):
             last = self._runs.pop()
             hashes, entries = np.concatenate((last.hashes, hashes)), np.concatenate((last.entries, entries))
             groups |= last.groups
@@ -115,11 +119,10 @@ class Entries:
         run = _Run(hashes[order], entries[order], groups)
         same = run.hashes[1:] == run.hashes[:-1]
         twins = [run.entries[1:][same], run.entries[:-1][same]]
-        # Keys of one hash are of one key group.
-        news = np.sort(self._hashes[begin:end])
         for other in self._runs:
+            # Keys of one hash are of one key group.
             if not other.groups.isdisjoint(groups):
-                alike = _between(other, np.unique(news))
+                alike = _between(other, wanted)
                 twins += [alike, _between(run, np.unique(self._hashes[alike]))]
         self._runs.append(run)
         marked = np.concatenate(twins)

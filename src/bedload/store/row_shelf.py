@@ -82,21 +82,25 @@ class RowShelf(AnyShelf[list[Any]]):
             return NO_HASHES
         return hashes[np.array(store.touched_among(keys), np.bool_)]
 
-    def _forget(self, group: KeyGroup) -> int:
+    def _count(self, group: KeyGroup) -> int:
         store = self._stores.get(group)
-        if store is None:
-            return 0
-        count = store.sizes().keys
-        waiting = self._waiting([group])
-        if len(waiting) and self._selection.admits(waiting, np.full(len(waiting), group)).any():
+        return 0 if store is None else store.sizes().keys
+
+    def _forget(self, groups: list[KeyGroup]) -> None:
+        groups = [group for group in groups if group in self._stores]
+        if len(self._waiting(groups)) and any(map(self._wait, groups)):
             raise ProtocolError("keys were dropped while rows of them wait for the end of the epoch; end it first")
-        if self._selection.admits_all(group):
-            self._drop([group])
-        else:
-            keys, _, _ = self._meant([(group, self._held_in(group))])
-            check_untouched(store, keys)
-            store.discard(keys)
-        return count
+        self._drop(group for group in groups if self._selection.admits_all(group))
+        for group in groups:
+            if not self._selection.admits_all(group):
+                keys, _, _ = self._meant([(group, self._held_in(group))])
+                check_untouched(self._stores[group], keys)
+                self._stores[group].discard(keys)
+
+    def _wait(self, group: KeyGroup) -> bool:
+        """Whether rows of keys that are meant wait for the seal."""
+        hashes = self._waiting([group])
+        return bool(self._selection.admits(hashes, np.full(len(hashes), group)).any())
 
     def _held(self, entries: Numbers) -> Flags | None:
         open_groups = {

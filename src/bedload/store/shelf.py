@@ -55,6 +55,8 @@ _SAMPLE = 32
 """Keys to look at for a first estimate of their size."""
 _GUESS = 64.0
 """Bytes per key when none can be looked at."""
+_GROUP = 64
+"""To forget a key group takes as long as to forget so many keys, however few it has."""
 
 
 class Listed(NamedTuple):
@@ -155,6 +157,7 @@ class Selection:
         assert named or not (len(without) or len(single) or len(only)), "single keys are known by their hashes"
         self.named = named
         self.groups = sorted({*whole, *single})
+        self._all = frozenset(whole)
         self._whole = np.array(sorted(whole), np.int64)
         self._without, self._only = np.sort(without), np.sort(only)
 
@@ -169,7 +172,7 @@ class Selection:
 
     def admits_all(self, group: KeyGroup) -> bool:
         """Whether all keys of a key group are meant for certain."""
-        return not len(self._without) and bool(np.isin(group, self._whole))
+        return not len(self._without) and group in self._all
 
 
 Some = TypeVar("Some", list[Any], npt.NDArray[np.int64])
@@ -191,10 +194,12 @@ class AnyShelf(Generic[Some]):
         self._begun = np.zeros(key_groups, np.bool_)
         self._listing: KeyGroup | None = None
         self._pending: Some = nothing
-        """Keys of the key group that is being listed which are not on the shelf yet."""
+        """Keys of the key group that is being listed."""
+        self._put_so_far = 0
+        """How many of them are on the shelf."""
         self._noted = False
         """Whether new keys joined the shelf since that key group was begun."""
-        self._undropped = deque(selection.groups)
+        self._undropped = list(selection.groups)
 
     @property
     def hashes(self) -> Hashes:
@@ -223,14 +228,15 @@ class AnyShelf(Generic[Some]):
                 self._listing = self._unlisted.popleft()
                 self._begun[self._listing] = True
                 self._noted = False
-                self._pending = self._held_in(self._listing)
-            part, self._pending = self._pending[:keys], self._pending[keys:]
+                self._pending, self._put_so_far = self._held_in(self._listing), 0
+            part = self._pending[self._put_so_far : self._put_so_far + keys]
             if len(part):
                 touched.append(self._put(part, self._listing))
                 keys -= len(part)
-            if not len(self._pending):
+                self._put_so_far += len(part)
+            if self._put_so_far == len(self._pending):
                 whole.append(self._listing)
-                self._listing = None
+                self._listing, self._pending, self._put_so_far = None, self._pending[:0], 0
                 self.whole = len(self._entries)
         return Listed(tuple(whole), np.concatenate([NO_HASHES, *touched]))
 
@@ -249,9 +255,12 @@ class AnyShelf(Generic[Some]):
     def drop_some(self, keys: int) -> bool:
         """Forget about so many keys, whole key groups at a time."""
         self._leave()
-        while self._undropped and keys > 0:
-            keys -= max(1, self._forget(self._undropped[0]))
-            self._undropped.popleft()
+        some: list[KeyGroup] = []
+        while keys > 0 and len(some) < len(self._undropped):
+            some.append(self._undropped[len(some)])
+            keys -= max(_GROUP, self._count(some[-1]))
+        self._forget(some)
+        del self._undropped[: len(some)]
         return not self._undropped and self._tidied(keys)
 
     @property
@@ -298,8 +307,12 @@ class AnyShelf(Generic[Some]):
     def _leave(self) -> None:
         """Nothing is collected any more."""
 
-    def _forget(self, group: KeyGroup) -> int:
-        """Drop the keys of a key group that are meant; how many, about."""
+    def _count(self, group: KeyGroup) -> int:
+        """How many keys of a key group there are."""
+        raise NotImplementedError
+
+    def _forget(self, groups: list[KeyGroup]) -> None:
+        """Drop the keys of key groups that are meant."""
         raise NotImplementedError
 
     def _tidied(self, keys: int) -> bool:

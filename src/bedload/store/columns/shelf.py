@@ -71,7 +71,8 @@ class ColumnShelf(AnyShelf[Slots]):
             self._lost |= bool(self._begun[self._table.index.group_of(slots)].any())
             return
         if len(self._pending):
-            self._pending = np.setdiff1d(self._pending, slots, assume_unique=True)
+            self._pending = np.setdiff1d(self._pending[self._put_so_far :], slots, assume_unique=True)
+            self._put_so_far = 0
         slots = slots[slots < len(self._entry)]
         slots = slots[self._entry[slots] > 0]
         if not len(slots):
@@ -100,16 +101,18 @@ class ColumnShelf(AnyShelf[Slots]):
     def _leave(self) -> None:
         self._table.watchers.discard(self)
 
-    def _forget(self, group: KeyGroup) -> int:
+    def _count(self, group: KeyGroup) -> int:
+        return self._table.index.count(group)
+
+    def _forget(self, groups: list[KeyGroup]) -> None:
         table = self._table
-        if self._selection.admits_all(group):
-            keys = table.index.count(group)
-            table.drop([group])  # it costs next to nothing
-            return keys
-        slots = table.index.slots_of(group)
-        meant = self._selection.admits(hash_columns(table.keys(slots)), np.full(len(slots), group))
-        table.discard(slots[meant])
-        return len(slots)
+        whole = [group for group in groups if self._selection.admits_all(group)]
+        table.drop(whole)  # together: it costs a look at the blocks of all
+        for group in groups:
+            if not self._selection.admits_all(group):
+                slots = table.index.slots_of(group)
+                meant = self._selection.admits(hash_columns(table.keys(slots)), np.full(len(slots), group))
+                table.discard(slots[meant])
 
     def _tidied(self, keys: int) -> bool:
         return self._table.tidy(keys)

@@ -217,6 +217,8 @@ class SlotTable:
             else:
                 for array in column.arrays:
                     array.start(slots)
+        # A sweep that is under way goes on as fast as values come, or the end of the epoch would wait for all of it.
+        self.tidy(0)
 
     def _put_over(self, words: npt.NDArray[np.int64], groups: Groups, known: int) -> Slots:
         """The slots of keys of which some are there, untouched; ``known``: so many slots were touched before."""

@@ -1,0 +1,92 @@
+"""How much of a move is a step: it follows the time that steps take, and never so far that a move comes to no end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from bedload.core.ids import KeyGroup
+from bedload.keys.lookup import Hashes
+from bedload.migration import STRATEGIES
+from bedload.migration.hash_set import NONE
+from bedload.migration.pace import Pace
+from bedload.migration.slices import Slices
+from bedload.store.entries import Entries
+from bedload.store.shelf import AnyShelf, Selection
+
+
+class Time:
+    """Stands still unless something takes a while."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def wall(self) -> float:
+        return self.now
+
+
+def test_steps_that_take_long_whatever_their_size_do_not_become_ever_smaller() -> None:
+    time = Time()
+    pace = Pace(STRATEGIES["seamless"].terms, time, 1 << 16, Slices(time))
+    asked: list[int] = []
+
+    def list_some(keys: int) -> Hashes:
+        asked.append(keys)
+        time.now += 0.01  # the machine is busy with something else
+        return NONE
+
+    for _ in range(50):
+        pace.list_some(list_some)
+    assert asked[-1] >= 1000
+
+
+def test_keys_that_take_long_are_listed_fewer_at_a_time() -> None:
+    time = Time()
+    pace = Pace(STRATEGIES["seamless"].terms, time, 1 << 16, Slices(time))
+    asked: list[int] = []
+
+    def list_some(keys: int) -> Hashes:
+        asked.append(keys)
+        time.now += keys * 1e-6
+        return NONE
+
+    for _ in range(50):
+        pace.list_some(list_some)
+    assert 1900 <= asked[-1] <= 2100
+
+
+class _Counted(list[Any]):
+    """A list that knows how many of its items were copied."""
+
+    copied = 0
+
+    def __getitem__(self, at: Any) -> Any:
+        got = super().__getitem__(at)
+        if isinstance(at, slice):
+            _Counted.copied += len(got)
+            return _Counted(got)
+        return got
+
+
+class _Shelf(AnyShelf[list[Any]]):
+    """One key group."""
+
+    def _held_in(self, group: KeyGroup) -> list[Any]:
+        return _Counted(range(5000))
+
+    def _put(self, some: list[Any], group: KeyGroup) -> Hashes:
+        self._entries.add(np.array(some, np.int64), np.full(len(some), group))
+        return NONE
+
+
+def test_listing_a_part_of_a_key_group_does_not_copy_the_rest() -> None:
+    _Counted.copied = 0
+    shelf = _Shelf(Selection([KeyGroup(0)]), Entries(5000), 1, 5000, _Counted())
+    while not shelf.listed:
+        shelf.list_some(50)
+    assert shelf.hashes.tolist() == list(range(5000))
+    assert _Counted.copied == 5000
