@@ -29,9 +29,10 @@ from bedload.core.errors import ProtocolError, StateTypeError
 from bedload.core.ids import KeyGroup, OperatorName
 from bedload.keys import hash_columns
 from bedload.state import RecordLayout, codec
-from bedload.store import RowStore, StateTable
+from bedload.store import StateTable
 from bedload.store.columns import ColumnSpec, ColumnTable
 from bedload.store.deltas import GROUP, OP, PUT, REMOVE, key_column
+from bedload.store.resting import RestingStore
 from bedload.store.row_table import RowTable
 from bedload.worker.operator import Operator, make_shared, state_of
 
@@ -138,7 +139,7 @@ class Rows:
 
     def make(self) -> StateTable:
         _, row = make_shared(self.operator)
-        table = RowTable(OperatorName("rows"), RowStore)
+        table = RowTable(OperatorName("rows"), RestingStore)
         table.bind(RecordLayout(state_of(self.operator)), row, 1, [pa.string()])
         return table
 

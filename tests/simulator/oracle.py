@@ -90,7 +90,7 @@ class Oracle:
             f"{where}: keys {sorted(actual)}, but after {history} there are {sorted(expected)}"
         )
         for key, state in expected.items():
-            problem = state.misfit(self._as_rows(actual[key]))
+            problem = self._misfit(state, actual[key])
             assert problem is None, f"{where}, key {key}, after {history}: {problem}"
 
     def check_outputs(
@@ -139,12 +139,16 @@ class Oracle:
         right = Counter(got) <= Counter(wanted) if part else sorted(got) == sorted(wanted)
         assert right, f"{where}: {sorted(got)}, wanted {sorted(wanted)}"
 
-    def _as_rows(self, state: dict[str, Any]) -> dict[str, Any]:
-        if self._kind is not Kind.COLUMNS:
-            return state
-        from tests.simulator.workload_columns import as_rows
+    def _misfit(self, wanted: KeyState, actual: dict[str, Any]) -> str | None:
+        if self._kind is Kind.SMALL:
+            from tests.simulator.workload_small import misfit
 
-        return as_rows(state)
+            return misfit(wanted.seen, actual)
+        if self._kind is Kind.COLUMNS:
+            from tests.simulator.workload_columns import as_rows
+
+            return wanted.misfit(as_rows(actual))
+        return wanted.misfit(actual)
 
     def _plan(self, epoch: tuple[QueryId, Epoch]) -> EpochPlan:
         return self._plans[epoch[0]].epochs[epoch[1]]

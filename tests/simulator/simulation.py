@@ -72,6 +72,7 @@ from tests.simulator.workload import (
     Kind,
     Layout,
     Poison,
+    drawn_kind,
     lay_out,
     make_deployment,
     plan_query,
@@ -151,7 +152,8 @@ class Simulation:
         self.network = Network(chance, tracing=tracing, delay=chance.pick([0.3, 1.0, 3.0]))
         self.network.time.watch = self._check_step
         self.faults = Faults(chance, scenario)
-        self.kind = chance.pick(list(Kind))
+        small = Chance(f"{seed} small")
+        self.kind = drawn_kind(chance, small)
         self._layout = scenario.layout
         if self._layout is Layout.CHAINED:
             self.kind = Kind.PROCESS  # what it makes has the rows that it gets
@@ -174,7 +176,7 @@ class Simulation:
         troubled = TroubledStorage(self._storage or MemoryStorage(), outages)
         self._kinds = {NAME: self.kind}
         if self._layout is not Layout.ONE:
-            self._kinds[OTHER] = self._more.pick(list(Kind))
+            self._kinds[OTHER] = drawn_kind(self._more, small)
         self._oracles = {name: Oracle(name, kind, plans) for name, kind in self._kinds.items()}
         self._poisons = {name: Poison() for name in self._kinds}
         logs = {

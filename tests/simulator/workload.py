@@ -56,6 +56,13 @@ class Kind(enum.Enum):
     RESULT = "at the seal, one per changed key"
     GROUPED = "at the seal, process called once per key"
     COLUMNS = "at the seal, one per changed key, from columns"
+    SMALL = "at the seal, one per changed key, of small values alone"
+
+
+def drawn_kind(chance: Chance, apart: Chance) -> Kind:
+    """Any kind. What is drawn ``apart`` leaves all else that a seed draws as it was without it."""
+    kind = chance.pick([kind for kind in Kind if kind is not Kind.SMALL])
+    return Kind.SMALL if kind is Kind.RESULT and apart.happens(0.6) else kind
 
 
 def time_of(epoch: Epoch) -> EpochTime:
@@ -253,6 +260,10 @@ def make_deployment(kind: Kind, poison: Poison, name: OperatorName = NAME, *, ch
         from tests.simulator.workload_columns import column_deployment  # compiled code: only who needs it waits
 
         return column_deployment(poison, name, changed=changed)
+    if kind is Kind.SMALL:
+        from tests.simulator.workload_small import small_deployment
+
+        return small_deployment(poison, name, changed=changed)
     base = _OPERATORS[kind]
     members: dict[str, Any] = {"poison": poison, **(_CHANGED if changed else _AS_IT_WAS)}
     operator = types.new_class(base.__name__, (base,), exec_body=lambda body: body.update(members))

@@ -161,6 +161,14 @@ def incoming(state: pa.RecordBatch, keys: int) -> Incoming:
     return Incoming(groups, found, put, gone_groups, gone_keys)
 
 
+def joined(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    """Batches of one schema, of which there is at least one, as one."""
+    if len(batches) == 1:
+        return batches[0]
+    names, columns = batches[0].schema.names, zip(*(batch.columns for batch in batches), strict=True)
+    return pa.RecordBatch.from_arrays([pa.concat_arrays(parts) for parts in columns], names=names)
+
+
 def spans(groups: Groups) -> list[tuple[KeyGroup, int, int]]:
     """Each key group of a sorted column, with its first row and the row after its last."""
     if not len(groups):

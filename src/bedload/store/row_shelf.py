@@ -15,8 +15,9 @@ from bedload.core.ids import KeyGroup
 from bedload.keys import hash_columns
 from bedload.state import RecordLayout
 from bedload.store.base import KeyGroupStore
-from bedload.store.deltas import key_arrays, rows_state, spans
+from bedload.store.deltas import GROUP, delta_batch, joined, key_arrays, rows_state, sorted_by_group, spans
 from bedload.store.entries import Entries, Hashes, Numbers, Unnamed
+from bedload.store.resting import RestingStore
 from bedload.store.shelf import NO_HASHES, AnyShelf, Flags, Selection
 
 Waiting = Callable[[Collection[KeyGroup]], Hashes]
@@ -117,10 +118,26 @@ class RowShelf(AnyShelf[list[Any]]):
     def _batch(self, entries: Numbers) -> pa.RecordBatch:
         rows: list[Any] = []
         keys, groups = self._keys_of(entries), self.groups[entries]
+        resting: list[pa.RecordBatch] = []
+        asleep = np.zeros(len(keys), np.bool_)
         for group, first, end in spans(groups):
-            store = self._stores.get(group)
-            rows += [None] * (end - first) if store is None else store.current(keys[first:end])
-        return rows_state(self._layout, rows, keys, groups, self._types)
+            store, some = self._stores.get(group), keys[first:end]
+            if isinstance(store, RestingStore) and any(flags := store.asleep(some)):
+                asleep[first:end] = flags
+                resting.append(store.encoded(list(compress(some, flags))))
+                some = list(compress(some, (not flag for flag in flags)))
+            rows += [None] * len(some) if store is None else store.current(some)
+        if not resting:
+            return rows_state(self._layout, rows, keys, groups, self._types)
+        ops = np.zeros(np.count_nonzero(asleep), np.int8)
+        states = joined(resting)
+        columns = dict(zip(self._layout.names, states.columns, strict=True))
+        batch = delta_batch(groups[asleep], ops, key_arrays(list(compress(keys, asleep)), self._types), columns)
+        if not rows:
+            return batch
+        live = rows_state(self._layout, rows, list(compress(keys, ~asleep)), groups[~asleep], self._types)
+        both = joined([batch, live])
+        return sorted_by_group(both, both.column(GROUP).to_numpy())
 
     def _keys_of(self, entries: Numbers) -> list[Any]:
         if len(entries) and entries[-1] - entries[0] == len(entries) - 1 and (np.diff(entries) == 1).all():

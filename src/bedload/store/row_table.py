@@ -20,6 +20,7 @@ from bedload.state import RecordLayout, codec
 from bedload.state.settling import Settling
 from bedload.store.base import Changes, KeyGroupStore, MakeStore, Plain, Sizes
 from bedload.store.deltas import SmallDelta, incoming, installable, key_arrays, plain_columns, rows_delta, spans
+from bedload.store.resting import RestingStore, can_rest
 from bedload.store.row_shelf import RowShelf, Waiting, check_untouched
 from bedload.store.shelf import NO_HASHES, Selection
 
@@ -125,9 +126,7 @@ class RowTable:
         stores = {group: self._make_store(group, self.layout, self._row) for group in groups}
         if state is not None and state.num_rows:
             found = installable(state, self._key_columns, groups)
-            keys, values = freeze_keys(found.keys), plain_columns(self.layout.specs, found.state)
-            for group, first, end in spans(found.groups):
-                stores[group].put(keys[first:end], {name: column[first:end] for name, column in values.items()})
+            self._put(stores.__getitem__, spans(found.groups), freeze_keys(found.keys), found.state)
         self.stores.update(stores)
 
     def foresee(self, keys: int) -> None:
@@ -137,14 +136,12 @@ class RowTable:
         """Put whole keys in, in delta form, over what they have; an epoch under way must not have touched them."""
         news = incoming(state, self._key_columns)
         keys, gone = freeze_keys(news.keys), freeze_keys(news.gone_keys)
-        values = plain_columns(self.layout.specs, news.state)
         put, removed = spans(news.groups), spans(news.gone_groups)
         for parts, of in ((put, keys), (removed, gone)):
             for group, first, end in parts:
                 if group in self.stores:
                     check_untouched(self.stores[group], of[first:end])
-        for group, first, end in put:
-            self._store(group).put(keys[first:end], {name: column[first:end] for name, column in values.items()})
+        self._put(self._store, put, keys, news.state)
         for group, first, end in removed:
             if group in self.stores:
                 self.stores[group].discard(gone[first:end])
@@ -216,6 +213,24 @@ class RowTable:
         if found is None:
             found = self.stores[group] = self._make_store(group, self.layout, self._row)
         return found
+
+    def _put(
+        self,
+        store_of: Callable[[KeyGroup], KeyGroupStore],
+        parts: Sequence[tuple[KeyGroup, int, int]],
+        keys: list[Any],
+        state: pa.RecordBatch,
+    ) -> None:
+        """Put keys in by key group: encoded where that can be, else as objects. All that can fail comes first."""
+        rests = can_rest(self.layout, state)
+        values = {} if rests else plain_columns(self.layout.specs, state)
+        for group, first, end in parts:
+            store = store_of(group)
+            if rests and isinstance(store, RestingStore):
+                store.rest(keys[first:end], state.slice(first, end - first))
+                continue
+            values = values or plain_columns(self.layout.specs, state)
+            store.put(keys[first:end], {name: column[first:end] for name, column in values.items()})
 
     def _touched(self) -> list[KeyGroupStore]:
         return [store for store in self.stores.values() if store.sizes().touched]

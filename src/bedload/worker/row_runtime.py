@@ -23,8 +23,9 @@ from bedload.core.ids import NO_EPOCH, Epoch, KeyGroup, OperatorName, WorkerId
 from bedload.keys import groups_in, hash_columns
 from bedload.state import RecordLayout
 from bedload.state.kinds import Layout
-from bedload.store import KeyGroupStore, MakeStore, RowStore
+from bedload.store import KeyGroupStore, MakeStore
 from bedload.store.deltas import StateVariable, describe
+from bedload.store.resting import RestingStore
 from bedload.store.row_table import RowTable
 from bedload.store.shelf import Selection, Shelf
 from bedload.worker.failures import located, operator_failed, report
@@ -79,7 +80,7 @@ class Deployment:
 class OperatorRuntime(TableRuntime[RowTable]):
     """One operator at one worker: its code, its key groups, its current epoch."""
 
-    def __init__(self, deployment: Deployment, worker: WorkerId, make_store: MakeStore = RowStore) -> None:
+    def __init__(self, deployment: Deployment, worker: WorkerId, make_store: MakeStore = RestingStore) -> None:
         self._worker = worker
         self._table = RowTable(deployment.name, make_store)
         self._context = Context(deployment.name, worker, NO_EPOCH)
