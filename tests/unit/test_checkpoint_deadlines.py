@@ -323,7 +323,7 @@ def test_a_child_has_its_priority_and_share_and_is_heard_of(
     assert told.get(timeout=PATIENCE) == m.Compacting(*who, 4, 5, 6)
     assert told.get(timeout=PATIENCE) == m.Compacted(*who, None)
     job = msgspec.json.decode(child.given[0] or b"", type=compaction.Job)
-    assert (job.niceness, job.share) == ((5, None) if asked else (10, 0.5))
+    assert (job.niceness, job.share) == ((3, None) if asked else (10, 0.5))
 
 
 def test_a_child_reports_a_store_that_hangs(tmp_path: Path) -> None:
