@@ -203,7 +203,7 @@ class Simulation:
             slow=lambda pause: self._seen(SlowStorage(troubled, pause)),
             # As few files are deleted at a time as epochs are retained.
             retention=Retention(
-                retained := chance.number(1, 4), CompactionSettings(max_turns=chance.number(*turns)), retained
+                retained := chance.number(1, 4), CompactionSettings(most_turns=chance.number(*turns)), retained
             ),
             explain=self._explain,
             on_phase=lambda *what: self._mishaps.on_phase(*what),

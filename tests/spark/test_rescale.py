@@ -324,6 +324,16 @@ def test_every_change_is_in_the_history_and_the_next_attachment_sees_it(
         epoch = cluster.epochs().df().collect()[-1].asDict()
         assert epoch == cluster.epochs()[-1], "all three are lists of dicts, and DataFrames"
         assert [row.asDict() for row in cluster.restoring().df().collect()] == cluster.restoring()
+        assert cluster.checkpointing().df().columns == [
+            "operator",
+            "epoch",
+            "worker",
+            "written",
+            "left",
+            "keys",
+            "bytes",
+            "asked",
+        ]
         check_epochs("columns", sink.epochs, 6)
         copy = bl.attach(spark, workers=1, checkpoint=cluster.export(tmp_path / "copy"))
         with copy:

@@ -9,12 +9,15 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
+from queue import Queue
 from typing import Any
 
+import msgspec
 import pytest
 from fsspec import register_implementation
 from fsspec.implementations.memory import MemoryFileSystem
 from tests.checkpoint_states import COUNTS, ME, OPERATOR, QUERY, Writer, delta
+from tests.patience import PATIENCE
 
 from bedload.checkpoint import compaction
 from bedload.checkpoint.checkpoint import Checkpoint
@@ -25,7 +28,7 @@ from bedload.checkpoint.records import Manifest
 from bedload.checkpoint.storage import Storage, failed, open_storage
 from bedload.control.instructions import CheckTurn, CollectGarbage, WriteManifest, WriteTurn
 from bedload.core.errors import BedloadError, CheckpointError, DefinitionError, StoreError
-from bedload.core.ids import Epoch, Generation, KeyGroup, Turn, WorkerId
+from bedload.core.ids import Epoch, Generation, KeyGroup, Ticket, Turn, WorkerId
 from bedload.protocol import messages as m
 from bedload.spark.keeper import Keeper
 from bedload.worker.durability import Load, Loaded, LoadFailed, Seal
@@ -269,27 +272,29 @@ def test_a_compaction_that_gives_no_sign_of_life_is_ended_and_reported(
     assert not compactor._children
 
 
+class Slow:
+    """A child that is heard of a little more each time, up to its result."""
+
+    pid = 1
+
+    def __init__(self, *heard: bytes) -> None:
+        self.heard = list(heard)
+        self.killed = False
+        self.given: list[bytes | None] = []
+        self.returncode = 0
+
+    def communicate(self, given: bytes | None = None, timeout: float | None = None) -> tuple[bytes, bytes]:
+        self.given.append(given)
+        heard = self.heard.pop(0) if self.heard else b""
+        if not heard.endswith(b"}") and not self.killed:
+            raise subprocess.TimeoutExpired("child", timeout or 0, output=heard)
+        return heard, b""
+
+    def kill(self) -> None:
+        self.killed = True
+
+
 def test_a_compaction_that_gives_signs_of_life_may_take_its_time(tmp_path: Path) -> None:
-    class Slow:
-        """A child that is heard of a little more each time, up to its result."""
-
-        pid = 1
-
-        def __init__(self, *heard: bytes) -> None:
-            self.heard = list(heard)
-            self.killed = False
-            self.given: list[bytes | None] = []
-
-        def communicate(self, given: bytes | None = None, timeout: float | None = None) -> tuple[bytes, bytes]:
-            self.given.append(given)
-            heard = self.heard.pop(0) if self.heard else b""
-            if not heard.endswith(b"}") and not self.killed:
-                raise subprocess.TimeoutExpired("child", timeout or 0, output=heard)
-            return heard, b""
-
-        def kill(self) -> None:
-            self.killed = True
-
     compactor = Compactor(WorkerId(0), Place(str(tmp_path), Generation(1)), patience=1.0)
     slow: Any = Slow(b"\n", b"\n\n", b"\n\n\n", b"\n\n\n{}")
     said: list[bytes] = []
@@ -300,6 +305,25 @@ def test_a_compaction_that_gives_signs_of_life_may_take_its_time(tmp_path: Path)
     with pytest.raises(CheckpointError, match="no sign of life"):
         compactor._listen(silent, b"job", said.append)
     assert silent.killed
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_a_child_has_its_priority_and_share_and_is_heard_of(
+    asked: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = b'{"groups":1,"keys":2,"bytes":3}\n', b'{"groups":4,"keys":5,"bytes":6}\n'
+    child = Slow(b"", first, first, first + second[:-9], first + second, first + second + b'{"parts":[]}')
+    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: child)
+    told: Queue[m.Compacting | m.Compacted] = Queue()
+    compactor = Compactor(WorkerId(3), Place(str(tmp_path), Generation(1)), patience=600.0)
+    message = m.Compact(OPERATOR, Turn(1), (KeyGroup(0),), Ticket(1), asked)
+    compactor.start(message, lambda message, _: told.put(message))
+    who = WorkerId(3), OPERATOR, Ticket(1)
+    assert told.get(timeout=PATIENCE) == m.Compacting(*who, 1, 2, 3)
+    assert told.get(timeout=PATIENCE) == m.Compacting(*who, 4, 5, 6)
+    assert told.get(timeout=PATIENCE) == m.Compacted(*who, None)
+    job = msgspec.json.decode(child.given[0] or b"", type=compaction.Job)
+    assert (job.niceness, job.share) == ((3, None) if asked else (10, 0.5))
 
 
 def test_a_child_reports_a_store_that_hangs(tmp_path: Path) -> None:

@@ -261,10 +261,37 @@ def test_a_snapshot_is_due_when_deltas_outgrow_it() -> None:
     assert not history.needs_compaction(settings)
 
 
-def test_a_snapshot_is_due_after_many_turns_however_small() -> None:
-    settings = CompactionSettings(ratio=1e9, floor_bytes=10**9, max_turns=3)
+def test_a_snapshot_is_due_after_many_turns_if_they_weigh_something_and_after_more_whatever_they_weigh() -> None:
+    settings = CompactionSettings(ratio=1e9, floor_bytes=10**9, max_turns=3, small_ratio=0.125, most_turns=6)
     assert not line(3).needs_compaction(settings)
     assert line(4).needs_compaction(settings)
+    for size, due in ((320, 5), (321, 6), (1000, 8)):
+        found = []
+        for length in range(9):
+            history = line(length)
+            history.snapshot(manifest(1, 0, size=size))
+            found.append(history.needs_compaction(settings))
+        assert found.index(True) == due, f"{size} bytes, of which each turn changes 10"
+
+
+@pytest.mark.parametrize(("max_turns", "bound"), [(10**9, 1.5), (10, 9.0)])
+@pytest.mark.parametrize("growing", [False, True])
+@pytest.mark.parametrize("state", [1, 100, 10_000])
+def test_what_snapshots_write_is_bounded_by_what_has_changed(
+    state: int, growing: bool, max_turns: int, bound: float
+) -> None:
+    settings = CompactionSettings(floor_bytes=0, max_turns=max_turns, most_turns=10**9)
+    history, size, deltas, snapshots = History(OPERATOR), 0, 0, 0
+    for turn in range(1, 3000):
+        changed = 10 if turn > 1 else state
+        history.add(record(turn, turn - 1 or None, turn - 1))
+        history.sealed(Turn(turn), changed)
+        deltas += changed
+        size += changed if growing or turn == 1 else 0
+        if history.needs_compaction(settings):
+            history.snapshot(manifest(turn, turn - 1, size=size))
+            snapshots += size
+    assert 0 < snapshots <= bound * deltas
 
 
 @pytest.mark.parametrize("most", range(1, 9))

@@ -86,6 +86,18 @@ def test_a_snapshot_with_parts_that_were_taken_over_stands_by_itself(storage: St
     assert storage.list(paths.snapshots(OPERATOR)) == [paths.snapshot(OPERATOR, made.turn).rpartition("/")[2]]
 
 
+def test_a_snapshot_that_is_there_already_is_not_copied_onto_itself(
+    storage: Storage, writer: Writer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copied: list[tuple[str, str]] = []
+    monkeypatch.setattr(storage, "copy", lambda *paths: copied.append(paths))
+    before = inodes(storage, writer.records[-1].turn)
+    parts = compact(storage, OPERATOR, writer.records[-1].turn)
+    assert not copied
+    assert sum(part.rows for part in parts) == len(KEYS)
+    assert before.items() <= inodes(storage, writer.records[-1].turn).items(), "nor are its files touched"
+
+
 def test_steps_tell_of_what_was_taken_over_and_of_what_is_new(storage: Storage, writer: Writer) -> None:
     change(storage, writer, {7: 1})
     steps: list[Step] = []

@@ -50,6 +50,7 @@ from bedload.core.ids import (
     OperatorName,
     QueryId,
     RunId,
+    Ticket,
     Turn,
     WorkerId,
     make_turn,
@@ -74,10 +75,11 @@ class Rig:
         generation: int = 1,
         history: History | None = None,
         max_turns: int = 500,
+        slice_files: int = 256,
         takes_slots: bool = False,
     ) -> None:
         addresses = {WorkerId(number): f"w{number}" for number in range(workers)}
-        retention = Retention(2, CompactionSettings(max_turns=max_turns))
+        retention = Retention(2, CompactionSettings(max_turns=max_turns), slice_files)
         self.clock = HandClock()
         self.coordinator = Coordinator(
             workers_at(addresses), durable=True, retention=retention, takes_slots=takes_slots, clock=self.clock
@@ -1010,6 +1012,64 @@ def test_garbage_is_collected_after_a_snapshot_and_not_twice_at_a_time() -> None
         rig.progress(epoch)
         collected.append(sum(isinstance(step, CollectGarbage) for step in snapshot()))
     assert sum(collected) == 2
+
+
+def test_garbage_is_deleted_slice_by_slice_promises_first() -> None:
+    rig = Rig(max_turns=1, slice_files=2)
+    steps: list[Instruction] = []
+    epochs = itertools.count()
+    while not (found := [step for step in steps if isinstance(step, CollectGarbage)]):
+        rig.whole(epoch := next(epochs))
+        rig.progress(epoch)
+        compacted(rig, 0)
+        compacted(rig, 1)
+        steps = rig.did(rig.coordinator.snapshot_written(NAME, rig.turn, None))
+    pieces = []
+    while found:
+        (step,) = found
+        pieces.append(step.garbage)
+        found = rig.did(rig.coordinator.garbage_collected(NAME))  # type: ignore[assignment]
+    assert len(pieces) > 1
+    assert max(len(piece.paths) for piece in pieces) == 2
+    kinds = [path.endswith(".json") for piece in pieces for path in piece.paths]
+    assert kinds == sorted(kinds, reverse=True), "promises first"
+    assert [piece.floor is None for piece in pieces] == [True] * (len(pieces) - 1) + [False]
+
+
+def test_how_far_a_snapshot_is_can_be_seen_while_it_is_under_way(rig: Rig) -> None:
+    rig.whole(0)
+    rig.progress(0)
+    assert rig.coordinator.checkpointing == []
+    rig.did(rig.coordinator.checkpoint("user", NAME))
+    asked = [message for _, message in rig.told(m.Compact)]
+    assert [message.asked for message in asked] == [True, True]
+
+    def seen() -> list[tuple[int, int, int, int, int]]:
+        found = rig.coordinator.checkpointing
+        assert {(item.operator, item.epoch, item.asked) for item in found} == {(NAME, 0, True)}
+        return [(item.worker, item.written, item.left, item.keys, item.bytes) for item in found]
+
+    assert seen() == [(0, 0, 2, 0, 0), (1, 0, 2, 0, 0)]
+    rig.did(rig.coordinator.from_worker(m.Compacting(WorkerId(1), NAME, asked[1].ticket, 1, 5, 99)))
+    rig.did(rig.coordinator.from_worker(m.Compacting(WorkerId(0), NAME, Ticket(asked[0].ticket - 1), 1, 5, 99)))
+    assert seen() == [(0, 0, 2, 0, 0), (1, 1, 1, 5, 99)], "one of an attempt before this one does not count"
+    compacted(rig, 1)
+    rig.did(rig.coordinator.from_worker(m.Compacting(WorkerId(1), NAME, asked[1].ticket, 1, 5, 99)))
+    assert seen() == [(0, 0, 2, 0, 0), (1, 2, 0, 1, 99)]
+    compacted(rig, 0)
+    rig.did(rig.coordinator.snapshot_written(NAME, rig.turn, None))
+    assert rig.coordinator.checkpointing == []
+
+
+def test_a_snapshot_that_is_due_is_one_that_nobody_waits_for() -> None:
+    rig = Rig(max_turns=1)
+    for epoch in range(2):
+        rig.whole(epoch)
+        rig.progress(epoch)
+    assert [message.asked for _, message in rig.told(m.Compact)] == [False, False]
+    assert not any(item.asked for item in rig.coordinator.checkpointing)
+    rig.did(rig.coordinator.checkpoint("user", NAME))
+    assert all(item.asked for item in rig.coordinator.checkpointing), "somebody waits for it by now"
 
 
 def test_nothing_is_collected_while_a_worker_reads_state_by_a_plan_that_may_need_it() -> None:

@@ -50,15 +50,24 @@ class Plan(NamedTuple):
 
 @dataclass(frozen=True)
 class CompactionSettings:
-    """When a new snapshot is due: as soon as one of these is exceeded."""
+    """When a new snapshot is due: when the deltas since the last one outweigh it, or are many.
+
+    A snapshot is at most the last one and the deltas together. So by weight, at 2.0, a byte of deltas costs at most 1.5
+    bytes of snapshots (0.5 if the state does not grow), and by number, at 0.125, at most 9; but for one snapshot in
+    ``most_turns`` turns.
+    """
 
     ratio: float = 2.0
-    """Bytes of deltas since the last snapshot, by its own bytes. At 2.0 a restore reads at most three times the state,
-    and all snapshots together cost about half as much writing as all deltas."""
+    """Bytes of deltas since the last snapshot, by its own bytes, from which one is due. At 2.0 a restore reads at most
+    three times the state."""
     floor_bytes: int = 128 << 20
-    """Fewer bytes of deltas than this are no reason."""
+    """Fewer bytes of deltas than this are no reason by weight."""
     max_turns: int = 1000
-    """Turns since the last snapshot: each is a file per worker to open."""
+    """Turns since the last snapshot after which one is due, as each is a file per worker to open; but only if"""
+    small_ratio: float = 0.125
+    """the deltas are this much of it, by bytes: a large state is not written anew because a few keys have changed."""
+    most_turns: int = 2000
+    """After so many, one is due whatever has changed."""
 
 
 @dataclass(frozen=True)
@@ -254,10 +263,10 @@ class History:
 
     def needs_compaction(self, settings: CompactionSettings) -> bool:
         """Whether a new snapshot of the head is due."""
-        behind = self._behind(self._head)
-        return behind.turns > settings.max_turns or behind.deltas > max(
-            settings.ratio * behind.snapshot, settings.floor_bytes
-        )
+        turns, deltas, snapshot = self._behind(self._head)
+        if turns > settings.max_turns and deltas >= settings.small_ratio * snapshot:
+            return True
+        return turns > settings.most_turns or deltas > max(settings.ratio * snapshot, settings.floor_bytes)
 
     def garbage(self, retain_epochs: int, keep: Collection[Turn] = ()) -> Garbage:
         """What may be deleted so that the last ``retain_epochs`` epochs (at least one) can be run again.

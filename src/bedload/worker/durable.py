@@ -39,9 +39,9 @@ before the first one it starts Python and reads the records, and each call to th
 _END_SECONDS = 10.0
 _LISTEN_SECONDS = 1.0
 """How often a child is listened to."""
-NICENESS, NICENESS_ASKED = 10, 5
-"""Of a child. Beside one thread of the query on the same core, Linux gives it 10 %, and one that somebody waits for
-25 %; on a core that nobody else wants it has all."""
+NICENESS, NICENESS_ASKED = 10, 3
+"""Of a child. Beside one thread of the query on the same core, Linux gives it a tenth, and one that somebody waits for
+a third; on a core that nobody else wants it has all."""
 SHARE = 0.5
 """Of a core, at most, for a child that nobody waits for."""
 
