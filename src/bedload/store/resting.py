@@ -66,10 +66,9 @@ class RestingStore(RowStore):
         self._places.update(zip(keys, range(number << 32, (number << 32) + len(keys)), strict=True))
         self._batches[number], self._left[number] = state.select(list(self._layout.names)), len(keys)
 
-    def touch(self, keys: Iterable[Any]) -> list[Any]:
+    def touch(self, keys: Sequence[Any]) -> Sequence[Any]:
         """The live objects of these keys: those at rest wake."""
         if self._places:
-            keys = list(keys)
             asleep = list(dict.fromkeys(filter(self._places.__contains__, keys)))
             if asleep:
                 values = self._values(asleep)
