@@ -124,7 +124,7 @@ class RowTable:
         if state is not None and state.num_rows:
             found = installable(state, self._key_columns, groups)
             keys, values = freeze_keys(found.keys), plain_columns(self.layout.specs, found.state)
-            for group, first, end in spans(found.groups):
+            for group, first, end in found.spans:
                 stores[group].put(keys[first:end], {name: column[first:end] for name, column in values.items()})
         self.stores.update(stores)
 

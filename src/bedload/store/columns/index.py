@@ -58,6 +58,7 @@ class KeyIndex:
         self._free_blocks = np.empty(0, np.int32)
         self._touched = GrowingArray(np.int64)
         self._fresh = GrowingArray(np.bool_)
+        self._scratch = GrowingArray(np.int64)  # new memory costs more than to write to it
         self._add_blocks(1)
 
     # --- what is there ---
@@ -181,13 +182,39 @@ class KeyIndex:
                 self._fresh.array,
                 slots,
             )
-            if why == k.NEED_TABLE:
-                self._tables.grow(int(of_group[row]))
-            elif why == k.NEED_SLOTS:
-                blocks = len(self._owner)
-                self._add_blocks(blocks + max(64, blocks // 16))
-            else:
+            if not why:
                 return slots
+            self._make_room(why, int(of_group[row]))
+
+    def insert(self, words: npt.NDArray[np.int64], spans: Sequence[tuple[int, int, int]]) -> Slots:
+        """A slot for each of these keys, which are new, as if they had been there before the epoch under way.
+
+        ``spans``: each key group with its first row and the row after its last. As after :meth:`locate`, the table must
+        have room then. If it raises, nothing was put in. The array is good until the next call.
+        """
+        words = read_only(words, np.int64)
+        if any(
+            not 0 <= group < len(self._groups) or not 0 <= first <= end <= len(words) for group, first, end in spans
+        ):
+            raise ProtocolError(f"{len(words)} keys were given with key groups that do not fit them: {spans}")
+        self._scratch.at_least(len(words))
+        slots, room = self._scratch.array[: len(words)], (self._groups, self._counters)
+        row = 0
+        try:
+            for group, row, end in spans:
+                # Just before it is filled, and it is in the cache then.
+                self._tables.expect_in(group, end - row)
+                while row < end:
+                    tables, blocks = self._tables, (self.keys, self._owner.array, self._free_blocks)
+                    row, why = k.insert(words, row, end, group, tables.entries, tables.list, *room, *blocks, slots)
+                    if why == k.KNOWN:
+                        raise ProtocolError(f"a key of key group {group} was put in that is there already, or twice")
+                    if why:
+                        self._make_room(why, group)
+        except BaseException:
+            self.remove(slots[:row])
+            raise
+        return slots
 
     def expect(self, of_group: npt.NDArray[np.integer[Any]]) -> None:
         """Most of the keys to come, of these groups, are new."""
@@ -282,6 +309,13 @@ class KeyIndex:
         if len(groups) and not 0 <= groups.min() <= groups.max() < len(self._groups):
             raise ProtocolError(f"key groups must be from 0 to {len(self._groups) - 1}: some are not")
         return read_only(words, np.int64), groups
+
+    def _make_room(self, why: int, group: int) -> None:
+        if why == k.NEED_TABLE:
+            self._tables.grow(group)
+        else:
+            blocks = len(self._owner)
+            self._add_blocks(blocks + max(64, blocks // 16))
 
     def _add_blocks(self, blocks: int) -> None:
         before = len(self._owner)

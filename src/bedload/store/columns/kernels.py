@@ -24,8 +24,8 @@ CHUNK = 128
 SMALL = 16384
 """Up to this many keys all is in the cache, and the passes ahead do not pay."""
 
-NEED_SLOTS, NEED_TABLE = 1, 2
-"""Why :func:`locate` stopped."""
+NEED_SLOTS, NEED_TABLE, KNOWN = 1, 2, 3
+"""Why :func:`locate` or :func:`insert` stopped; the last one: a key is there already, which must be new."""
 
 # Positions in the index's counters.
 NEXT_BLOCK, FREE_BLOCKS, LIVE, TOUCHED, BLOCK, UNUSED = 0, 1, 2, 3, 4, 5
@@ -188,6 +188,80 @@ def locate(
             slots[row] = found
         chunk += count
     return rows, 0
+
+
+@jit
+def insert(
+    words: Any,
+    begin: int,
+    end: int,
+    group: int,
+    entries: Any,
+    tables: Any,
+    groups: Any,
+    counters: Any,
+    keys: Any,
+    owner: Any,
+    free_blocks: Any,
+    slots: Any,
+) -> tuple[int, int]:
+    """Make slots for the keys of these rows, all of one key group and not there. No epoch sees it: none is touched.
+
+    Returns how far it came and why it stopped (0: at the end).
+    """
+    width = words.shape[1]
+    offset, mask = tables[group, OFFSET], tables[group, CAPACITY] - 1
+    free, following, left = groups[group, FREE], groups[group, NEXT_SLOT], groups[group, SLOTS_LEFT]
+    last = min(end, begin + tables[group, LIMIT] - tables[group, USED])
+    tags = np.empty(CHUNK, np.int64)
+    row, why = begin, 0 if last == end else NEED_TABLE
+    while row < last:
+        chunk, count = row, min(CHUNK, last - row)
+        seen = np.int64(0)
+        for i in range(count):
+            tags[i] = tag_of(words, chunk + i, width)
+            seen ^= entries[offset + (tags[i] & mask)]
+        counters[UNUSED] = seen  # or the compiler would drop the loads
+        for i in range(count):
+            tag = tags[i]
+            at = tag & mask
+            entry = entries[offset + at]
+            while entry != 0:
+                if entry >> 32 == tag and _same(keys, (entry & _LOW) - 1, words, row, width):
+                    last, why = row, KNOWN
+                    break
+                at = (at + 1) & mask
+                entry = entries[offset + at]
+            if why != KNOWN and free < 0 and left == 0:
+                block = counters[NEXT_BLOCK]
+                if counters[FREE_BLOCKS] > 0:
+                    counters[FREE_BLOCKS] -= 1
+                    block = np.int64(free_blocks[counters[FREE_BLOCKS]])
+                elif block < owner.shape[0]:
+                    counters[NEXT_BLOCK] = block + 1
+                else:
+                    last, why = row, NEED_SLOTS
+                if row < last:
+                    owner[block] = group
+                    following, left = block * counters[BLOCK], counters[BLOCK]
+            if row == last:
+                break
+            found = following
+            if free >= 0:
+                found = free
+                free = keys[free, 0]
+            else:
+                following += 1
+                left -= 1
+            for w in range(width):
+                keys[found, w] = words[row, w]
+            entries[offset + at] = (tag << 32) | (found + 1)
+            slots[row] = found
+            row += 1
+    groups[group, FREE], groups[group, NEXT_SLOT], groups[group, SLOTS_LEFT] = free, following, left
+    tables[group, USED] += row - begin
+    counters[LIVE] += row - begin
+    return row, why
 
 
 @jit

@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from bedload.core.errors import ProtocolError
 from bedload.core.ids import KeyGroup
-from bedload.store.columns.column import Column, ColumnSpec, Values, as_range, as_runs
+from bedload.store.columns.column import Column, ColumnSpec, Prepared, Values, as_range, as_runs
 from bedload.store.columns.index import BLOCK, MAX_SLOTS, Flags, KeyIndex, Slots
 from bedload.store.columns.key_words import KeyWords
 from bedload.store.columns.memory import GrowingArray
@@ -201,9 +201,7 @@ class SlotTable:
         """
         index, known = self.index, len(self.index.touched)
         # All that can fail comes before the first value is written.
-        given = {name: state.column(name) for name in self._columns if name in state.schema.names}
-        prepared = {name: self._columns[name].prepared(values) for name, values in given.items()}
-        words = self.words.encode(keys)
+        prepared, words = self._prepared(state), self.words.encode(keys)
         index.expect(groups)
         try:
             slots = index.locate(words, groups)
@@ -213,13 +211,7 @@ class SlotTable:
         except BaseException:
             self._take_out(known)
             raise
-        runs = as_runs(slots)
-        for name, column in self._columns.items():
-            if name in prepared:
-                column.put(slots, prepared[name], runs)
-            else:
-                for array in column.arrays:
-                    array.start(slots)
+        self._fill(slots, prepared)
         index.untouch(known)
 
     def discard(self, slots: Slots) -> None:
@@ -318,6 +310,19 @@ class SlotTable:
         made = self.index.touched[known:][self.index.fresh[known:]]
         self.index.untouch(known)
         self._free(made)
+
+    def _prepared(self, state: pa.RecordBatch) -> dict[str, Prepared]:
+        given = (name for name in self._columns if name in state.schema.names)
+        return {name: self._columns[name].prepared(state.column(name)) for name in given}
+
+    def _fill(self, slots: Slots, prepared: dict[str, Prepared]) -> None:
+        runs = as_runs(slots)
+        for name, column in self._columns.items():
+            if name in prepared:
+                column.put(slots, prepared[name], runs)
+            else:
+                for array in column.arrays:
+                    array.start(slots)
 
     def _make_room(self) -> None:
         capacity = self.index.capacity

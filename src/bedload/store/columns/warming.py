@@ -24,6 +24,7 @@ def warm_up() -> None:
     table.delete(table.locate(keys, groups)[:1])
     table.commit()
     table.find(keys, groups)
+    table.index.insert(np.zeros((1, table.words.width), np.int64), [(1, 0, 1)])
     table.extract(table.committed_slots(KeyGroup(0)))
     interner = Interner(pa.string())
     interner.encode(keys[0], add=True)
