@@ -164,7 +164,7 @@ class Rows:
                 state.items = 5
 
     def run(self, table: Any, op: Op) -> None:
-        store = table.stores[group_of(op.key)]
+        store = table._store(group_of(op.key))
         (live,) = store.touch([op.key])
         if isinstance(op, Forget):
             store.forget([op.key])

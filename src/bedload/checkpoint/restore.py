@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -78,6 +78,7 @@ class Restore:
         groups: Iterable[int] | None = None,
         *,
         chunk_groups: int = CHUNK_GROUPS,
+        first: Set[int] = frozenset(),
         variables: Sequence[str] | None = None,
         keys: Sequence[pa.Array] | None = None,
         progress: Progress | None = None,

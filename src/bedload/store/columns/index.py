@@ -186,10 +186,11 @@ class KeyIndex:
                 return slots
             self._make_room(why, int(of_group[row]))
 
-    def insert(self, words: npt.NDArray[np.int64], spans: Sequence[tuple[int, int, int]]) -> Slots:
+    def insert(self, words: npt.NDArray[np.int64], spans: Sequence[tuple[int, int, int]], expect: int = 0) -> Slots:
         """A slot for each of these keys, which are new, as if they had been there before the epoch under way.
 
-        ``spans``: each key group with its first row and the row after its last. As after :meth:`locate`, the table must
+        ``spans``: each key group with its first row and the row after its last; so many more of the last one are
+        expected. As after :meth:`locate`, the table must
         have room then. If it raises, nothing was put in. The array is good until the next call.
         """
         words = read_only(words, np.int64)
@@ -203,7 +204,7 @@ class KeyIndex:
         try:
             for group, row, end in spans:
                 # Just before it is filled, and it is in the cache then.
-                self._tables.expect_in(group, end - row)
+                self._tables.expect_in(group, end - row + (expect if end == len(words) else 0))
                 while row < end:
                     tables, blocks = self._tables, (self.keys, self._owner.array, self._free_blocks)
                     row, why = k.insert(words, row, end, group, tables.entries, tables.list, *room, *blocks, slots)

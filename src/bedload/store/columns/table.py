@@ -73,23 +73,29 @@ class ColumnTable(SlotTable):
 
     # --- state that comes and goes ---
 
-    def install(self, groups: Collection[KeyGroup], state: pa.RecordBatch | None) -> None:
-        """Put key groups in with this committed state, in state form. They must have none yet."""
+    def install(
+        self,
+        groups: Collection[KeyGroup],
+        state: pa.RecordBatch | None,
+        more: Collection[KeyGroup] = (),
+        expect: int = 0,
+    ) -> None:
+        """Put key groups in with this committed state, in state form: new keys, and all that they have but ``more``."""
         for group in groups:
-            if self.index.count(group):
+            if self.index.count(group) and group not in more:
                 raise ProtocolError(f"key group {group} has state already; drop it before the install")
         if state is not None and state.num_rows:
             found = installable(state, len(self.words.types), groups)
-            self.add(found)
+            self.add(found, expect)
 
-    def add(self, found: Installable) -> None:
+    def add(self, found: Installable, expect: int = 0) -> None:
         """Put keys in as committed state that are new: less work than :meth:`put`, and if it raises, none is there.
 
         Live arrays may be replaced.
         """
         prepared, words = self._prepared(found.state), self.words.encode(found.keys)
         try:
-            slots = self.index.insert(words, found.spans)
+            slots = self.index.insert(words, found.spans, expect)
         except BaseException:
             self.words.gone(len(words))
             raise
