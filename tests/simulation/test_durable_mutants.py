@@ -35,6 +35,7 @@ from bedload.migration.parking import Parking
 from bedload.worker import durable
 from bedload.worker.durable import CheckpointDurability
 from bedload.worker.machine import WorkerMachine
+from bedload.worker.restoring import Restoring, _Chunk
 from bedload.worker.row_runtime import OperatorRuntime
 
 
@@ -207,10 +208,10 @@ def rows_are_applied_before_their_state_is_there(patch: Patch) -> None:
     patch.setattr(Parking, "cut", lambda self, owner, batch, hashes, now: (batch, None))
     original = OperatorRuntime.install
 
-    def install(self: Any, groups: Any, state: Any) -> None:
-        for group in groups:
+    def install(self: Any, groups: Any, state: Any, more: Any, expect: Any) -> None:
+        for group in set(groups) - set(more):
             self._table.stores.pop(group, None)
-        original(self, groups, state)
+        original(self, groups, state, more, expect)
 
     patch.setattr(OperatorRuntime, "install", install)
 
@@ -232,10 +233,40 @@ def orders_that_were_taken_back_are_installed(patch: Patch) -> None:
         out = original(self, message, plan)
         if hosted is not None:
             restoring = hosted.restoring
-            restoring.orders = {**{ticket: set(message.groups) for ticket in before}, **restoring.orders}
+            old = {ticket: (told, set(message.groups)) for ticket, (told, _) in before.items()}
+            restoring.orders = {**old, **restoring.orders}
         return out
 
     patch.setattr(WorkerMachine, "_restore", restore)
+
+
+def an_order_that_is_half_put_in_goes_on_after_a_newer_one(patch: Patch) -> None:
+    original = Restoring.order
+
+    def order(self: Any, message: Any, plan: Any) -> Any:
+        chunks = list(self._chunks)
+        orders = {chunk.news.ticket: self.orders[chunk.news.ticket] for chunk in chunks}
+        before = {ticket: (told, set(wanted)) for ticket, (told, wanted) in orders.items()}
+        out = original(self, message, plan)
+        self.orders, self._chunks = {**self.orders, **before}, chunks
+        return out
+
+    patch.setattr(Restoring, "order", order)
+
+
+def a_part_of_a_key_group_counts_as_all_of_it(patch: Patch) -> None:
+    original = Restoring._install_some
+
+    def install_some(self: Any, chunk: Any, runtime: Any) -> None:
+        original(self, chunk, runtime)
+        self._holdings.arrive(chunk.news.groups)
+
+    patch.setattr(Restoring, "_install_some", install_some)
+    patch.setattr(Restoring, "check", lambda self: None)
+
+
+def what_follows_the_first_step_is_not_put_in(patch: Patch) -> None:
+    patch.setattr(_Chunk, "over", True)
 
 
 # --- compaction and garbage ---
@@ -327,8 +358,11 @@ MUTANTS: list[tuple[Callable[[Patch], None], Scenario, int]] = [
     (parked_rows_are_dropped, RESTORES, 0),
     (rows_are_applied_before_their_state_is_there, RESTORES, 0),
     (seal_does_not_wait_for_parked_rows, RESTORES, 0),
-    (parked_rows_outlive_their_turn, scenario("lost driver", "lost workers", "poison", "bad data"), 24),
+    (parked_rows_outlive_their_turn, scenario("lost driver", "lost workers", "poison", "bad data"), 100),
     (orders_that_were_taken_back_are_installed, BACK, 0),
+    (an_order_that_is_half_put_in_goes_on_after_a_newer_one, BACK, 155),
+    (a_part_of_a_key_group_counts_as_all_of_it, RESTORES, 0),
+    (what_follows_the_first_step_is_not_put_in, RESTORES, 0),
     (manifest_does_not_wait_for_all_parts, RESTORES, 0),
     (garbage_is_what_is_needed, BACK, 22),
     (own_manifests_are_blamed_on_another_attachment, SNAPSHOTS, 120),

@@ -212,6 +212,8 @@ class Simulation:
             limits=Limits(
                 # Few, so that a little state takes many messages.
                 ship_keys=chance.pick([1, 2, 5]) if scenario.moves else LIMITS.ship_keys,
+                # And many steps to be read back, between which anything may happen.
+                install_rows=Chance(f"{seed} install").pick([1, 1, 2, LIMITS.install_rows]),
                 hold_seconds=_HOLD_SECONDS,
             ),
         )

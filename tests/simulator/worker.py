@@ -20,14 +20,14 @@ from bedload.checkpoint.compaction import Step, compact
 from bedload.checkpoint.snapshots import TARGET_BYTES
 from bedload.checkpoint.storage import Storage
 from bedload.core.errors import BedloadError, OperatorFailed, WorkerStartFailed
-from bedload.core.ids import DeploymentId, Generation, OperatorName, Turn, WorkerId
+from bedload.core.ids import DeploymentId, Generation, KeyGroup, OperatorName, Ticket, Turn, WorkerId
 from bedload.core.limits import Limits
 from bedload.migration.lane import Parcel
 from bedload.migration.parking import Freed
 from bedload.migration.receiver import Receiver
 from bedload.migration.sender import Sender
 from bedload.protocol import messages as m
-from bedload.worker.durability import Load, Loaded, LoadFailed, Seal
+from bedload.worker.durability import Hurry, Load, Loaded, LoadFailed, Seal
 from bedload.worker.durable import CheckpointDurability, load
 from bedload.worker.hosted import Hosted
 from bedload.worker.machine import COORDINATOR, LOADER, Out, Phase, WorkerMachine
@@ -164,6 +164,8 @@ class SimulatedWorker:
         self._hung = False
         self._unseen = 0
         """Messages since the state was looked at."""
+        self._unread: dict[tuple[OperatorName, Ticket], tuple[Load, set[KeyGroup]]] = {}
+        """What was ordered to be read, and what of it was not."""
         self._busy = False
         self._waiting: list[Callable[[], list[Out]]] = []
         self._told: tuple[OperatorName, Turn] | None = None
@@ -323,6 +325,9 @@ class SimulatedWorker:
             elif isinstance(answer, Load):
                 assert to == LOADER
                 self._load(answer)
+            elif isinstance(answer, Hurry):
+                assert to == LOADER
+                self._hurry(answer)
             elif isinstance(to, Neighbour):
                 self._call(to, answer, data)
             else:
@@ -422,6 +427,7 @@ class SimulatedWorker:
     def _load(self, order: Load) -> None:
         """Read in some parts, in any order."""
         chance = self._network.chance
+        self._unread[order.operator, order.ticket] = order, set(order.groups)
         groups = chance.shuffled(order.groups)
         size, scale = -(-len(groups) // chance.number(1, 3)), chance.pick([1, 6, 30, 300])
         for start in range(0, len(groups), size):
@@ -429,8 +435,18 @@ class SimulatedWorker:
             delay = min(scale * self._network.delay(), _LONGEST_READ)
             self._network.after(delay, lambda part=part: self._read(part))  # type: ignore[misc]
 
+    def _hurry(self, message: Hurry) -> None:
+        """Read what somebody waits for, before the rest."""
+        order, _ = self._unread[message.operator, message.ticket]
+        self._network.after(self._network.delay(), lambda: self._read(replace(order, groups=message.groups)))
+
     def _read(self, order: Load) -> None:
         if not self.alive:
+            return
+        _, unread = self._unread[order.operator, order.ticket]
+        order = replace(order, groups=tuple(group for group in order.groups if group in unread))
+        unread.difference_update(order.groups)
+        if not order.groups:
             return
         if self._faults.strikes("killed in restore"):
             self.kill()

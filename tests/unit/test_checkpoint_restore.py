@@ -1,7 +1,8 @@
 """State comes back from snapshot and deltas: all of it once, no file twice, and damage is an error that says where."""
 
+import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ import msgspec
 import pyarrow as pa
 import pytest
 from tests.checkpoint_states import COUNTS, OPERATOR, Writer, delta, groups_of_keys, rows_of, schema_of
+from tests.patience import PATIENCE
+from tests.simulator.inline import Inline
 
 from bedload.checkpoint import paths
 from bedload.checkpoint.pools import THREADS
@@ -208,6 +211,85 @@ def test_a_restore_that_is_given_up_ends_its_threads(storage: Watched) -> None:
     chunks.close()  # type: ignore[attr-defined]
     with pytest.raises(RuntimeError, match="after shutdown"):
         pools[0].submit(print)
+
+
+# --- in a hurry ---
+
+
+class Gated(Watched):
+    """A storage whose reads of some files wait until they are let in."""
+
+    def __init__(self, storage: Storage, held: Callable[[str], bool]) -> None:
+        super().__init__(storage)
+        self._held = held
+        self.gate = threading.Event()
+        self.waits = threading.Event()
+
+    def read(self, path: str) -> bytes:
+        if self._held(path):
+            self.waits.set()
+            assert self.gate.wait(PATIENCE)
+        return super().read(path)
+
+
+def parts_of(storage: Any) -> tuple[Writer, Manifest]:
+    """A snapshot with a part for each of the eight key groups, and a turn after it."""
+    writer = Writer(storage, COUNTS)
+    writer.turn(delta(COUNTS, counts(range(100))))
+    manifest = snapshot(writer, 0, target_bytes=1)
+    assert [part.groups for part in manifest.parts] == [(group,) for group in range(8)]
+    writer.turn(delta(COUNTS, counts(range(5), 1)))
+    return writer, manifest
+
+
+def path_of(manifest: Manifest, group: int) -> str:
+    return f"{paths.snapshot(OPERATOR, manifest.turn)}/{manifest.parts[group].files['n'].path}"
+
+
+def test_without_a_hurry_key_groups_come_in_their_order(storage: Watched) -> None:
+    writer, manifest = parts_of(storage)
+    assert restored(writer, [manifest])[0] == list(range(8))
+
+
+def test_what_is_in_a_hurry_comes_first_also_if_that_is_said_late(storage: Watched) -> None:
+    writer, manifest = parts_of(storage)
+    first = {6}
+    read = Restore(storage, OPERATOR, COUNTS, writer.plan([manifest]), threads=1)  # type: ignore[arg-type]
+    chunks = read.chunks(first=first)
+    assert next(chunks)[0] == (6,)
+    assert next(chunks)[0] == (0,)
+    first.add(7)
+    assert next(chunks)[0] == (7,)
+    assert [groups for groups, _ in chunks] == [(1,), (2,), (3,), (4,), (5,)]
+
+
+def test_what_is_in_a_hurry_does_not_wait_for_what_is_done_already(storage: Watched) -> None:
+    writer, manifest = parts_of(storage)
+    first: set[int] = set()
+    # Whatever it has begun with is done.
+    read = Restore(storage, OPERATOR, COUNTS, writer.plan([manifest]), threads=4, pools=Inline)  # type: ignore[arg-type]
+    chunks = read.chunks(first=first)
+    assert next(chunks)[0] == (0,)
+    first.update([4, 7])  # of which one is done, and the other not begun
+    assert [next(chunks)[0] for _ in range(3)] == [(4,), (7,), (1,)]
+
+
+def test_a_chunk_waits_for_its_own_files_alone(tmp_path: Path) -> None:
+    inner = open_storage(str(tmp_path))
+    writer, manifest = parts_of(inner)
+    slow = {path_of(manifest, group) for group in range(4)} | {
+        paths.delta(OPERATOR, writer.records[1].turn, WorkerId(1))
+    }
+    gated = Gated(inner, slow.__contains__)
+    mine = next(group for group in range(4, 8) if WorkerId(1) not in writer.records[1].writers([group]))
+    read = Restore(gated, OPERATOR, COUNTS, writer.plan([manifest]), threads=2)  # type: ignore[arg-type]
+    chunks = read.chunks(first={mine})
+    try:
+        assert next(chunks)[0] == (mine,), "though threads are busy with files that do not come"
+        assert not gated.gate.is_set()
+    finally:
+        gated.gate.set()
+    assert sorted(group for groups, _ in chunks for group in groups) == [group for group in range(8) if group != mine]
 
 
 def test_an_operator_without_turns_is_empty(storage: Watched) -> None:

@@ -25,6 +25,7 @@ from bedload.store.columns import ColumnSpec, ColumnTable, byte_kernels, compili
 N = ColumnSpec("n", pa.int64(), 0)
 KERNELS = [
     kernels.locate,
+    kernels.insert,
     kernels.find,
     kernels.remove,
     kernels.rehash,

@@ -602,6 +602,9 @@ class Restoring(Rig):
 
     def loaded(self, order: Load, *groups: KeyGroup, **totals: int) -> None:
         self.said += self.machine.loaded(Loaded(NAME, order.ticket, groups or order.groups, state_of(**totals)))  # type: ignore[arg-type]
+        while self.machine.moving:
+            self.said += self.machine.pump()[0]  # type: ignore[arg-type]
+            self.machine.check()
 
     def fails(self, order: Load) -> None:
         self.said += self.machine.loaded(LoadFailed(NAME, order.ticket, StoreError("the store is down")))  # type: ignore[arg-type]

@@ -1,7 +1,8 @@
 """The state at a turn, read back from a snapshot and the deltas that came after it.
 
 The key groups asked for come in chunks: those of one snapshot part together, cut so that a chunk stays small. Each
-chunk is read, merged and given on by itself, while the next ones are read and merged in other threads.
+chunk is read, merged and given on by itself, while the next ones are read and merged in other threads. It waits for its
+own files alone. Key groups may be in a hurry: their chunks are read by threads of their own, and given on first.
 
 The operator may have been changed between turns. Then the plan has *eras*: the snapshot and the turns of one schema
 are read as they were written, and what they give is converted before the turns of the next one are merged into it.
@@ -14,10 +15,11 @@ snapshot; if a file is missing or damaged, an error names it, and no chunk comes
 from __future__ import annotations
 
 import os
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, Future
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
+from dataclasses import dataclass, replace
+from functools import partial
+from threading import Lock
 from typing import TypeAlias
 
 import numpy as np
@@ -48,6 +50,10 @@ CHUNK_ROWS = 1 << 18
 CHUNK_BYTES = 16 * 1024 * 1024
 """The same in bytes of the snapshot's files."""
 CHUNK_GROUPS = 1024
+_LOOK_SECONDS = 0.02
+"""While nothing is done, what is in a hurry is looked for so often."""
+_HASTY_THREADS = 2
+"""For key groups that are in a hurry: so that they do not wait for what is being read already."""
 
 
 class Restore:
@@ -78,25 +84,30 @@ class Restore:
         groups: Iterable[int] | None = None,
         *,
         chunk_groups: int = CHUNK_GROUPS,
+        first: Set[int] = frozenset(),
         variables: Sequence[str] | None = None,
         keys: Sequence[pa.Array] | None = None,
         progress: Progress | None = None,
     ) -> Iterator[Chunk]:
         """The state of these key groups, or of all, chunk by chunk: the chunk's key groups, and their state.
 
-        ``variables`` leaves the others out; ``keys`` (key columns) leaves out all keys but these, and so all key
-        groups but theirs.
+        ``first``: key groups that are in a hurry, which may become more at any time. ``variables`` leaves the others
+        out; ``keys`` (key columns) leaves out all keys but these, and so all key groups but theirs.
         """
         eras = self._eras(variables)
         wanted = self._wanted(groups)
         only = None if keys is None else KeyFilter(eras[-1].form, keys)
         if only is not None:
             wanted = [group for group in wanted if group in only.groups]
-        with self._pools(self._threads, "bedload-restore") as pool:
+        with (
+            self._pools(self._threads, "bedload-restore") as pool,
+            self._pools(_HASTY_THREADS, "bedload-restore-first") as hasty,
+        ):
             try:
-                yield from self._run(pool, eras, wanted, chunk_groups, only, progress)
+                yield from self._run(pool, hasty, eras, wanted, chunk_groups, first, only, progress)
             finally:
-                pool.shutdown(wait=True, cancel_futures=True)
+                for threads in (pool, hasty):
+                    threads.shutdown(wait=True, cancel_futures=True)
 
     def table(
         self,
@@ -152,46 +163,50 @@ class Restore:
     def _run(
         self,
         pool: Executor,
+        hasty: Executor,
         eras: Sequence[_Era],
         wanted: list[int],
         chunk_groups: int,
+        first: Set[int],
         only: KeyFilter | None,
         progress: Progress | None,
     ) -> Iterator[Chunk]:
+        tally = _Tally(len(wanted), progress)
         segments = [
             [
-                pool.submit(self._segment, era.form, record, worker, wanted, only)
+                _Segment(record, worker, partial(self._segment, era.form, record, worker, wanted, only))
                 for record in era.turns
                 for worker in record.writers(wanted)
             ]
             for era in eras
         ]
-        deltas: list[list[pa.RecordBatch]] = []
-        bytes_read, done = 0, 0
-        for of_stage in segments:
-            deltas.append([])
-            for segment in of_stage:
-                read = segment.result()
-                bytes_read += read.bytes
-                if read.batch.num_rows:
-                    deltas[-1].append(read.batch)
-                if progress is not None:
-                    progress(0, len(wanted), bytes_read)
-        running: deque[tuple[_Piece, Future[pa.RecordBatch]]] = deque()
-        pieces = self._pieces(wanted, chunk_groups, eras[0])
-        while True:
+        pieces = list(self._pieces(wanted, chunk_groups, eras[0]))
+        # Ahead of the pieces, which would read them one after another. What fails, fails in the piece that needs it.
+        ahead = [pool.submit(segment.read, tally) for of_era in segments for segment in of_era]
+        running: dict[Future[pa.RecordBatch], _Piece] = {}
+        while pieces or running:
+            hurried = [piece for piece in pieces if not first.isdisjoint(piece.groups)]
+            for piece in hurried[: _HASTY_THREADS + 1 - sum(it.hurried for it in running.values())]:
+                pieces.remove(piece)
+                running[hasty.submit(self._merge, eras, piece, segments, tally, only)] = replace(piece, hurried=True)
             # As many ahead as there are threads: what is done and not yet taken is memory.
-            while len(running) <= self._threads and (piece := next(pieces, None)) is not None:
-                running.append((piece, pool.submit(self._merge, eras, piece, deltas, only)))
-            if not running:
-                return
-            piece, future = running.popleft()
+            while pieces and sum(not it.hurried for it in running.values()) <= self._threads:
+                piece = pieces.pop(0)
+                running[pool.submit(self._merge, eras, piece, segments, tally, only)] = piece
+            # SUBTLE: one at a time, chosen when it is asked for: what is done goes after what is in a hurry by then.
+            # Without a hurry key groups come in their order.
+            urgent = [it for it, piece in running.items() if not first.isdisjoint(piece.groups)]
+            watched = urgent or [next(iter(running))]
+            done, _ = wait(watched, timeout=_LOOK_SECONDS, return_when=FIRST_COMPLETED)
+            future = next((it for it in watched if it in done), None)
+            if future is None:
+                continue  # something else may be in a hurry by now
+            piece = running.pop(future)
             batch = future.result()
-            done += len(piece.groups)
-            bytes_read += piece.bytes
-            if progress is not None:
-                progress(done, len(wanted), bytes_read)
+            tally.count(groups=len(piece.groups), size=piece.bytes)
             yield piece.groups, batch
+        for read in ahead:
+            read.result()
 
     def _pieces(self, wanted: Sequence[int], chunk_groups: int, era: _Era) -> Iterator[_Piece]:
         rest, form = set(wanted), era.form
@@ -230,25 +245,27 @@ class Restore:
 
     def _segment(
         self, form: StateForm, record: TurnRecord, worker: WorkerId, wanted: Sequence[int], only: KeyFilter | None
-    ) -> _Segment:
+    ) -> tuple[pa.RecordBatch, int]:
         whole, size = load_delta(self._storage, self._operator, form, record, worker)
         batch = select(whole, wanted, form.key_groups)
         if only is not None:
             batch = only.keep(batch)
         elif 2 * batch.num_rows < whole.num_rows:
             batch = batch.take(pa.array(np.arange(batch.num_rows)))  # a slice would hold on to the whole
-        return _Segment(batch, size)
+        return batch, size
 
     def _merge(
         self,
         eras: Sequence[_Era],
         piece: _Piece,
-        deltas: Sequence[Sequence[pa.RecordBatch]],
+        segments: Sequence[Sequence[_Segment]],
+        tally: _Tally,
         only: KeyFilter | None,
     ) -> pa.RecordBatch:
         state = eras[0].form.empty() if piece.reader is None else piece.reader.read(piece.groups)
         if only is not None:
             state = only.keep(state)
+        deltas = [[it.read(tally) for it in of_era if it.has(piece.groups)] for of_era in segments]
         try:
             for era, changed in zip(eras, deltas, strict=True):
                 form = era.form
@@ -277,10 +294,45 @@ class _Era:
     """From the era before; None: there is none."""
 
 
-@dataclass(frozen=True)
+class _Tally:
+    """How far a restore is. Thread-safe."""
+
+    def __init__(self, wanted: int, progress: Progress | None) -> None:
+        self._wanted = wanted
+        self._progress = progress
+        self._lock = Lock()
+        self._groups = self._bytes = 0
+
+    def count(self, *, groups: int = 0, size: int) -> None:
+        """Something was read."""
+        with self._lock:
+            self._groups += groups
+            self._bytes += size
+            if self._progress is not None:
+                self._progress(self._groups, self._wanted, self._bytes)
+
+
 class _Segment:
-    batch: pa.RecordBatch
-    bytes: int
+    """What one worker changed in a turn. It is read once, by whoever needs it first; others wait for that."""
+
+    def __init__(self, record: TurnRecord, worker: WorkerId, load: Callable[[], tuple[pa.RecordBatch, int]]) -> None:
+        self._record = record
+        self._worker = worker
+        self._load = load
+        self._lock = Lock()
+        self._batch: pa.RecordBatch | None = None
+
+    def has(self, groups: Sequence[int]) -> bool:
+        """Whether changes of these key groups may be in it."""
+        return self._worker in self._record.writers(groups)
+
+    def read(self, tally: _Tally) -> pa.RecordBatch:
+        """The changes of all key groups that are wanted."""
+        with self._lock:
+            if self._batch is None:
+                self._batch, size = self._load()
+                tally.count(size=size)
+            return self._batch
 
 
 @dataclass(frozen=True)
@@ -288,6 +340,7 @@ class _Piece:
     groups: tuple[int, ...]
     reader: PartReader | None
     bytes: int
+    hurried: bool = False
 
 
 def load_delta(

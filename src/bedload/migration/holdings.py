@@ -59,6 +59,8 @@ class Holdings:
         self._reading: Flags = np.zeros(0, np.bool_)
         self.left = 0
         """How many key groups are being read back."""
+        self.asked: set[KeyGroup] = set()
+        """Those of them that somebody waits for, or has waited for."""
         self._presence: npt.NDArray[np.int8] = np.zeros(0, np.int8)
         self._moving = False
         """Whether a key group is not all here."""
@@ -139,12 +141,19 @@ class Holdings:
 
     def arrive(self, groups: Iterable[KeyGroup]) -> None:
         """These were read back."""
-        self._set(groups, False)
+        self.asked.difference_update(map(KeyGroup, self._set(groups, False).tolist()))
+
+    def ask(self, groups: Groups) -> None:
+        """Somebody waits for these: for those of them that are being read back."""
+        met = np.zeros(len(self._reading), np.bool_)
+        met[groups[self.being_read(groups)]] = True
+        self.asked.update(map(KeyGroup, np.flatnonzero(met).tolist()))
 
     def forget(self) -> None:
         """Nothing is being read back any more."""
         self._reading[:] = False
         self.left = 0
+        self.asked = set()
 
     # --- handed over by another worker ---
 

@@ -66,6 +66,7 @@ class Parking:
             waiting |= handed
         if not waiting.any():
             return batch, None
+        holdings.ask(groups)
         held = found[waiting] if len(found) else found
         self._parked.append(Parked(owner, batch.filter(pa.array(waiting)), held, now))
         return (None if waiting.all() else batch.filter(pa.array(~waiting))), held

@@ -333,6 +333,8 @@ class Restored(Message, frozen=True):
     error: WireError | None = None
     told: int = 0
     """How often it had been told what it owns; so the coordinator knows which orders this is about."""
+    slice: float = 0.0
+    """The longest step on its thread so far, in seconds."""
 
 
 class Settle(Message, frozen=True):

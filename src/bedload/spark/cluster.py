@@ -44,7 +44,7 @@ from bedload.worker.operator import Operator
 from bedload.worker.parameters import parts_of
 from bedload.worker.vector import VectorOperator
 
-_RESTORING = "operator string, worker int, read int, left int, keys bigint, bytes bigint"
+_RESTORING = "operator string, worker int, read int, left int, keys bigint, bytes bigint, slice_ms_longest double"
 _CHECKPOINTING = (
     "operator string, epoch bigint, worker int, written int, left int, keys bigint, bytes bigint, asked boolean"
 )
@@ -300,7 +300,10 @@ class Cluster:
         return target.url
 
     def restoring(self) -> Table:
-        """How far each worker has come with reading state back: key groups read and left, keys, bytes."""
+        """How far each worker has come with reading state back: key groups read and left, keys, bytes.
+
+        ``slice_ms_longest`` is the longest that rows of other key groups waited for a step of it.
+        """
         found = self._driver.call(lambda c: dict(c.restoring))
         rows = (
             {
@@ -310,6 +313,7 @@ class Cluster:
                 "left": item.left,
                 "keys": item.keys,
                 "bytes": item.bytes,
+                "slice_ms_longest": round(item.slice * 1000, 3),
             }
             for (operator, worker), item in sorted(found.items())
         )

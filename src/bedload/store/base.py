@@ -104,11 +104,18 @@ class StateTable(Protocol):
         """Go back to the committed state."""
         ...
 
-    def install(self, groups: Collection[KeyGroup], state: pa.RecordBatch | None) -> None:
+    def install(
+        self,
+        groups: Collection[KeyGroup],
+        state: pa.RecordBatch | None,
+        more: Collection[KeyGroup] = (),
+        expect: int = 0,
+    ) -> None:
         """Put these key groups in with this state, in state form; None or no rows: they are empty.
 
-        They must have no state yet, and an epoch under way must not have touched them. A variable that the state does
-        not have gets its default.
+        They must have no state yet, but those of ``more``, which have other keys already; and an epoch under way must
+        not have touched them. A variable that the state does not have gets its default. ``expect``: so many more keys
+        of the last key group are to follow.
         """
         ...
 

@@ -105,6 +105,8 @@ class Installable(NamedTuple):
     """A batch in state form, taken apart."""
 
     groups: Groups
+    spans: list[tuple[KeyGroup, int, int]]
+    """Each key group that has rows, with its first row and the row after its last."""
     keys: list[pa.Array]
     state: pa.RecordBatch
 
@@ -121,10 +123,13 @@ def installable(state: pa.RecordBatch, keys: int, groups: Collection[KeyGroup]) 
     column: Groups = state.column(GROUP).to_numpy(zero_copy_only=False)
     state = sorted_by_group(state, column)
     column = state.column(GROUP).to_numpy(zero_copy_only=False)
-    others = np.setdiff1d(column, np.fromiter(groups, np.int64, len(groups)))
-    if len(others):
-        raise ProtocolError(f"state of key group {int(others[0])} came with an install of other key groups")
-    return Installable(column, [state.column(name) for name in names[1:]], state)
+    known = sorted(set(groups))
+    firsts, ends = (np.searchsorted(column, np.array(known, column.dtype), side) for side in ("left", "right"))
+    found = [span for span in zip(known, firsts.tolist(), ends.tolist(), strict=True) if span[1] < span[2]]
+    if sum(end - first for _, first, end in found) < len(column):
+        other = int(np.setdiff1d(column, np.array(known, np.int64))[0])
+        raise ProtocolError(f"state of key group {other} came with an install of other key groups")
+    return Installable(column, found, [state.column(name) for name in names[1:]], state)
 
 
 class Incoming(NamedTuple):

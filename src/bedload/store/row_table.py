@@ -115,18 +115,26 @@ class RowTable:
 
     # --- state that comes and goes ---
 
-    def install(self, groups: Collection[KeyGroup], state: pa.RecordBatch | None) -> None:
-        """Put key groups in with this committed state, in state form. They must have none yet."""
+    def install(
+        self,
+        groups: Collection[KeyGroup],
+        state: pa.RecordBatch | None,
+        more: Collection[KeyGroup] = (),
+        expect: int = 0,
+    ) -> None:
+        """Put key groups in with this committed state, in state form: new keys, and all that they have but ``more``."""
         for group in groups:
             store = self.stores.get(group)
-            if store is not None and (store.sizes().keys or store.sizes().touched):
+            if group not in more and store is not None and (store.sizes().keys or store.sizes().touched):
                 raise ProtocolError(
                     f"operator {self._name}: key group {group} has state already; drop it before the install"
                 )
-        stores = {group: self._make_store(group, self.layout, self._row) for group in groups}
+        begun = {group: self.stores[group] for group in more if group in self.stores}
+        new = (group for group in groups if group not in begun)
+        stores = begun | {group: self._make_store(group, self.layout, self._row) for group in new}
         if state is not None and state.num_rows:
             found = installable(state, self._key_columns, groups)
-            self._put(stores.__getitem__, spans(found.groups), freeze_keys(found.keys), found.state)
+            self._put(stores.__getitem__, found.spans, freeze_keys(found.keys), found.state)
         self.stores.update(stores)
 
     def foresee(self, keys: int) -> None:

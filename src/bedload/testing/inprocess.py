@@ -53,7 +53,7 @@ from bedload.testing.changing import Changing
 from bedload.testing.committed import CommittedState
 from bedload.testing.harness import Output, as_rows
 from bedload.testing.input import Columns, InputFormat, Rows, as_schema
-from bedload.worker.durability import Load
+from bedload.worker.durability import Hurry, Load
 from bedload.worker.machine import COORDINATOR, Out, WorkerMachine
 from bedload.worker.moving import Neighbour
 
@@ -308,7 +308,7 @@ class InProcessCluster(Changing):
     def _route(self, worker: WorkerId, out: list[Out]) -> list[Instruction]:
         steps: list[Instruction] = []
         for to, message, body in out:
-            assert not isinstance(message, Load), "state is in memory only: there is nothing to read"
+            assert not isinstance(message, Load | Hurry), "state is in memory only: there is nothing to read"
             if to == COORDINATOR:
                 steps += self.coordinator.from_worker(message, body)
             elif isinstance(to, Neighbour):

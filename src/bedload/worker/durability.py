@@ -4,7 +4,8 @@ Writing is a call: Spark commits its sink only after its tasks ended, and the la
 seal, so what :meth:`Durability.persist` has written when it returns is durable before Spark can commit.
 
 Reading is an event, since it takes long: the machine says :class:`Load`, the edge reads in the background and comes
-back with :class:`Loaded` for some key groups at a time, or with :class:`LoadFailed`.
+back with :class:`Loaded` for some key groups at a time, or with :class:`LoadFailed`. Meanwhile the machine may say
+:class:`Hurry`.
 """
 
 from __future__ import annotations
@@ -58,6 +59,15 @@ class Load:
     base: Turn
     groups: tuple[KeyGroup, ...]
     plan: bytes
+
+
+@dataclass(frozen=True)
+class Hurry:
+    """Somebody waits for these key groups of an order: they come first."""
+
+    operator: OperatorName
+    ticket: Ticket
+    groups: tuple[KeyGroup, ...]
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from typing import Any, TypeAlias
 
 import msgspec
@@ -29,9 +29,9 @@ from bedload.checkpoint.pools import THREADS, Pools
 from bedload.checkpoint.segments import SegmentMeta, write_segment
 from bedload.checkpoint.storage import Storage, open_storage
 from bedload.core.errors import BedloadError, CheckpointDamaged, CheckpointError, EpochAborted
-from bedload.core.ids import Generation, KeyGroup, WorkerId
+from bedload.core.ids import Generation, KeyGroup, OperatorName, Ticket, WorkerId
 from bedload.protocol import messages as m
-from bedload.worker.durability import Load, Loaded, LoadFailed, Seal
+from bedload.worker.durability import Hurry, Load, Loaded, LoadFailed, Seal
 
 _PATIENCE_SECONDS = 600.0
 """A child that has given no sign of life for so long is ended. It gives one for each file and chunk that it has read;
@@ -84,26 +84,42 @@ class Loader:
     def __init__(self, storage: Storage, generation: Generation) -> None:
         self._storage = storage
         self._generation = generation
+        self._first: dict[tuple[OperatorName, Ticket], set[KeyGroup]] = {}
+        """Of the orders that are being read: the key groups that somebody waits for."""
+
+    def hurry(self, message: Hurry) -> None:
+        """These key groups of an order come first; if it is read already, that is over."""
+        self._first.get((message.operator, message.ticket), set()).update(message.groups)
 
     def start(self, order: Load, deliver: Callable[[Loaded | LoadFailed], None]) -> None:
         """Read what an order says; ``deliver`` gets it, some key groups at a time, on another thread."""
+        self._first[order.operator, order.ticket] = set()
         threading.Thread(target=self._run, args=(order, deliver), name="bedload-load", daemon=True).start()
 
     def _run(self, order: Load, deliver: Callable[[Loaded | LoadFailed], None]) -> None:
         try:
-            for news in load(self._storage, self._generation, order):
+            first = self._first[order.operator, order.ticket]
+            for news in load(self._storage, self._generation, order, first=first):
                 deliver(news)
         except BedloadError as error:
             deliver(LoadFailed(order.operator, order.ticket, error))
         except Exception as error:
             problem = CheckpointError(f"operator {order.operator}: its state could not be read: {error!r}")
             deliver(LoadFailed(order.operator, order.ticket, problem))
+        finally:
+            del self._first[order.operator, order.ticket]
 
 
 def load(
-    storage: Storage, generation: Generation, order: Load, *, threads: int | None = None, pools: Pools = THREADS
+    storage: Storage,
+    generation: Generation,
+    order: Load,
+    *,
+    first: Set[int] = frozenset(),
+    threads: int | None = None,
+    pools: Pools = THREADS,
 ) -> Any:
-    """Read what an order says, some key groups at a time."""
+    """Read what an order says, some key groups at a time: what is in ``first`` by then before the rest."""
     # Compiled code comes with it, which a worker without state to read back can do without.
     from bedload.checkpoint.restore import Restore
 
@@ -119,7 +135,7 @@ def load(
         storage, order.operator, target, wanted.plan, schemas=wanted.schemas, threads=threads, pools=pools
     )
     try:
-        for groups, state in restore.chunks(order.groups, progress=progress):
+        for groups, state in restore.chunks(order.groups, first=first, progress=progress):
             yield Loaded(order.operator, order.ticket, tuple(KeyGroup(group) for group in groups), state, read)
     except CheckpointDamaged as error:
         check_fence(storage, generation)  # a newer attachment deletes what its own state does not need

@@ -1,5 +1,9 @@
 """What a worker knows of one operator and its feeders: the data and the parts of its machine.
 
+Each operator has :class:`~bedload.migration.holdings.Holdings` of what is here, a part that reads state back
+(:mod:`bedload.worker.restoring`) and one that moves it (:mod:`bedload.worker.moving`). They know nothing of each other,
+of turns or of readers; the machine passes on what follows from what they say.
+
 Nothing here decides anything; :mod:`bedload.worker.machine` does, and draws the phases.
 """
 
@@ -11,6 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 
+from bedload.core.clock import Clock
 from bedload.core.errors import BedloadError, ProtocolError
 from bedload.core.ids import (
     NO_EPOCH,
@@ -24,6 +29,7 @@ from bedload.core.ids import (
     Turn,
     WorkerId,
 )
+from bedload.core.limits import Limits
 from bedload.migration.holdings import Holdings
 from bedload.migration.parking import Parking
 from bedload.protocol import messages as m
@@ -146,6 +152,19 @@ class Hosted:
     allowance: Allowance | None = None
     """What the current epoch takes beside the state."""
     weight: Weight = field(default_factory=Weight)
+
+    @classmethod
+    def at(cls, worker: WorkerId, name: OperatorName, clock: Clock, limits: Limits) -> Hosted:
+        """An operator that a worker hears of for the first time."""
+        holdings = Holdings()
+        parking = Parking(holdings)
+        restoring = Restoring(worker, name, holdings, clock, limits)
+        return cls(name, holdings, parking, restoring, Moving(worker, name, parking, clock, limits))
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether there is something to send, to forget or to put in."""
+        return self.moving.sender is not None or bool(self.moving.drops) or self.restoring.busy
 
     @property
     def waits_for_time(self) -> bool:

@@ -18,10 +18,6 @@ Invariants:
 - a feeder's ``Done`` is answered after the seal, or at once if another feeder of the epoch may still
   need its Spark task slot. Then the feeder has no share of the sealed outputs, now and on any repeat;
 - whatever raises in a move fails the move at the coordinator, not the turn.
-
-What each operator has: :class:`~bedload.migration.holdings.Holdings` of what is here, a part that reads state back
-(:mod:`bedload.worker.restoring`) and one that moves it (:mod:`bedload.worker.moving`). They know nothing of each other,
-of turns or of readers; the machine passes on what follows from what they say.
 """
 
 from __future__ import annotations
@@ -34,8 +30,7 @@ from bedload.core.clock import Clock
 from bedload.core.errors import BedloadError, ProtocolError, WorkerStartFailed
 from bedload.core.ids import NO_EPOCH, NO_QUERY, DeploymentId, OperatorName, WorkerId
 from bedload.core.limits import LIMITS, Limits
-from bedload.migration.holdings import Holdings
-from bedload.migration.parking import Freed, Parking
+from bedload.migration.parking import Freed
 from bedload.protocol import messages as m
 from bedload.protocol.messages import Body
 from bedload.worker.allowance import Allowance
@@ -43,10 +38,9 @@ from bedload.worker.applying import Applying
 from bedload.worker.durability import Durability, InMemoryOnly, Loaded, LoadFailed
 from bedload.worker.failures import as_ours, report
 from bedload.worker.hosted import Hosted, Phase
-from bedload.worker.moving import Moving, Neighbour
+from bedload.worker.moving import Neighbour
 from bedload.worker.peers import COORDINATOR, LOADER, Out, Peer
 from bedload.worker.reads import find
-from bedload.worker.restoring import Restoring
 from bedload.worker.runtime import Runtime, Startable
 
 Mover = m.Ship | m.HandOver | m.Shipped | m.Fetch | m.Copy | m.Flip | m.Weigh
@@ -116,11 +110,13 @@ class WorkerMachine:
         ]
 
     def pump(self) -> tuple[list[Out], float | None]:
-        """Send a little of what has to move; and in how many seconds to call again, None: after the next event."""
-        out: list[Out] = []
-        pauses: list[float] = []
+        """Send a little, or put a little in; and in how many seconds to call again, None: after the next event."""
+        out, pauses = list[Out](), list[float]()
         for hosted in self._hosted.values():
             moving, active = hosted.moving, hosted.code.active
+            if hosted.restoring.busy:
+                out += [*hosted.restoring.hurry(), *self._install(hosted)]
+                pauses.append(0.0)
             if moving.drops:
                 started = self._clock.monotonic()
                 if released := moving.drop_some():
@@ -146,8 +142,8 @@ class WorkerMachine:
 
     @property
     def moving(self) -> bool:
-        """Whether there is something to send, or to forget."""
-        return any(hosted.moving.sender is not None or hosted.moving.drops for hosted in self._hosted.values())
+        """Whether there is something to send, to forget or to put in."""
+        return any(hosted.unfinished for hosted in self._hosted.values())
 
     def unsent(self, message: m.Message, error: Exception) -> list[Out]:
         """Something is too large to be sent to another worker."""
@@ -189,11 +185,7 @@ class WorkerMachine:
         return hosted
 
     def _host(self, operator: OperatorName) -> Hosted:
-        holdings = Holdings()
-        parking = Parking(holdings)
-        restoring = Restoring(self.worker, operator, holdings)
-        moving = Moving(self.worker, operator, parking, self._clock, self._limits)
-        return Hosted(operator, holdings, parking, restoring, moving)
+        return Hosted.at(self.worker, operator, self._clock, self._limits)
 
     def _deploy(self, message: m.Deploy, body: Body) -> list[Out]:
         hosted = self._at(message.operator)
@@ -307,9 +299,15 @@ class WorkerMachine:
             return []  # an order that was taken back
         if isinstance(news, LoadFailed):
             return self._not_restored(hosted, news.error)
+        hosted.restoring.take(news)  # the pump puts it in
+        return []
+
+    def _install(self, hosted: Hosted) -> list[Out]:
+        """Put a little in of what was read."""
         assert hosted.runtime is not None
         try:
-            hosted.restoring.install(news, hosted.runtime)
+            if (news := hosted.restoring.step(hosted.runtime)) is None:
+                return []
             freed = hosted.parking.free(self._clock.monotonic())
         except Exception as error:
             return self._not_restored(hosted, as_ours(error))

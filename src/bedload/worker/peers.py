@@ -6,7 +6,7 @@ from collections.abc import Hashable
 
 from bedload.protocol import messages as m
 from bedload.protocol.messages import Body
-from bedload.worker.durability import Load
+from bedload.worker.durability import Hurry, Load
 
 Peer = Hashable
 """Whoever sent a message: a connection, or the simulator's name for one."""
@@ -17,4 +17,4 @@ COORDINATOR: Peer = "coordinator"
 LOADER: Peer = "loader"
 """The peer for orders to read state back."""
 
-Out = tuple[Peer, m.Message | Load, Body]
+Out = tuple[Peer, m.Message | Load | Hurry, Body]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from bedload.core.errors import UnknownOperator
 from bedload.core.ids import WorkerId
 from bedload.keys import freeze_keys, hash_columns
@@ -38,6 +40,7 @@ def find(
     unknown = unknown or hosted.moving.handed_over(message.group, hash_of)
     if unknown or holdings.absent(message.group, hash_of):
         hosted.reads.append((peer, message, None if body is None else bytes(body)))
+        holdings.ask(np.array([message.group]))
         return [] if unknown or body is None else hosted.moving.ask(hash_of())
     state = None
     if runtime is not None and body is not None:

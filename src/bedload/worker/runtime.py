@@ -66,11 +66,18 @@ class Runtime(Protocol):
         """What the epoch changed, in delta form (:mod:`bedload.store.deltas`); None if nothing. After the seal."""
         ...
 
-    def install(self, groups: Collection[KeyGroup], state: pa.RecordBatch | None) -> None:
+    def install(
+        self,
+        groups: Collection[KeyGroup],
+        state: pa.RecordBatch | None,
+        more: Collection[KeyGroup] = (),
+        expect: int = 0,
+    ) -> None:
         """Put these key groups in with this committed state, in state form; None or no rows: they are empty.
 
-        An epoch may be under way, as long as it has not met these key groups. They must have no state yet.
-        A variable that the state does not have gets its default.
+        An epoch may be under way, as long as it has not met these key groups. They must have no state yet, but those
+        of ``more``, which have other keys already. A variable that the state does not have gets its default.
+        ``expect``: so many more keys of the last key group are to follow.
         """
         ...
 

@@ -28,7 +28,7 @@ from bedload.core.ids import WorkerId
 from bedload.protocol import messages as m
 from bedload.protocol.messages import Body
 from bedload.transport import Channel, Credentials, Endpoint, Handler, Peer, Timer
-from bedload.worker.durability import Load, Loaded, LoadFailed
+from bedload.worker.durability import Hurry, Load, Loaded, LoadFailed
 from bedload.worker.durable import CheckpointDurability, Compactor, Loader, Place
 from bedload.worker.machine import COORDINATOR, LOADER, Out, WorkerMachine
 from bedload.worker.memory import epoch_share
@@ -201,6 +201,10 @@ class WorkerServer(Handler):
                 assert to == LOADER
                 assert self._loader is not None
                 self._loader.start(message, self._loaded)
+                continue
+            if isinstance(message, Hurry):
+                assert self._loader is not None
+                self._loader.hurry(message)
                 continue
             target = self._coordinator if to == COORDINATOR else to
             if isinstance(target, Neighbour):

@@ -44,9 +44,15 @@ class TableRuntime(Generic[Table]):
 
     # --- state that comes and goes ---
 
-    def install(self, groups: Collection[KeyGroup], state: pa.RecordBatch | None) -> None:
+    def install(
+        self,
+        groups: Collection[KeyGroup],
+        state: pa.RecordBatch | None,
+        more: Collection[KeyGroup] = (),
+        expect: int = 0,
+    ) -> None:
         """Put these key groups in with this committed state."""
-        self._table.install(groups, state)
+        self._table.install(groups, state, more, expect)
 
     def drop(self, groups: Iterable[KeyGroup]) -> None:
         """Forget the state of these key groups; no epoch may have touched them."""

@@ -58,8 +58,14 @@ class HashTables:
         """Make room, by table, for more entries at once, where that is most of what the table will have then."""
         used, limit = self.list[:, k.USED], self.list[:, k.LIMIT]
         for table in np.flatnonzero((used + more > limit) & (more > used)).tolist():
-            capacity, wanted = max(_FIRST, int(self.list[table, k.CAPACITY])), int(used[table] + more[table])
-            while int(capacity * self._load[table]) < wanted:
+            self.expect_in(table, int(more[table]))
+
+    def expect_in(self, table: int, more: int) -> None:
+        """Make room for more entries at once in one table."""
+        _, capacity, used, limit = self.list[table].tolist()
+        if used + more > limit:
+            capacity = max(_FIRST, capacity)
+            while int(capacity * self._load[table]) < used + more:
                 capacity *= 2
             self._resize(table, capacity)
 

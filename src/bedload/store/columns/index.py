@@ -223,6 +223,11 @@ class KeyIndex:
                 self.remove(slots[:row])
                 raise
 
+    def expect_spans(self, spans: Sequence[tuple[KeyGroup, int, int]], more: int) -> None:
+        """All of the keys to come, in these spans of rows, are new; so many of the last key group follow later."""
+        for number, (group, first, end) in enumerate(spans, 1):
+            self._tables.expect_in(group, end - first + (more if number == len(spans) else 0))
+
     def expect(self, of_group: npt.NDArray[np.integer[Any]]) -> None:
         """Most of the keys to come, of these groups, are new."""
         self._tables.expect(np.bincount(np.asarray(of_group, np.int64), minlength=self.key_groups))

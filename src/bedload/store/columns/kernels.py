@@ -25,7 +25,7 @@ SMALL = 16384
 """Up to this many keys all is in the cache, and the passes ahead do not pay."""
 
 NEED_SLOTS, NEED_TABLE, KNOWN = 1, 2, 3
-"""Why :func:`locate` or :func:`insert` stopped."""
+"""Why :func:`locate` or :func:`insert` stopped; the last one: a key is there already, which must be new."""
 
 # Positions in the index's counters.
 NEXT_BLOCK, FREE_BLOCKS, LIVE, TOUCHED, BLOCK, UNUSED = 0, 1, 2, 3, 4, 5

@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from bedload.core.errors import ProtocolError
 from bedload.core.ids import KeyGroup
-from bedload.store.columns.column import Column, ColumnSpec, Values, as_runs
+from bedload.store.columns.column import Column, ColumnSpec, Prepared, Values, as_runs
 from bedload.store.columns.index import BLOCK, MAX_SLOTS, Flags, KeyIndex, Slots
 from bedload.store.columns.key_words import KeyWords
 from bedload.store.columns.memory import GrowingArray
@@ -200,9 +200,7 @@ class SlotTable:
         """
         index = self.index
         # All that can fail comes before the first value is written.
-        given = {name: state.column(name) for name in self._columns if name in state.schema.names}
-        prepared = {name: self._columns[name].prepared(values) for name, values in given.items()}
-        words = self.words.encode(keys)
+        prepared, words = self._prepared(state), self.words.encode(keys)
         index.expect(groups)
         try:
             slots = index.insert(words, groups)
@@ -210,15 +208,7 @@ class SlotTable:
             self._make_room()
         if slots is None:
             slots = self._put_over(words, groups, len(index.touched))
-        runs = as_runs(slots)
-        for name, column in self._columns.items():
-            if name in prepared:
-                column.put(slots, prepared[name], runs)
-            else:
-                for array in column.arrays:
-                    array.start(slots)
-        # A sweep that is under way goes on as fast as values come, or the end of the epoch would wait for all of it.
-        self.tidy(0)
+        self._fill(slots, prepared)
 
     def _put_over(self, words: npt.NDArray[np.int64], groups: Groups, known: int) -> Slots:
         """The slots of keys of which some are there, untouched; ``known``: so many slots were touched before."""
@@ -319,6 +309,21 @@ class SlotTable:
         made = self.index.touched[known:][self.index.fresh[known:]]
         self.index.untouch(known)
         self._free(made)
+
+    def _prepared(self, state: pa.RecordBatch) -> dict[str, Prepared]:
+        given = (name for name in self._columns if name in state.schema.names)
+        return {name: self._columns[name].prepared(state.column(name)) for name in given}
+
+    def _fill(self, slots: Slots, prepared: dict[str, Prepared]) -> None:
+        runs = as_runs(slots)
+        for name, column in self._columns.items():
+            if name in prepared:
+                column.put(slots, prepared[name], runs)
+            else:
+                for array in column.arrays:
+                    array.start(slots)
+        # A sweep that is under way goes on as fast as values come, or the end of the epoch would wait for all of it.
+        self.tidy(0)
 
     def _make_room(self) -> None:
         capacity = self.index.capacity

@@ -19,7 +19,7 @@ from bedload.store.base import SLICE, Changes, Plain, Sizes
 from bedload.store.columns.index import Flags, Slots
 from bedload.store.columns.shelf import ColumnShelf
 from bedload.store.columns.slot_table import SlotTable
-from bedload.store.deltas import PUT, REMOVE, delta_batch, incoming, installable
+from bedload.store.deltas import PUT, REMOVE, Installable, delta_batch, incoming, installable
 from bedload.store.shelf import Selection
 
 _SAMPLED_GROUPS, _SAMPLED_KEYS = 4, 64
@@ -75,14 +75,38 @@ class ColumnTable(SlotTable):
 
     # --- state that comes and goes ---
 
-    def install(self, groups: Collection[KeyGroup], state: pa.RecordBatch | None) -> None:
-        """Put key groups in with this committed state, in state form. They must have none yet."""
+    def install(
+        self,
+        groups: Collection[KeyGroup],
+        state: pa.RecordBatch | None,
+        more: Collection[KeyGroup] = (),
+        expect: int = 0,
+    ) -> None:
+        """Put key groups in with this committed state, in state form: new keys, and all that they have but ``more``."""
         for group in groups:
-            if self.index.count(group):
+            if self.index.count(group) and group not in more:
                 raise ProtocolError(f"key group {group} has state already; drop it before the install")
         if state is not None and state.num_rows:
             found = installable(state, len(self.words.types), groups)
-            self.put(found.keys, found.groups, found.state)
+            self.add(found, expect)
+
+    def add(self, found: Installable, expect: int = 0) -> None:
+        """Put keys in as committed state that are new: less work than :meth:`put`, and if it raises, none is there.
+
+        Live arrays may be replaced.
+        """
+        prepared, words = self._prepared(found.state), self.words.encode(found.keys)
+        self.index.expect_spans(found.spans, expect)
+        try:
+            slots = self.index.insert(words, found.groups)
+            if slots is None:
+                raise ProtocolError("a key was put in that is there already, or twice")
+        except BaseException:
+            self.words.gone(len(words))
+            raise
+        finally:
+            self._make_room()
+        self._fill(slots, prepared)
 
     def foresee(self, keys: int) -> None:
         """About so many keys will be taken in: their memory will be of huge pages, if there are any."""
