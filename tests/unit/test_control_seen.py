@@ -109,6 +109,7 @@ def test_an_operator_counts_for_as_much_as_it_has_state() -> None:
 class Shelf:
     """1000 keys of 10 kB each."""
 
+    named = True
     nbytes_hint = 10_000.0
     hashes = np.arange(1000)
     groups = np.zeros(1000, np.int16)

@@ -19,10 +19,11 @@ from bedload.keys import freeze_keys
 from bedload.state import RecordLayout, codec
 from bedload.state.settling import Settling
 from bedload.store.base import Changes, KeyGroupStore, MakeStore, Plain, Sizes
-from bedload.store.deltas import SmallDelta, incoming, installable, key_arrays, plain_columns, rows_delta, spans
+from bedload.store.deltas import incoming, installable, key_arrays, plain_columns, rows_delta, spans
 from bedload.store.resting import RestingStore, can_rest
 from bedload.store.row_shelf import RowShelf, Waiting, check_untouched
 from bedload.store.shelf import NO_HASHES, Selection
+from bedload.store.small_delta import SmallDelta
 
 _SAMPLED_GROUPS, _SAMPLED_KEYS = 16, 8
 """How many keys are looked at to say how large all are."""

@@ -44,7 +44,7 @@ class Applying:
                 hosted.runtime.set_time(message.time)
                 return self.flush(hosted)
             case m.Expect() if is_open:
-                hosted.expected = message.feeders
+                hosted.ends.expected = message.feeders
                 return self.seal_if_done(hosted)
             case m.Commit() if is_sealed:
                 self._commit(hosted)
@@ -117,11 +117,11 @@ class Applying:
         feeder = hosted.feeders.get(message.feeder)
         if feeder is None:
             if hosted.phase is Phase.SEALED:
-                raise _different(hosted, f"feeder {message.feeder} came after all {hosted.expected} were done")
+                raise _different(hosted, f"feeder {message.feeder} came after all {hosted.ends.expected} were done")
             feeder = hosted.feeders[message.feeder] = Feeder(place=len(hosted.feeders))
-            hosted.undone += 1
+            hosted.ends.undone += 1
         feeder.peers.add(peer)
-        hosted.unplaced.discard(feeder.place)
+        hosted.ends.unplaced.discard(feeder.place)
         if not feeder.applied:
             # The latest: an attempt without rows has no columns either, and the next one may have some.
             feeder.schema = pa.ipc.read_schema(pa.py_buffer(body or b""))
@@ -131,7 +131,7 @@ class Applying:
         found = hosted.feeders.get(feeder)
         if found is None:
             # Its Join was refused, and this was under way already.
-            raise _different(hosted, f"feeder {feeder} is not one of the {hosted.expected} that were done")
+            raise _different(hosted, f"feeder {feeder} is not one of the {hosted.ends.expected} that were done")
         return found
 
     def _apply(self, hosted: Hosted, peer: Peer, message: m.Apply, body: Body) -> list[Out]:
@@ -179,9 +179,9 @@ class Applying:
         if known != message.batches:
             raise _different(hosted, f"feeder {message.feeder} sent {message.batches} batches, not {known}")
         if feeder.batches is None:
-            hosted.undone -= 1
-            hosted.unplaced.discard(feeder.place)
-            hosted.held[feeder.place] = feeder
+            hosted.ends.undone -= 1
+            hosted.ends.unplaced.discard(feeder.place)
+            hosted.ends.held[feeder.place] = feeder
         feeder.batches = message.batches
         if hosted.phase is Phase.SEALED or feeder.released:
             return [(peer, m.Finished(hosted.turn), feeder.share)]
@@ -195,7 +195,7 @@ class Applying:
         for feeder in hosted.feeders.values():
             feeder.gone(peer)
             if feeder.batches is None and not feeder.peers:
-                hosted.unplaced.add(feeder.place)
+                hosted.ends.unplaced.add(feeder.place)
         return self.seal_if_done(hosted)
 
     # --- to the end ---
@@ -213,14 +213,14 @@ class Applying:
 
     def seal_if_done(self, hosted: Hosted) -> list[Out]:
         """Seal if all feeders are done; else release those whose task slot may be needed."""
-        if hosted.phase is not Phase.OPEN or hosted.expected is None:
+        if hosted.phase is not Phase.OPEN or hosted.ends.expected is None:
             return []
         feeders = hosted.feeders
-        if len(feeders) > hosted.expected:
-            error = _different(hosted, f"{len(feeders)} feeders came, but the plan has {hosted.expected}")
+        if len(feeders) > hosted.ends.expected:
+            error = _different(hosted, f"{len(feeders)} feeders came, but the plan has {hosted.ends.expected}")
             return self.fail(hosted, error)
-        all_came = len(feeders) == hosted.expected
-        if all_came and not hosted.undone:
+        all_came = len(feeders) == hosted.ends.expected
+        if all_came and not hosted.ends.undone:
             if not hosted.parking.empty:
                 return []  # the last state to arrive comes back here
             try:
@@ -228,14 +228,14 @@ class Applying:
             except Exception as error:
                 return self.fail(hosted, as_ours(error))
         # SUBTLE: a feeder that came and whose task crashed has lost its slot to whichever task was next.
-        if all_came and not hosted.unplaced:
+        if all_came and not hosted.ends.unplaced:
             return []  # all have their slot: waiting takes it from nobody
         out: list[Out] = []
-        for _, feeder in sorted(hosted.held.items()):
+        for _, feeder in sorted(hosted.ends.held.items()):
             feeder.released = True
             out += [(peer, m.Finished(hosted.turn), None) for peer in feeder.waiting]
             feeder.waiting = []
-        hosted.held = {}
+        hosted.ends.held = {}
         return out
 
     def _seal(self, hosted: Hosted) -> list[Out]:

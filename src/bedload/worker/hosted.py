@@ -10,6 +10,7 @@ Nothing here decides anything; :mod:`bedload.worker.machine` does, and draws the
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -98,6 +99,30 @@ class Feeder:
 
 
 @dataclass
+class Ends:
+    """Which feeders of a turn have come to their end. It is kept, as the end of each feeder asks for it."""
+
+    expected: int | None = None
+    """How many feeders the plan has, once it is known."""
+    undone: int = 0
+    """How many are not done."""
+    unplaced: set[int] = field(default_factory=set)
+    """The places of those that are not done and have no attempt that is connected."""
+    held: dict[int, Feeder] = field(default_factory=dict)
+    """Those that are done and not released, by their place."""
+
+    def check(self, where: str, feeders: Iterable[Feeder]) -> None:
+        """Raise an AssertionError if it is not what the feeders say, which come in the order of their places."""
+        feeders = list(feeders)
+        undone = [it for it in feeders if it.batches is None]
+        assert self.undone == len(undone), f"{where}: {undone} are not done, and {self.undone} are known"
+        unplaced = {it.place for it in undone if not it.peers}
+        assert self.unplaced == unplaced, f"{where}: {unplaced} have no attempt, and {self.unplaced} are known"
+        held = [it.place for it in feeders if it.batches is not None and not it.released]
+        assert sorted(self.held) == held, f"{where}: {held} are held, and {sorted(self.held)} are known"
+
+
+@dataclass
 class Code:
     """The versions of an operator's code that were shipped."""
 
@@ -136,14 +161,8 @@ class Hosted:
     """The last committed epoch, which live reads show, and whose it was."""
     timed: bool = False
     """Whether the time of the epoch is known: before that no row of it is applied."""
-    expected: int | None = None
     feeders: dict[m.FeederId, Feeder] = field(default_factory=dict)
-    undone: int = 0
-    """How many of them are not done. This and the next two are kept, as the end of each feeder asks for them."""
-    unplaced: set[int] = field(default_factory=set)
-    """The places of those that are not done and have no attempt that is connected."""
-    held: dict[int, Feeder] = field(default_factory=dict)
-    """Those that are done and not released, by their place."""
+    ends: Ends = field(default_factory=Ends)
     error: BedloadError | None = None
     early: list[tuple[Peer, TurnMessage, Body]] = field(default_factory=list)
     """Messages of a turn that has not begun here, or whose time is not known."""
@@ -173,7 +192,7 @@ class Hosted:
 
     def no_feeders(self) -> None:
         """A turn begins, or is over."""
-        self.feeders, self.undone, self.unplaced, self.held = {}, 0, set(), {}
+        self.feeders, self.ends = {}, Ends()
 
     def weigh(self, worker: WorkerId, message: m.Weigh) -> m.Weighed:
         """What its key groups weigh here."""
@@ -192,16 +211,12 @@ class Hosted:
         assert (self.error is not None) == (self.phase is Phase.ABORTED), f"{where}: {self.error!r}"
         assert running or not self.feeders, f"{where}: there are feeders"
         assert self.phase is Phase.OPEN or self.parking.empty, f"{where}: rows wait"
-        undone = [it for it in self.feeders.values() if it.batches is None]
-        assert self.undone == len(undone), f"{where}: {undone} are not done, and {self.undone} are known"
-        unplaced = {it.place for it in undone if not it.peers}
-        assert self.unplaced == unplaced, f"{where}: {unplaced} have no attempt, and {self.unplaced} are known"
-        held = [it.place for it in self.feeders.values() if it.batches is not None and not it.released]
-        assert sorted(self.held) == held, f"{where}: {held} are held, and {sorted(self.held)} are known"
+        self.ends.check(where, self.feeders.values())
         first = self.turn if self.waits_for_time else self.turn + 1
         late = [message for _, message, _ in self.early if message.turn < first]
         assert not late, f"{where}: {late} wait for their turn"
         if self.phase is Phase.SEALED:
-            assert len(self.feeders) == self.expected, f"{where}: {len(self.feeders)} of {self.expected} feeders"
+            count = self.ends.expected
+            assert len(self.feeders) == count, f"{where}: {len(self.feeders)} of {count} feeders"
             waiting = [name for name, it in self.feeders.items() if it.batches is None or it.all_waiting]
             assert not waiting, f"{where}: {waiting} are not done, or wait"

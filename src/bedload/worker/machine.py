@@ -101,13 +101,9 @@ class WorkerMachine:
 
     def gone(self, peer: Peer) -> list[Out]:
         """A connection closed: whatever was under way on it has to be thought of again."""
-        return [
-            step
-            for hosted in self._hosted.values()
-            for step in (
-                hosted.moving.neighbour_gone(peer) if isinstance(peer, Neighbour) else self._applying.gone(hosted, peer)
-            )
-        ]
+        if isinstance(peer, Neighbour):
+            return [step for hosted in self._hosted.values() for step in hosted.moving.neighbour_gone(peer)]
+        return [step for hosted in self._hosted.values() for step in self._applying.gone(hosted, peer)]
 
     def pump(self) -> tuple[list[Out], float | None]:
         """Send a little, or put a little in; and in how many seconds to call again, None: after the next event."""
@@ -181,11 +177,8 @@ class WorkerMachine:
         """An operator here, which the worker may hear of for the first time."""
         hosted = self._hosted.get(operator)
         if hosted is None:
-            hosted = self._hosted[operator] = self._host(operator)
+            hosted = self._hosted[operator] = Hosted.at(self.worker, operator, self._clock, self._limits)
         return hosted
-
-    def _host(self, operator: OperatorName) -> Hosted:
-        return Hosted.at(self.worker, operator, self._clock, self._limits)
 
     def _deploy(self, message: m.Deploy, body: Body) -> list[Out]:
         hosted = self._at(message.operator)
@@ -233,13 +226,7 @@ class WorkerMachine:
             # SUBTLE: the coordinator always ends a turn before it begins another on this FIFO channel.
             raise ProtocolError(f"{message} while turn {hosted.turn} is {hosted.phase.name}")
         hosted.turn, hosted.epoch, hosted.query = message.turn, message.epoch, message.query
-        hosted.phase, hosted.error, hosted.expected, hosted.timed, hosted.weight.busy = (
-            Phase.OPEN,
-            None,
-            None,
-            False,
-            0.0,
-        )
+        hosted.phase, hosted.error, hosted.timed, hosted.weight.busy = Phase.OPEN, None, False, 0.0
         hosted.no_feeders()
         out: list[Out] = []
         try:
