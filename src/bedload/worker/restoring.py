@@ -121,7 +121,9 @@ class Restoring:
 
     def take(self, news: Loaded) -> None:
         """Some of an order is here: it is put in by and by."""
-        self._chunks.append(_Chunk.of(news))
+        chunk = _Chunk.of(news)
+        if self._wants(chunk):
+            self._chunks.append(chunk)
 
     @property
     def busy(self) -> bool:
