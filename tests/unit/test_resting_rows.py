@@ -1,4 +1,4 @@
-"""Rows at rest wake whole or not at all, also those of an operator without variables."""
+"""Rows at rest wake whole or not at all, and what moves on of them is what came, whatever code came meanwhile."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from bedload.state import RecordLayout
 from bedload.store.deltas import PUT, delta_batch
 from bedload.store.resting import RestingStore
 from bedload.store.row_table import RowTable
+from bedload.store.shelf import Selection
 from bedload.worker.operator import Operator, make_shared, state_of
 
-GROUP = KeyGroup(0)
+GROUP, OTHER = KeyGroup(0), KeyGroup(1)
 
 
 class Seen(Operator):
@@ -32,6 +33,20 @@ class Picky(Operator):
         if name == "n" and value == 13:
             raise ValueError("not this one")
         super().__setattr__(name, value)
+
+    def process(self, key: Any, rows: Any, ctx: Any) -> None: ...
+
+
+class Two(Operator):
+    a: int = bl.value(0)
+    b: int = bl.value(0)
+
+    def process(self, key: Any, rows: Any, ctx: Any) -> None: ...
+
+
+class TwoTheOtherWayRound(Operator):
+    b: int = bl.value(0)
+    a: int = bl.value(0)
 
     def process(self, key: Any, rows: Any, ctx: Any) -> None: ...
 
@@ -60,3 +75,16 @@ def test_keys_that_cannot_wake_are_at_rest_still() -> None:
         table.stores[GROUP].touch([1, 2])
     table.abort()
     assert dict(table.snapshot()) == {1: {"n": 12}, 2: {"n": 13}}
+
+
+def test_new_code_may_declare_the_variables_in_another_order() -> None:
+    table = resting(Two, [1, 2], a=pa.array([10, 20]), b=pa.array([11, 21]))
+    layout = RecordLayout(state_of(TwoTheOtherWayRound))
+    table.bind(layout, make_shared(TwoTheOtherWayRound)[1], 1, [pa.int64()])
+    later = {"b": pa.array([31]), "a": pa.array([30])}
+    table.take_in(delta_batch(np.ones(1, np.int16), np.full(1, PUT, np.int8), [pa.array([3])], later))
+    shelf = table.shelve(Selection([GROUP, OTHER], named=False))
+    shelf.list_some(3)
+    state, _ = shelf.collect_range(0, 3)
+    assert state is not None
+    assert [(row["a"], row["b"]) for row in state.to_pylist()] == [(10, 11), (20, 21), (30, 31)]
