@@ -88,3 +88,10 @@ def test_new_code_may_declare_the_variables_in_another_order() -> None:
     state, _ = shelf.collect_range(0, 3)
     assert state is not None
     assert [(row["a"], row["b"]) for row in state.to_pylist()] == [(10, 11), (20, 21), (30, 31)]
+    table.begin([GROUP, OTHER])
+    for row in (*table.stores[GROUP].touch([1, 2]), *table.stores[OTHER].touch([3])):
+        row.a += 5
+    table.seal(durable=True)
+    delta = table.delta()
+    assert delta is not None
+    assert [(row["a"], row["b"]) for row in delta.to_pylist()] == [(15, 11), (25, 21), (35, 31)]

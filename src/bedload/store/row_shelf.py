@@ -124,8 +124,7 @@ class RowShelf(AnyShelf[list[Any]]):
             store, some = self._stores.get(group), keys[first:end]
             if isinstance(store, RestingStore) and any(flags := store.asleep(some)):
                 asleep[first:end] = flags
-                # SUBTLE: by name. New code may declare the variables in another order than a store of before has them.
-                resting.append(store.encoded(list(compress(some, flags))).select(list(self._layout.names)))
+                resting.append(store.encoded(list(compress(some, flags))))
                 some = list(compress(some, (not flag for flag in flags)))
             rows += [None] * len(some) if store is None else store.current(some)
         if not resting:
