@@ -187,3 +187,20 @@ def test_an_order_that_is_taken_back_as_a_whole_leaves_nothing_to_do() -> None:
     assert not rig.restoring.busy
     assert rig.step() is None
     assert rig.runtime.held == {}
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_chunk_that_is_taken_back_as_a_whole_does_not_outlive_its_order(late: bool) -> None:
+    rig = Rig(rows=2)
+    old = rig.order(0, 1)
+    if not late:
+        rig.comes(old, {0: [1, 2, 3]})
+    rig.comes(old, {1: [4]})
+    new = rig.order(0)
+    if late:
+        rig.comes(old, {0: [1, 2, 3]})
+    rig.holdings.ask(np.array([1]))  # so that it goes first, and with it the old order is over
+    assert rig.step() == (1,)
+    rig.comes(new, {0: [10, 20, 30]})
+    rig.all_steps()
+    assert rig.runtime.held == {0: [10, 20, 30], 1: [4]}

@@ -123,7 +123,7 @@ class RecordLayout:
         self.tracked = tuple(v.live is not None for v in self._variables)
         """Which variables are containers, or hold some."""
         self._containers = tuple(name for name, tracked in zip(self.names, self.tracked, strict=True) if tracked)
-        self._numbers = tuple(accumulate(self.tracked[:-1], initial=0))
+        self._numbers = tuple(accumulate(self.tracked, initial=0))[:-1]
         """For each variable, how many with containers come before it: its place on an object."""
         self._arrays = tuple((i, v.name, v.array) for i, v in enumerate(self._variables) if v.array is not None)
         self.array_bytes = sum(node.nbytes for _, _, node in self._arrays)

@@ -71,9 +71,8 @@ class RestingStore(RowStore):
         if self._places:
             asleep = list(dict.fromkeys(filter(self._places.__contains__, keys)))
             if asleep:
-                values = self._values(asleep)
+                super().put(asleep, self._values(asleep))  # if that raises, they are at rest still
                 self._leave(asleep)
-                super().put(asleep, values)
         return super().touch(keys)
 
     def put(self, keys: Sequence[Any], values: Mapping[str, Sequence[Any]]) -> None:

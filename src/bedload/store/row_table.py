@@ -47,6 +47,9 @@ class RowTable:
 
     def bind(self, layout: RecordLayout, row: type, key_columns: int, key_types: Sequence[pa.DataType]) -> None:
         """New code for the same state, between epochs. Without the types of the key columns no state can leave."""
+        if self.stores and set(layout.names) == set(self.layout.names):
+            # SUBTLE: new code may declare the variables in another order, and stores have them in that of the old one.
+            layout = RecordLayout(sorted(layout.specs, key=lambda spec: self.layout.names.index(spec.name)))
         self.layout, self._row = layout, row
         self._key_columns, self._key_types = key_columns, tuple(key_types)
         for store in self.stores.values():

@@ -105,7 +105,7 @@ class Restoring:
         for _, wanted in self.orders.values():
             wanted.difference_update(message.groups)
         self.orders = {ticket: order for ticket, order in self.orders.items() if order[1]}
-        self._chunks = [chunk for chunk in self._chunks if chunk.news.ticket in self.orders]
+        self._chunks = [chunk for chunk in self._chunks if self._wants(chunk)]
         self._hurried.difference_update(message.groups)
         if not self.orders:
             self._restored, self._longest = 0, 0.0
@@ -121,7 +121,9 @@ class Restoring:
 
     def take(self, news: Loaded) -> None:
         """Some of an order is here: it is put in by and by."""
-        self._chunks.append(_Chunk.of(news))
+        chunk = _Chunk.of(news)
+        if self._wants(chunk):
+            self._chunks.append(chunk)
 
     @property
     def busy(self) -> bool:
@@ -151,6 +153,11 @@ class Restoring:
         fitting = most if took <= 0 else int(self._rows * self._limits.install_seconds / took)
         self._rows = min(most, max(fitting, _FEWEST), 2 * self._rows)
         return chunk.news if chunk.over else None
+
+    def _wants(self, chunk: _Chunk) -> bool:
+        """Whether some of it is still wanted. What is not must not wait here: its order may be over before its turn."""
+        order = self.orders.get(chunk.news.ticket)
+        return order is not None and not order[1].isdisjoint(chunk.news.groups)
 
     def _install_some(self, chunk: _Chunk, runtime: Runtime) -> None:
         message, wanted = self.orders[chunk.news.ticket]
@@ -188,8 +195,8 @@ class Restoring:
         assert self.error is None or not self.orders, f"{self.orders} are read, after {self.error!r}"
         here = [group for _, wanted in self.orders.values() for group in wanted if not self._holdings.absent(group)]
         assert not here, f"{sorted(here)} are read, and taken for here"
-        lost = [chunk.news.ticket for chunk in self._chunks if chunk.news.ticket not in self.orders]
-        assert not lost, f"something of the orders {lost} is to be put in, which were taken back"
+        lost = [chunk.news.groups for chunk in self._chunks if not self._wants(chunk)]
+        assert not lost, f"{lost} are to be put in, which were taken back"
 
     def progress(self, runtime: Runtime | None, read: int = 0) -> Out:
         """What to tell the coordinator."""
