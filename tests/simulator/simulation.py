@@ -308,7 +308,7 @@ class Simulation:
             return
         path, how = damage(self._storage, self._more)
         for watcher in self._world.watchers.values():
-            watcher.damaged()
+            watcher.damaged(path)
         self.network.note(f"{path} is {how}")
 
     def _ended(self, application: Application) -> None:

@@ -92,6 +92,7 @@ class Watcher:
         self._forgiven: set[tuple[QueryId, Epoch]] = set()
         """Epochs that went when the checkpoint of another query was set back, or when the state was given up."""
         self._damaged = False
+        self._damaged_paths: set[str] = set()
         self._fresh = False
         """The state was given up, and no turn has begun since."""
         self._latest: History = ()
@@ -133,9 +134,10 @@ class Watcher:
             assert all(e < other.high for e in there), f"{where}: Spark never committed all of {name}"
         self._latest = self.histories[turn]
 
-    def damaged(self) -> None:
+    def damaged(self, path: str) -> None:
         """A file is not what was written. A query whose epochs are lost with it is refused; others may go on."""
         self._damaged = True
+        self._damaged_paths.add(path)
 
     def fresh(self) -> None:
         """The user gives the state up: what comes next begins anew, unless it is lost before it is durable."""
@@ -191,8 +193,9 @@ class Watcher:
         where = f"{worker.name} acknowledged turn {turn}"
         path = paths.delta(self.name, turn, worker.worker)
         given_up = worker.worker in self._given_up.get(turn, ())
-        # Where somebody deletes files, a segment that was written may not be there.
-        assert self._damaged or not given_up, f"{where}, which was given up because its segment was not there"
+        # What both sides go by: the segment that one writes and the other looks for, and the mark.
+        excused = not self._damaged_paths.isdisjoint((path, paths.abandoned(self.name, turn)))
+        assert excused or not given_up, f"{where}, which was given up because its segment was not there"
         name = path.rpartition("/")[2]
         later = {generation: seen for generation, seen in self._seen.items() if generation > generation_of(turn)}
         blind = [generation for generation, seen in later.items() if name not in seen]

@@ -231,8 +231,7 @@ def test_every_step_of_the_keeper_ends_in_an_event(hanging: Any, tmp_path: Path)
         "failed",
     ]
     for name, arguments in coordinator.heard:
-        if name != "garbage_collected":
-            assert isinstance(arguments[-1], StoreError), name
+        assert isinstance(arguments[-1], StoreError), name
 
 
 def test_an_attachment_an_export_and_a_history_fail(hanging: Any) -> None:

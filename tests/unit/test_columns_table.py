@@ -421,3 +421,27 @@ def test_room_is_made_for_the_keys_that_come_and_not_for_those_that_are_there() 
     for _ in range(3):
         table.put([pa.array(keys)], keys % 4, state)
     assert table.index.nbytes == before
+
+
+def test_to_weigh_a_table_does_not_look_at_all_keys_of_a_key_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = ColumnTable([pa.int64()], [ColumnSpec("n", pa.int64(), 0)], 1)
+    table.locate([pa.array(range(50_000))], np.zeros(50_000, np.int16))
+    table.commit()
+    looked, is_committed = 0, table._is_committed
+
+    def counted(slots: Any) -> Any:
+        nonlocal looked
+        looked += len(slots)
+        return is_committed(slots)
+
+    monkeypatch.setattr(table, "_is_committed", counted)
+    assert table.encoded_bytes() == 50_000 * 16
+    assert looked < 5000
+
+
+def test_to_weigh_a_table_finds_the_few_keys_that_are_committed() -> None:
+    table = ColumnTable([pa.int64()], [ColumnSpec("n", pa.int64(), 0)], 1)
+    table.locate([pa.array(range(3))], np.zeros(3, np.int16))
+    table.commit()
+    table.locate([pa.array(range(3, 20_000))], np.zeros(19_997, np.int16))
+    assert table.encoded_bytes() == 20_000 * 16

@@ -1036,6 +1036,26 @@ def test_garbage_is_deleted_slice_by_slice_promises_first() -> None:
     assert [piece.floor is None for piece in pieces] == [True] * (len(pieces) - 1) + [False]
 
 
+def test_where_a_promise_could_not_be_deleted_its_files_stay() -> None:
+    rig = Rig(max_turns=1, slice_files=1)
+    steps: list[Instruction] = []
+    epochs = itertools.count()
+
+    def snapshot() -> list[Instruction]:
+        rig.whole(epoch := next(epochs))
+        rig.progress(epoch)
+        compacted(rig, 0)
+        compacted(rig, 1)
+        return rig.did(rig.coordinator.snapshot_written(NAME, rig.turn, None))
+
+    while not (found := [step for step in steps if isinstance(step, CollectGarbage)]):
+        steps = snapshot()
+    assert found[0].garbage.promises
+    assert rig.did(rig.coordinator.garbage_collected(NAME, StoreError("the store is out of order"))) == []
+    while not [step for step in steps if isinstance(step, CollectGarbage)]:
+        steps = snapshot()  # what is garbage later is deleted, as before
+
+
 def test_how_far_a_snapshot_is_can_be_seen_while_it_is_under_way(rig: Rig) -> None:
     rig.whole(0)
     rig.progress(0)

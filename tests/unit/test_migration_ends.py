@@ -375,3 +375,34 @@ def test_nothing_is_said_of_a_key_that_lives_elsewhere_than_its_group() -> None:
     for _ in range(10):
         sent += [key for parcel in sender.next(1.0)[0] for key in parcel.hashes.tolist()]
     assert sent == [here]
+
+
+def test_keys_of_a_key_group_that_is_not_listed_are_put_aside_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many steps it takes to list the key group, what somebody waits for is not looked at in each."""
+    store = Store()
+    for key in range(0, 40_000, 2):
+        store.write(key, 1)
+    store.end(commit=True)
+    shelf, asked = FakeShelf(store), 0
+    covers = shelf.covers
+
+    def counted(groups: Any) -> Any:
+        nonlocal asked
+        asked += len(groups)
+        return covers(groups)
+
+    monkeypatch.setattr(shelf, "covers", counted)
+    sender = Sender(1, STRATEGIES["lazy"].terms, (LOT,), lambda _: shelf, GROUPS, Time())
+    sender.flip(Turn(1))
+    wanted = np.arange(2, 4000, 4)
+    sender.want(NEW, wanted)
+    got: set[int] = set()
+    before = 0
+    while not got >= set(wanted.tolist()):
+        parcels, delay = sender.next(1.0)
+        assert parcels or delay is not None, "it waits for nothing"
+        for parcel in parcels:
+            before = before or asked
+            got.update(parcel.hashes.tolist())
+            sender.taken(NEW, parcel.number, 1.0)
+    assert before <= 2 * len(wanted)

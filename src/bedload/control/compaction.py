@@ -156,9 +156,9 @@ class Compaction:
             out += self._start()  # they asked while the one before was under way
         return [*out, *self._collect()]
 
-    def collected(self) -> list[Instruction]:
-        """Some garbage is gone, or could not be deleted: then the next attachment finds it."""
-        self._garbage = self._garbage[1:]
+    def collected(self, error: BedloadError | None = None) -> list[Instruction]:
+        """Some garbage is gone; or it could not be deleted, and the rest stays, too: a promise may be left."""
+        self._garbage = [] if error is not None else self._garbage[1:]
         return [CollectGarbage(self._at.name, self._garbage[0])] if self._garbage else []
 
     def ended(self, error: BedloadError) -> list[Instruction]:

@@ -224,9 +224,9 @@ class Coordinator:
         """Answers :class:`WriteManifest`; ``counts`` is the manifest that does, if it may be another one."""
         return self._parts.compactions[operator].written(turn, error, counts)
 
-    def garbage_collected(self, operator: OperatorName) -> list[Instruction]:
+    def garbage_collected(self, operator: OperatorName, error: BedloadError | None = None) -> list[Instruction]:
         """Answers :class:`CollectGarbage`."""
-        return self._parts.compactions[operator].collected()
+        return self._parts.compactions[operator].collected(error)
 
     @property
     def checkpointing(self) -> list[Snapshotting]:

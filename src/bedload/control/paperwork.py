@@ -84,7 +84,7 @@ def paperwork(files: Files, step: FileStep, record: TurnRecord | None, find_loca
                 f"operator {operator}: old files could not be deleted",
                 (lambda: files.collect(operator, garbage),),
                 lambda: lambda c: c.garbage_collected(operator),
-                lambda _: lambda c: c.garbage_collected(operator),
+                lambda error: lambda c: c.garbage_collected(operator, error),
             )
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from bedload.core.ids import KeyGroup, Turn, WorkerId
@@ -57,7 +59,9 @@ class Lane:
     sent: HashSet = field(default_factory=HashSet)
     """What was handed over for good, as far as somebody may ask for it again."""
     wanted: deque[Hashes] = field(default_factory=deque)
-    """What somebody waits for."""
+    """What somebody waits for, but for what is in"""
+    unlisted: dict[KeyGroup, list[Hashes]] = field(default_factory=dict)
+    """key groups that are not listed: that comes back when they are. The one that was asked for first is the first."""
     again: deque[tuple[int, int]] = field(default_factory=deque)
     """Entries of a shelf without names that go once more."""
     unacked: dict[int, Parcel] = field(default_factory=dict)
@@ -83,7 +87,22 @@ class Lane:
         listed = self.shelf.list_some(keys, first)
         self.end = self.shelf.whole
         self.unsaid |= dict.fromkeys(set(listed.groups).intersection(self.lot.groups), self.end)
+        for group in list(self.unlisted) if self.shelf.listed else listed.groups:
+            if group in self.unlisted:
+                self.wanted.appendleft(np.concatenate(self.unlisted.pop(group)))
         return listed.touched
+
+    def put_aside(self, hashes: Hashes, groups: npt.NDArray[np.integer[Any]]) -> Hashes:
+        """Those of listed key groups; the others are looked at again when theirs is."""
+        listed = self.shelf.covers(groups)
+        if not listed.all():
+            rest, groups = hashes[~listed], groups[~listed]
+            order = np.argsort(groups, kind="stable")
+            numbers, firsts = np.unique(groups[order], return_index=True)
+            parts = np.split(rest[order], firsts[1:])
+            for at in np.argsort(order[firsts]).tolist():
+                self.unlisted.setdefault(KeyGroup(int(numbers[at])), []).append(parts[at])
+        return hashes[listed]
 
     def whole(self, cursor: int) -> tuple[KeyGroup, ...]:
         """Key groups that the sweep has passed when it is there, and that were not said to be whole."""
@@ -144,6 +163,8 @@ class Lane:
     def check(self) -> None:
         """Raise an AssertionError if this cannot be."""
         assert self.cursor <= self.end, f"the sweep is at {self.cursor} of {self.end}"
+        aside = list(self.unlisted)
+        assert not aside or not self.shelf.covers(np.array(aside)).any(), f"of {aside} some are listed, and wait still"
         assert not self.last_sent or self.swept, f"all is said to be sent at {self.cursor} of {self.end}"
         assert len(self.unacked) <= WINDOW, f"{len(self.unacked)} messages are under way"
         later = [number for number in self.unacked if number > self.number]

@@ -40,6 +40,8 @@ from bedload.store.shelf import Collected, Shelf
 
 _MANY = 1 << 20
 _RETRY_SECONDS = 0.05
+_SOME = 8192
+"""Hashes that somebody waits for are looked at so many at a time, or more."""
 _LARGER = 4
 """So many times as many bytes go at a time where nobody waits for some of them."""
 _TELL_BYTES = 1 << 20
@@ -276,29 +278,30 @@ class Sender:
             return None
         limit = self._pace.keys(lane.shelf.nbytes_hint)
         wanted: list[Hashes] = []
-        unlisted: list[Hashes] = []
-        count = 0
+        count = looked = 0
         left = lane.wanted.copy()
-        while left and count < limit:
+        some = max(limit, _SOME)
+        # SUBTLE: if all that was looked at is sent already, it goes on: nobody might ask again.
+        while left and count < limit and (looked < 2 * some or not (count or lane.unlisted)):
             hashes = left.popleft()
+            if len(hashes) > some:
+                left.appendleft(hashes[some:])
+                hashes = hashes[:some]
+            looked += len(hashes)
             if self.terms.copy_ahead:
                 hashes = hashes[lane.stale.has(hashes)]
             hashes = hashes[~lane.sent.has(hashes)]
             if not lane.shelf.listed:
-                listed = lane.shelf.covers(key_groups(hashes, self._key_groups))
-                if not listed.all():
-                    unlisted.append(hashes[~listed])
-                hashes = hashes[listed]
+                hashes = lane.put_aside(hashes, key_groups(hashes, self._key_groups))
             if count + len(hashes) > limit:
                 left.appendleft(hashes[limit - count :])
                 hashes = hashes[: limit - count]
             wanted.append(hashes)
             count += len(hashes)
         parcel = self._give(lane, unique(np.concatenate(wanted))) if count else None
-        left.extendleft(reversed(unlisted))
         lane.wanted = left
-        if unlisted and parcel is None:
-            self._list(lane, KeyGroup(int(key_groups(unlisted[0][:1], self._key_groups)[0])))
+        if lane.unlisted and parcel is None:
+            self._list(lane, next(iter(lane.unlisted)))
         return parcel
 
     def _background(self, lane: Lane) -> Parcel | None:

@@ -145,7 +145,11 @@ class WorkerServer(Handler):
                 self._compactor.start(message, self._compacted)
                 return
             source = COORDINATOR if peer is self._coordinator else self._called.get(peer, peer)
-            self._send(self._machine.handle(source, message, body))
+            out = self._machine.handle(source, message, body)
+            if isinstance(message, m.Ship | m.HandOver):
+                # What is done for a move counts apart: not the rows that waited for it.
+                self._endpoint.meter.apart(sum(said.took for _, said, _ in out if isinstance(said, m.Shipped)))
+            self._send(out)
             self._pump_soon()
 
     def on_close(self, peer: Peer) -> None:

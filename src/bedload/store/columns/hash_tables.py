@@ -103,6 +103,14 @@ class HashTables:
         if capacity:
             self._give_back(offset, capacity)
 
+    def some(self, table: int, places: int) -> npt.NDArray[np.int64]:
+        """The numbers in so many places of a table, in no order."""
+        offset, capacity, _, _ = self.list[table].tolist()
+        end = offset + min(places, capacity)
+        found = np.empty(np.count_nonzero(self.entries[offset:end]), np.int64)
+        k.slots_in(self.entries, offset, end - offset, found)
+        return found
+
     def numbers(self, table: int) -> npt.NDArray[np.int64]:
         """The numbers in a table, in no order."""
         offset, capacity, used, _ = self.list[table].tolist()

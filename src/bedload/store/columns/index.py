@@ -130,6 +130,10 @@ class KeyIndex:
         first = int(np.searchsorted(slots, following))
         return np.concatenate((slots[:first], slots[first + left :]))
 
+    def some_slots(self, group: KeyGroup, places: int) -> tuple[Slots, bool]:
+        """Slots of a key group, those in so many places of its table, in no order; and whether it has no more."""
+        return self._tables.some(group, places), places >= int(self._tables.list[group, k.CAPACITY])
+
     def all_slots(self) -> Slots:
         """Every slot that holds a key, by key group."""
         return self.slots_in(self.used_groups().tolist())

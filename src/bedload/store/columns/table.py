@@ -22,7 +22,7 @@ from bedload.store.columns.slot_table import SlotTable
 from bedload.store.deltas import PUT, REMOVE, Installable, delta_batch, incoming, installable
 from bedload.store.shelf import Selection
 
-_SAMPLED_GROUPS, _SAMPLED_KEYS = 4, 64
+_SAMPLED_GROUPS, _SAMPLED_KEYS, _SAMPLED_PLACES = 4, 64, 1024
 """How many keys are looked at to say how large all are."""
 
 
@@ -163,7 +163,7 @@ class ColumnTable(SlotTable):
         """Roughly the encoded size of all state, from the committed state of some keys."""
         held = self.index.used_groups()
         chosen = held[np.unique(np.linspace(0, len(held) - 1, _SAMPLED_GROUPS).astype(int))] if len(held) else held
-        parts = [self.committed_slots(KeyGroup(group))[:_SAMPLED_KEYS] for group in chosen.tolist()]
+        parts = [self._some_committed(KeyGroup(group)) for group in chosen.tolist()]
         slots = np.concatenate(parts) if parts else np.empty(0, np.int64)
         return self.extract(slots).nbytes * self.index.live // len(slots) if len(slots) else 0
 
@@ -177,6 +177,14 @@ class ColumnTable(SlotTable):
         return pa.RecordBatch.from_arrays([*keys, *values.columns], names=names)
 
     # --- steps ---
+
+    def _some_committed(self, group: KeyGroup) -> Slots:
+        """Slots of some keys with committed state, if there are any: not all are looked at, unless most have none."""
+        places, whole, slots = _SAMPLED_PLACES, False, np.empty(0, np.int64)
+        while len(slots) < _SAMPLED_KEYS and not whole:
+            slots, whole = self.index.some_slots(group, places)
+            slots, places = slots[self._is_committed(slots)], 4 * places
+        return slots[:_SAMPLED_KEYS]
 
     def _frozen(self, slots: Slots) -> list[Any]:
         return freeze_keys(self.keys(slots)) if len(slots) else []
