@@ -1039,3 +1039,14 @@ def test_a_read_that_fails_is_answered_with_its_error() -> None:
     rig.begin(1)
     (answer,) = rig.tell("reader", m.Read(NAME, KeyGroup(0)), b"this is no key")
     assert isinstance(answer, m.Refused)
+
+
+def test_what_came_before_a_restore_failed_is_gone_with_the_next_one(fresh: Restoring) -> None:
+    """Others may own it by then; if it came back to this worker, keys that they removed would be here again."""
+    (order,) = fresh.restore()
+    fresh.loaded(order, group_of("a"), a=1)
+    fresh.fails(order)
+    assert [key for key, _ in fresh.machine.runtime(NAME).snapshot()] == ["a"]  # type: ignore[union-attr]
+    (order,) = fresh.restore(8, others("a"))
+    fresh.loaded(order)
+    assert list(fresh.machine.runtime(NAME).snapshot()) == []  # type: ignore[union-attr]

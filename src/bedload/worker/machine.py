@@ -28,7 +28,7 @@ import msgspec
 
 from bedload.core.clock import Clock
 from bedload.core.errors import BedloadError, ProtocolError, WorkerStartFailed
-from bedload.core.ids import NO_EPOCH, NO_QUERY, DeploymentId, OperatorName, WorkerId
+from bedload.core.ids import NO_EPOCH, NO_QUERY, DeploymentId, KeyGroup, OperatorName, WorkerId
 from bedload.core.limits import LIMITS, Limits
 from bedload.migration.parking import Freed
 from bedload.protocol import messages as m
@@ -265,11 +265,12 @@ class WorkerMachine:
         if hosted.phase in (Phase.OPEN, Phase.SEALED):
             raise ProtocolError(f"{message} while turn {hosted.turn} is {hosted.phase.name}")
         hosted.holdings.told += 1
-        hosted.restoring.error = None
+        failed, hosted.restoring.error = hosted.restoring.error, None
         released = hosted.moving.drop_all()
         try:
             runtime = self._activate(hosted, message.deployment)
-            runtime.drop(message.groups)
+            # What came before a restore failed counts as here no longer, and others may own it by now.
+            runtime.drop(message.groups if failed is None else map(KeyGroup, range(hosted.holdings.key_groups)))
         except Exception as error:
             return [*released, *self._not_restored(hosted, as_ours(error))]
         hosted.committed = message.epoch, message.query
