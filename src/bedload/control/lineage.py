@@ -228,7 +228,7 @@ class Lineage:
         if holds:
             groups = tuple(sorted(owed))
         # SUBTLE: first of all, as it may raise: then the worker is not told, and has nothing of it.
-        message, plan = self._order(deployment, groups, base)
+        message, plan = self._order(deployment, groups, base, whole=not holds)
         self._owed.pop(worker, None)
         if not holds:
             self._holds[worker] = base
@@ -241,12 +241,11 @@ class Lineage:
         return [(message, plan)]
 
     def _order(
-        self, deployment: DeploymentId, groups: Iterable[KeyGroup], base: Turn | None
+        self, deployment: DeploymentId, groups: Iterable[KeyGroup], base: Turn | None, *, whole: bool
     ) -> tuple[m.Restore, bytes | None]:
         epoch, query = self._epoch_of(base)
-        message = m.Restore(
-            self.history.operator, NO_TURN if base is None else base, deployment, tuple(groups), epoch, query
-        )
+        turn = NO_TURN if base is None else base
+        message = m.Restore(self.history.operator, turn, deployment, tuple(groups), epoch, query, whole=whole)
         return message, None if base is None else self.order(base)
 
     def _epoch_of(self, turn: Turn | None) -> tuple[Epoch, QueryId]:

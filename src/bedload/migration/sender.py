@@ -40,10 +40,8 @@ from bedload.store.shelf import Collected, Shelf
 
 _MANY = 1 << 20
 _RETRY_SECONDS = 0.05
-_SOME = 8192
-"""Hashes that somebody waits for are looked at so many at a time, or more."""
-_LARGER = 4
-"""So many times as many bytes go at a time where nobody waits for some of them."""
+_SOME = 8192  # hashes that somebody waits for are looked at so many at a time, or more
+_LARGER = 4  # so many times as many bytes go at a time where nobody waits for some of them
 _TELL_BYTES = 1 << 20
 """After so many bytes it is said how far the move is: a smaller one is over before anybody asks."""
 _TELL_SHARE = 0.01
@@ -279,8 +277,7 @@ class Sender:
         limit = self._pace.keys(lane.shelf.nbytes_hint)
         wanted: list[Hashes] = []
         count = looked = 0
-        left = lane.wanted.copy()
-        some = max(limit, _SOME)
+        left, some = lane.wanted.copy(), max(limit, _SOME)
         # SUBTLE: if all that was looked at is sent already, it goes on: nobody might ask again.
         while left and count < limit and (looked < 2 * some or not (count or lane.unlisted)):
             hashes = left.popleft()

@@ -318,6 +318,8 @@ class Restore(Message, frozen=True):
     """Those of the key groups of which it owns the guests only."""
     away: tuple[KeyHash, ...] = ()
     """Single keys of its key groups that live elsewhere, by their hash."""
+    whole: bool = True
+    """Whether these are all that the worker should have; if not, it has the others already."""
 
 
 class Restored(Message, frozen=True):

@@ -177,8 +177,11 @@ class WorkerMachine:
         """An operator here, which the worker may hear of for the first time."""
         hosted = self._hosted.get(operator)
         if hosted is None:
-            hosted = self._hosted[operator] = Hosted.at(self.worker, operator, self._clock, self._limits)
+            hosted = self._hosted[operator] = self._host(operator)
         return hosted
+
+    def _host(self, operator: OperatorName) -> Hosted:
+        return Hosted.at(self.worker, operator, self._clock, self._limits)
 
     def _deploy(self, message: m.Deploy, body: Body) -> list[Out]:
         hosted = self._at(message.operator)
@@ -265,8 +268,10 @@ class WorkerMachine:
         if hosted.phase in (Phase.OPEN, Phase.SEALED):
             raise ProtocolError(f"{message} while turn {hosted.turn} is {hosted.phase.name}")
         hosted.holdings.told += 1
-        failed, hosted.restoring.error = hosted.restoring.error, None
-        released = hosted.moving.drop_all()
+        failed = hosted.restoring.error
+        if failed is not None and not message.whole:  # whoever sent it had not heard that more is missing
+            return [hosted.restoring.progress(hosted.runtime)]
+        hosted.restoring.error, released = None, hosted.moving.drop_all()
         try:
             runtime = self._activate(hosted, message.deployment)
             # What came before a restore failed counts as here no longer, and others may own it by now.
@@ -276,9 +281,9 @@ class WorkerMachine:
         hosted.committed = message.epoch, message.query
         order = hosted.restoring.order(message, plan)
         instead = hosted.moving.superseded(message.base, message.groups, runtime)
-        if order is not None:
-            return [*released, *instead, (LOADER, order, None)]
-        return [*released, *instead, hosted.restoring.progress(runtime), *self._answer_reads(hosted)]
+        if order is None:
+            return [*released, *instead, hosted.restoring.progress(runtime), *self._answer_reads(hosted)]
+        return [*released, *instead, (LOADER, order, None)]
 
     def loaded(self, news: Loaded | LoadFailed) -> list[Out]:
         """Some of the state that was to be read is here, or cannot be read."""

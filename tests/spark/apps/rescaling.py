@@ -49,6 +49,11 @@ def main(folder: Path, master: str) -> None:
             except TooFewSlots as error:
                 say("refused", message=error.message)
         check_epochs("rows", sink.epochs, 12)
+
+        def one_epoch() -> bool:
+            return len({epoch for epoch, _ in states(cluster, "rows").values()}) == 1
+
+        eventually(one_epoch, "a commit that was under way when the query stopped has come to all workers")
         seen = check_states("rows", states(cluster, "rows"))
         assert seen in (len(sink.epochs) - 1, len(sink.epochs) - 2)
     say("done", epochs=len(sink.epochs))
