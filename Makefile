@@ -63,6 +63,7 @@ check: $(INSTALL_STAMP) ## formatting, lint, types, layers, API reference: what 
 	$(BIN)/mypy
 	$(BIN)/python scripts/markdown.py
 	$(BIN)/python scripts/api_reference.py --check
+	$(BIN)/python scripts/conformance.py --check
 	$(BIN)/mypy scripts
 	$(BIN)/mypy -p tests.simulator -p examples
 	$(BIN)/lint-imports --no-logo
@@ -71,6 +72,7 @@ fix: $(INSTALL_STAMP) ## format, repair what ruff can repair, write the API refe
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 	$(BIN)/python scripts/api_reference.py
+	$(BIN)/python scripts/conformance.py
 	$(BIN)/python scripts/markdown.py --fix
 
 ifeq ($(strip $(BENCH)),)

@@ -139,7 +139,8 @@ class CountFrames(CountRows):
         yield pd.DataFrame({"key": [key[0]], "n": [n]})
 
 
-def _need_tws() -> None:
+def need_tws() -> None:
+    """Raise NotAvailable unless what Spark's transformWithState needs is there."""
     for module, package in (("google", "protobuf"), ("pandas", "pandas")):
         if find_spec(module) is None:
             raise NotAvailable(f"Spark's transformWithState needs {package}: pip install {package}")
@@ -215,7 +216,7 @@ SYSTEMS: Mapping[str, System] = {
             "transformWithState, rows",
             _plainly(_tws_rows, "few batches measured"),
             ROCKSDB,
-            require=_need_tws,
+            require=need_tws,
             slow=True,
         ),
         System(
@@ -223,7 +224,7 @@ SYSTEMS: Mapping[str, System] = {
             "transformWithStateInPandas",
             _plainly(_tws_pandas, "few batches measured"),
             ROCKSDB,
-            require=_need_tws,
+            require=need_tws,
             slow=True,
         ),
         System(

@@ -85,11 +85,11 @@ def measure(layout: str, kind: str, size: str, keys: int, least: int, seconds: f
     inputs = Inputs(shape, keys)
     with closing(make(shape)) as store:
         # SUBTLE: before the real check, which would leave free memory behind for the store to fill.
-        before = _memory()
+        before = memory()
         for part, states in inputs.states():
             store.fill(part, states)
         del part, states
-        figures: dict[str, float] = {"bytes_per_key": (_memory() - before) / keys}
+        figures: dict[str, float] = {"bytes_per_key": (memory() - before) / keys}
         check(make, shape, CHECK_KEYS)
         batches = [inputs.batch(BATCH_ROWS[size]) for _ in range(BATCHES)]
         points, many = inputs.some(POINT_READS), inputs.some(MANY_READS)
@@ -213,7 +213,7 @@ def _same(step: str, got: dict[int, Any], truth: dict[int, Any]) -> None:
     raise WrongAnswer(f"after {step}: key {wrong} is {str(got.get(wrong))[:80]}, not {str(truth.get(wrong))[:80]}")
 
 
-def _memory() -> int:
+def memory() -> int:
     """Memory of this process alone, after what is not in use went back to the system."""
     gc.collect()
     pa.default_memory_pool().release_unused()

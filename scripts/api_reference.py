@@ -24,6 +24,10 @@ import bedload
 import bedload.spark.supervisor
 import bedload.spark.table
 import bedload.testing
+from bedload.testing.changing import Changing
+from bedload.testing.passing_time import PassingTime
+from bedload.worker.timers import OperatorTimers
+from bedload.worker.vector_timers import VectorTimersOfClock
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "api.md"
 WIDTH = 100
@@ -73,12 +77,23 @@ PARTS = (
     Part(
         "Operators",
         "Which Python values rows have, and which may be returned, is in [rows](rows.md).",
-        _of(bedload, "bl.", "Operator", "Context", "param", "Rows", "VectorOperator", "VectorBatch", "RowsByKey"),
+        _of(
+            bedload,
+            "bl.",
+            *("Operator", "Context", "Timer", "param", "Rows"),
+            *("VectorOperator", "VectorBatch", "RowsByKey", "BatchContext", "BatchTimer"),
+        )
+        | {"ctx.timers": OperatorTimers, "ctx.timers (arrays)": VectorTimersOfClock},
     ),
     Part(
         "State declarations",
         "Types, methods and limits are in [state types](state-types.md).",
         _of(bedload, "bl.", "value", "list", "map", "set", "counter", "deque", "heap", "Heap", "array"),
+    ),
+    Part(
+        "Processors of Spark's",
+        "See [coming from transformWithState](../how-to/coming-from-transform-with-state.md).",
+        _of(bedload, "bl.", "transformWithState", "transformWithStateInPandas", "patch_pyspark", "unpatch_pyspark"),
     ),
     Part(
         "Aggregates",
@@ -88,7 +103,8 @@ PARTS = (
     Part(
         "Testing kit",
         "See [test an operator](../how-to/test-an-operator.md).",
-        _of(bedload.testing, "bedload.testing.", *sorted(bedload.testing.__all__, reverse=True)),
+        _of(bedload.testing, "bedload.testing.", *sorted(bedload.testing.__all__, reverse=True))
+        | {"PassingTime": PassingTime, "Changing": Changing},
     ),
 )
 
@@ -135,7 +151,7 @@ def _thing(name: str, thing: Any) -> Iterator[str]:
 
 def _called(thing: type) -> str | None:
     """How a class is called, if it is for users to do so."""
-    if thing.__module__.startswith("bedload.testing"):
+    if thing.__module__.startswith("bedload.testing") and "__init__" in vars(thing):
         return _signature(thing.__init__, bound=True)  # type: ignore[misc]
     return None
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any, Protocol, TypeVar
 
+import numpy as np
+
 from bedload.core.ids import KeyGroup
 from bedload.store.entries import Hashes
-from bedload.store.shelf import Selection, Shelf
+from bedload.store.shelf import NO_HASHES, Selection, Shelf
 
 AnyShelf = TypeVar("AnyShelf", bound=Shelf)
 
@@ -36,6 +38,20 @@ def listed(shelf: AnyShelf, at_once: int = 3) -> AnyShelf:
     while not shelf.listed:
         shelf.list_some(at_once)
     return shelf
+
+
+def note(shelf: Shelf, at_once: int = 3) -> Hashes:
+    """Seal an epoch, and note all that it touched."""
+    shelf.sealed()
+    return noted(shelf, at_once)
+
+
+def noted(shelf: Shelf, at_once: int = 3) -> Hashes:
+    """Note what is to be noted."""
+    found = [NO_HASHES]
+    while shelf.unnoted:
+        found.append(shelf.note_some(at_once))
+    return np.concatenate(found)
 
 
 def drop(shelf: Shelf) -> None:

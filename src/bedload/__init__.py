@@ -51,6 +51,7 @@ from bedload.state import (
     set,  # noqa: A004 - named for what it declares
     value,
 )
+from bedload.state.timers import Timer
 from bedload.worker.operator import Context, Operator
 from bedload.worker.parameters import param
 from bedload.worker.rows import Rows
@@ -60,14 +61,20 @@ if TYPE_CHECKING:
     from bedload.spark.attaching import attach
     from bedload.spark.changes import Change
     from bedload.spark.cluster import Cluster
+    from bedload.spark.drop_in.call import transformWithState, transformWithStateInPandas
+    from bedload.spark.drop_in.patching import patch_pyspark, unpatch_pyspark
     from bedload.spark.results import MoveResult
     from bedload.spark.state_view import OperatorState, StateAnswer
+    from bedload.worker.batch_context import BatchContext
     from bedload.worker.vector import VectorOperator
     from bedload.worker.vector_batch import RowsByKey, VectorBatch
+    from bedload.worker.vector_timers import BatchTimer
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "BatchContext",
+    "BatchTimer",
     "Change",
     "Cluster",
     "Context",
@@ -79,6 +86,7 @@ __all__ = [
     "RowsByKey",
     "StateAnswer",
     "Strategy",
+    "Timer",
     "VectorBatch",
     "VectorOperator",
     "__version__",
@@ -92,12 +100,18 @@ __all__ = [
     "list",
     "map",
     "param",
+    "patch_pyspark",
     "set",
     "strategies",
+    "transformWithState",
+    "transformWithStateInPandas",
+    "unpatch_pyspark",
     "value",
 ]
 
 _LAZY = {
+    "BatchContext": "bedload.worker.batch_context",
+    "BatchTimer": "bedload.worker.vector_timers",
     "Change": "bedload.spark.changes",
     "Cluster": "bedload.spark.cluster",
     "MoveResult": "bedload.spark.results",
@@ -107,6 +121,10 @@ _LAZY = {
     "VectorBatch": "bedload.worker.vector_batch",
     "VectorOperator": "bedload.worker.vector",
     "attach": "bedload.spark.attaching",
+    "patch_pyspark": "bedload.spark.drop_in.patching",
+    "transformWithState": "bedload.spark.drop_in.call",
+    "transformWithStateInPandas": "bedload.spark.drop_in.call",
+    "unpatch_pyspark": "bedload.spark.drop_in.patching",
 }
 
 

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
-from tests.shelves import drop, meant, shelved
+from tests.shelves import drop, meant, note, noted, shelved
 from tests.thorough import examples
 
 import bedload.store.columns.table
@@ -379,8 +379,7 @@ class Beside:
             {} if batch is None else dict(zip(batch.column(KEY).to_pylist(), batch.column(OP).to_pylist(), strict=True))
         )
         assert ops == {key: PUT if key in self.current else REMOVE for key in mine - held}
-        noted = shelf.note().tolist()
-        assert set(noted) >= hashes_of(mine & self.touched)
+        assert set(note(shelf).tolist()) >= hashes_of(mine & self.touched)
         return batch
 
     def take_in(self, batch: pa.RecordBatch, state: Model) -> None:
@@ -514,6 +513,7 @@ def take(sides: list[Beside], at: int, step: Step) -> None:
 @layouts
 @examples(80)
 @given(history=histories)
+@example(history=[(0, Forget("f")), (1, Add("f", 0)), (1, Epoch("seal")), (1, Forget("a")), (1, Move(2, 0))])
 def test_a_table_holds_what_plain_dicts_would_hold(layout: str, history: list[tuple[int, Any]]) -> None:
     sides = [Beside(layout), Beside(layout)]
     for at, step in history:
@@ -524,10 +524,16 @@ def test_a_table_holds_what_plain_dicts_would_hold(layout: str, history: list[tu
 
 @layouts
 @examples(40)
-@given(before=st.lists(ops, max_size=8), within=st.lists(ops, max_size=8), ending=st.sampled_from(["commit", "abort"]))
+@given(
+    before=st.lists(ops, max_size=8),
+    within=st.lists(ops, max_size=8),
+    ending=st.sampled_from(["commit", "abort"]),
+    early=st.integers(0, 8),
+)
 def test_what_was_copied_before_an_epoch_is_put_right_by_what_the_epoch_noted(
-    layout: str, before: list[Op], within: list[Op], ending: str
+    layout: str, before: list[Op], within: list[Op], ending: str, early: int
 ) -> None:
+    """``early``: so many keys are noted before the epoch ends, the others after it."""
     here, there = Beside(layout), Beside(layout)
     here.run(*before)
     here.commit()
@@ -535,11 +541,12 @@ def test_what_was_copied_before_an_epoch_is_put_right_by_what_the_epoch_noted(
     swept, _ = shelf.collect_range(0, len(shelf.hashes))
     here.run(*within)
     here.seal()
-    noted = shelf.note()
-    changed, left = shelf.collect(noted)
+    shelf.sealed()
+    first = shelf.note_some(early)
+    changed, left = shelf.collect(first)
     assert not len(left)
     getattr(here, ending)()
-    again, _ = shelf.collect(noted)
+    again, _ = shelf.collect(np.concatenate((first, noted(shelf))))
     for batch in (swept, changed, again):
         if batch is not None:
             there.table.take_in(batch)

@@ -27,14 +27,14 @@ from bedload.migration import STRATEGIES, Strategy
 from bedload.protocol import messages as m
 from bedload.protocol.split import pack
 from bedload.worker.machine import COORDINATOR, WorkerMachine
-from bedload.worker.moving import Neighbour
+from bedload.worker.peers import Neighbour
 from bedload.worker.row_runtime import Deployment
 
 NAME, QUERY, CODE = OperatorName("x"), QueryId("q"), DeploymentId(0)
 GROUPS = tuple(KeyGroup(group) for group in range(4))
 OUT = pa.schema([("k", pa.int64()), ("n", pa.int64())])
 WORKERS = (WorkerId(0), WorkerId(1))
-PLACES = {worker: f"place {worker}" for worker in WORKERS}
+PLACES = {WorkerId(number): f"place {number}" for number in range(3)}
 KEYS = 12
 FEEDER = m.FeederId(0, 0)
 COORDINATOR_LINK = -1
@@ -53,6 +53,9 @@ class Count(bl.Operator):
 DEPLOYMENT = Deployment(NAME, Count, (0,), ("k",), OUT, (pa.int64(),))
 
 
+LIMITS = Limits(ship_keys=2)
+
+
 class Ticking:
     """Time goes on by itself."""
 
@@ -66,21 +69,25 @@ class Ticking:
     def wall(self) -> float:
         return self._now
 
+    def processor(self) -> float:
+        return self.monotonic()
+
 
 class Pair:
     """Two workers, the channels between all, and a coordinator that waits for what it needs."""
 
-    def __init__(self, draw: Callable[[int], int]) -> None:
+    workers: tuple[WorkerId, ...] = WORKERS
+
+    def __init__(self, draw: Callable[[int], int], deployment: Any = DEPLOYMENT, limits: Limits = LIMITS) -> None:
         self.draw = draw
-        limits = Limits(ship_keys=2)
-        self.machines = {it: WorkerMachine(it, lambda _: DEPLOYMENT, Ticking(), limits=limits) for it in WORKERS}
+        self.machines = {it: WorkerMachine(it, lambda _: deployment, Ticking(), limits=limits) for it in self.workers}
         self.links: dict[tuple[int, int], deque[tuple[Any, m.Message, Any]]] = {}
         self.said: list[m.Message] = []
         self.owner = WORKERS[0]
         self.turn, self.epoch, self.base = -1, 0, -1
         self.wanted: dict[int, int] = {}
         self.breaks = 3
-        for worker in WORKERS:
+        for worker in self.workers:
             self.tell(worker, m.Deploy(NAME, CODE, len(GROUPS)), b"")
 
     # --- channels ---
@@ -94,7 +101,7 @@ class Pair:
     def step(self) -> None:
         """Something happens: a message arrives, a worker sends state, or a connection breaks."""
         ready: list[Any] = [link for link, queue in self.links.items() if queue]
-        ready += [worker for worker in WORKERS if self.machines[worker].moving]
+        ready += [worker for worker in self.workers if self.machines[worker].moving]
         if self.breaks and self.draw(60) == 0:
             self.breaks -= 1
             self.tear()
@@ -111,8 +118,10 @@ class Pair:
 
     def tear(self) -> None:
         """The connections between the workers break: what is under way is lost, and each end notices."""
-        for one, other in (WORKERS, WORKERS[::-1]):
+        torn = self.workers[:2] if self.draw(2) else self.workers[-2:]
+        for one, other in (torn, torn[::-1]):
             self.links.pop((one, other), None)
+        for one, other in (torn, torn[::-1]):
             self.take(one, self.machines[one].gone(Neighbour(other, PLACES[other])))
 
     def take(self, worker: WorkerId, out: list[Any]) -> None:
@@ -176,12 +185,12 @@ class Pair:
             self.feed(keys)
             fails = attempt < 2 and self.draw(3) == 0
             if not fails or self.draw(2):
-                self.wait(m.Sealed, WORKERS, turn=self.turn)
+                self.wait(m.Sealed, self.workers, turn=self.turn)
             self.some_steps()
             if not fails:
                 break
             self.abort()
-        for worker in WORKERS:
+        for worker in self.workers:
             self.tell(worker, m.Commit(NAME, Turn(self.turn)))
         for key in keys:
             self.wanted[key] = self.wanted.get(key, 0) + 1
@@ -189,7 +198,7 @@ class Pair:
         self.epoch += 1
 
     def abort(self) -> None:
-        for worker in WORKERS:
+        for worker in self.workers:
             self.tell(worker, m.Abort(NAME, Turn(self.turn), m.WireError.of(EpochAborted("again"))))
 
     # --- moves ---

@@ -186,22 +186,22 @@ def what_another_driver_sealed_is_dropped(patch: Patch) -> None:
 
 
 def parked_rows_are_applied_twice(patch: Patch) -> None:
-    original = Parking.free
+    original = Parking.free_some
 
-    def free(self: Any, *news: Any) -> Any:
+    def free_some(self: Any, *news: Any) -> Any:
         freed = original(self, *news)
         return [item for owner, rows, last in freed for item in ((owner, rows, False), (owner, rows, last))]
 
-    patch.setattr(Parking, "free", free)
+    patch.setattr(Parking, "free_some", free_some)
 
 
 def parked_rows_are_dropped(patch: Patch) -> None:
-    original = Parking.free
+    original = Parking.free_some
 
-    def free(self: Any, *news: Any) -> Any:
+    def free_some(self: Any, *news: Any) -> Any:
         return [(owner, rows.slice(0, 0), last) for owner, rows, last in original(self, *news)]
 
-    patch.setattr(Parking, "free", free)
+    patch.setattr(Parking, "free_some", free_some)
 
 
 def rows_are_applied_before_their_state_is_there(patch: Patch) -> None:

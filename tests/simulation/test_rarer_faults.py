@@ -31,6 +31,8 @@ NEEDS = {
     "another key": {"lost driver"},
     "careless store": {"lost driver"},
     "paused in the claim": {"lost driver", "careless store"},
+    "another order": {"redeploy"},
+    "failed restore": {"lost driver"},
 }
 """What must happen for a fault to have an occasion."""
 

@@ -33,6 +33,7 @@ from tests.simulator.simulation import simulate
         pytest.param(91079141, id="one worker cannot read its state, and another is not told to"),
         pytest.param(161003316, id="a pinned key is not known any more when the move of its group to it is called off"),
         pytest.param(161004547, id="single keys of a move that is called off are known before and not after it"),
+        pytest.param(953001156, id="copies come to a worker whose key groups passed on before there was state"),
         pytest.param(71021678, id="a move that failed waits for a sealed epoch that nobody decides"),
     ],
 )

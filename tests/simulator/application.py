@@ -26,6 +26,7 @@ from tests.simulator.faults import Faults
 from tests.simulator.network import Network
 from tests.simulator.query import SimulatedQuery
 from tests.simulator.spark import SparkContext
+from tests.simulator.turned import both_ways, payload_of
 from tests.simulator.watcher import Watcher
 from tests.simulator.worker import ProcessKilled, SimulatedWorker
 from tests.simulator.workload import KEY_GROUPS, time_of
@@ -68,6 +69,7 @@ class Application:
 
     def __init__(self, world: World, number: int, ended: Callable[[Application], None], *, changed: bool) -> None:
         self.deployments = world.changed if changed else world.as_it_was
+        self._code = both_ways(self.deployments)
         self.driver: SimulatedDriver | None = None
         self.live = True
         """It is the one that the user believes in."""
@@ -123,7 +125,7 @@ class Application:
                     desk.refuses_another_key(deployment)
                 self._over(SchemaChanged("the keys are of another type"))
                 return
-            lineages = {name: desk.lineage(it, fresh=name in fresh) for name, it in self.deployments.items()}
+            lineages = {name: desk.lineage(self._code_of(name), fresh=name in fresh) for name in self.deployments}
         except BedloadError as error:
             self._over(error)
             return
@@ -205,7 +207,7 @@ class Application:
         deployment: DeploymentId
         driver.on_deployed[token] = lambda error: then(deployment, error)
         deployment, steps = driver.coordinator.deploy(
-            token, name, KEY_GROUPS, name.encode(), lineage=lineage, fresh=fresh, running=running
+            token, name, KEY_GROUPS, self._payload_of(name), lineage=lineage, fresh=fresh, running=running
         )
         if fresh and not any(isinstance(step, DeployResult) and step.error is not None for step in steps):
             self._network.note(f"the state of {name} is given up")
@@ -231,12 +233,19 @@ class Application:
             fresh = self._world.faults.strikes("fresh", 4)
             try:
                 if fresh and self._desk is not None:
-                    lineage = self._desk.lineage(self.deployments[name], fresh=True)
+                    lineage = self._desk.lineage(self._code_of(name), fresh=True)
             except BedloadError:  # somebody else has the checkpoint, or the store fails
                 fresh = False
             self._ship(name, lineage, shipped, fresh=fresh, running=others if fresh else frozenset())
 
         ship()
+
+    def _payload_of(self, name: OperatorName) -> bytes:
+        """An operator as it is shipped, its variables in some order."""
+        return payload_of(name, turned=self._world.faults.strikes("another order", 3))
+
+    def _code_of(self, name: OperatorName) -> Startable:
+        return self._code[self._payload_of(name).decode()]
 
     def _make_worker(self, worker: WorkerId, desk: Desk | None) -> SimulatedWorker:
         world = self._world
@@ -248,10 +257,11 @@ class Application:
             self._network,
             worker,
             name,
-            self.deployments,
+            self._code,
             world.watchers,
             world.faults,
             world.on_copied,
+            lambda: None if self.driver is None else self.driver.nobody_comes(),
             world.limits,
             place,
         )

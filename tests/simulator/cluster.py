@@ -107,6 +107,8 @@ class SimulatedDriver:
         self._desk = desk
         self._links: dict[WorkerId, Connection] = {}
         self._names: dict[Connection, WorkerId] = {}
+        self._awaited: dict[WorkerId, SimulatedWorker] = {}
+        """Lost workers in whose place nobody comes, and nobody has said so."""
         self._spares: set[WorkerId] = set()
         """Workers of which a second one waits for the first to be lost."""
         addresses = {worker: self._connect(worker) for worker in workers}
@@ -273,11 +275,22 @@ class SimulatedDriver:
         chance = self._network.chance
         comes = not self._faults.strikes("no replacement", 3)
         if not comes:
-            why = "the simulation starts none"
-            self._network.after(chance.delay(10), lambda: self.tell(lambda c: c.worker_not_replaced(worker, why)))
+            self._awaited[worker] = process = self.workers[worker]
+            scale = 60 if self._faults.on("failed restore") else 10  # a restore may fail before it is known
+            self._network.after(chance.delay(scale), lambda: self._not_replaced(worker, process))
             comes = chance.happens(0.3)  # too late, or at the last moment
         if comes:
             self._network.after(chance.delay(6), lambda: self._joins(worker))
+
+    def _not_replaced(self, worker: WorkerId, process: SimulatedWorker) -> None:
+        if self._awaited.get(worker) is process:
+            del self._awaited[worker]
+            self.tell(lambda c: c.worker_not_replaced(worker, "the simulation starts none"))
+
+    def nobody_comes(self) -> None:
+        """It is known at this moment that nobody comes in place of lost workers: the others own more."""
+        for worker, process in [*self._awaited.items()]:
+            self._not_replaced(worker, process)
 
     def _start(self, worker: WorkerId) -> None:
         """A worker that is new."""

@@ -143,7 +143,7 @@ class _Watched(Filing):
 
 def schema_of(deployment: Startable) -> OperatorSchema:
     """The shape of an operator's state."""
-    specs = state_of(deployment.operator) if isinstance(deployment, Deployment) else ()
+    specs = state_of(deployment.operator) if isinstance(deployment, Deployment) else getattr(deployment, "specs", ())
     return state_schema(deployment, ["key"], deployment.key_types, KEY_GROUPS, specs)
 
 

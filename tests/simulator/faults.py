@@ -87,6 +87,7 @@ EXTRA = {
     "aborted after copying": 3,
     "fresh": 2,
     "skipped replay": 3,
+    "another order": 4,
 }
 """Budgets of what only some simulations have."""
 
@@ -102,8 +103,12 @@ DURABLE_EXTRA = {
     "another key": 1,
     "careless store": 1,
     "paused in the claim": 2,
+    "failed restore": 3,
 }
 """The same with a checkpoint alone, or more of it. A snapshot that is asked for is no fault, and comes beside some."""
+
+LATER = ("another order", "failed restore")
+"""Those of both that are drawn apart, so that what is drawn besides stays as it was without them."""
 
 ABSENCES = frozenset({"hung worker", "vanished worker"})
 """A worker that does not answer, which the driver takes for lost."""
@@ -144,7 +149,7 @@ EXPLAINS_DURABLE: dict[str, tuple[str, ...]] = EXPLAINS | {
     "WorkerLost": _GONE,
     "EpochAborted": _GONE,
     "EpochNotRetained": ("set back beyond what is retained",),
-    "StoreError": ("store failure",),
+    "StoreError": ("store failure", "failed restore"),
     "WorkerStartFailed": ("no newcomer", "dead newcomer", *_SETUPS),
     "CheckpointDamaged": ("damaged file",),
     "Fenced": ("claimed late",),
@@ -192,8 +197,13 @@ class Scenario:
         layout = chance.pick([Layout.BESIDE, Layout.CHAINED, Layout.APART]) if chance.happens(0.2) else Layout.ONE
         if not self.faults or chance.happens(0.5):
             return replace(self, layout=layout)
-        extra = {fault for fault in (*EXTRA, *DURABLE_EXTRA) if chance.happens(0.4)}
+        extra = {fault for fault in (*EXTRA, *DURABLE_EXTRA) if fault not in LATER and chance.happens(0.4)}
         return replace(self, layout=layout, faults=self.faults | extra)
+
+    def with_later(self, chance: Chance) -> Scenario:
+        """The same with some of what is drawn apart."""
+        extra = {fault for fault in LATER if self.faults and chance.happens(0.2)}
+        return replace(self, faults=self.faults | extra)
 
 
 class Faults:

@@ -19,7 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from bedload.core.ids import Epoch, KeyGroup, QueryId, Turn, WorkerId
+from bedload.core.ids import NO_TURN, Epoch, KeyGroup, QueryId, Turn, WorkerId
+from bedload.keys import RoutingTable
 from bedload.protocol import messages as m
 from bedload.worker.hosted import Hosted
 from bedload.worker.machine import Phase, WorkerMachine
@@ -60,6 +61,9 @@ class Holdings:
         self._watcher = watcher
         self._durable = durable
         self._here: set[str] = set()
+        self._may_begin = True
+        self._told = NO_TURN
+        """The last turn of which it was told."""
         self._unbegun = False
         """The last turn failed to begin, so the machine does not know what it would own."""
         self._flips: dict[int, tuple[set[str], set[str], History]] = {}
@@ -92,6 +96,7 @@ class Holdings:
             return
         if isinstance(message, m.Begin):
             self._unbegun = hosted.phase is not Phase.OPEN
+            assert self._unbegun or self._may_begin, f"{self.name} begins a turn without the state that it should have"
         if self._unbegun or hosted.restoring.error is not None or hosted.moving.failed in self._flips:
             return  # it knows that it does not have what it should have
         holdings = hosted.holdings
@@ -106,9 +111,14 @@ class Holdings:
 
     def _begin(self, message: m.Begin) -> None:
         base, routing = self._watcher.base[message.turn], self._watcher.routings[message.turn]
-        mine = {key for key, value in HASH_OF.items() if routing.owner_of_key(value) == self.worker}
+        mine = self._owned_in(routing)
+        self._told = message.turn
         if not self.keys or not mine:
             self.history = base  # it has taken no part, or takes none: it owns nothing, so it has all that it needs
+        hosted = self._machine()._hosted.get(self._operator)
+        self._may_begin = not mine or hosted is None or hosted.restoring.error is None
+        if not self._may_begin:
+            return  # it could not read what it should have, and has to refuse the turn
         where = f"{self.name} begins turn {message.turn}"
         assert self.history == base, f"{where} on {self.history}, not on {base}"
         new = mine - self.keys
@@ -131,7 +141,7 @@ class Holdings:
         assert not busy, f"{self.name}: ownership changes in the middle of a turn: {message}"
         there = self._watcher.histories[message.base]
         last = self._watcher.routings.get(message.base)
-        no_part = last is not None and all(last.owner_of_key(value) != self.worker for value in HASH_OF.values())
+        no_part = last is not None and not self._owned_in(last)
         if not self.keys or (no_part and self.history != there):
             # What it owned without state has passed to others without a word.
             self.keys, self.history = set(), there
@@ -147,6 +157,20 @@ class Holdings:
         self._flips[message.move] = came, left, there
         self.keys = (self.keys - left) | came
 
+    def _pass_on(self) -> None:
+        """What it owned without state has passed to others without a word, once a turn on no state began without it.
+
+        From then on copies of that may come to it ahead, which are not its own before they are handed over.
+        """
+        if not self.keys or self.history or self._flips:
+            return
+        later = {turn for turn in self._watcher.routings if turn > self._told and not self._watcher.base[turn]}
+        if any(not self._owned_in(self._watcher.routings[turn]) for turn in later):
+            self.keys = set()
+
+    def _owned_in(self, routing: RoutingTable) -> set[str]:
+        return {key for key, value in HASH_OF.items() if routing.owner_of_key(value) == self.worker}
+
     # --- what is here ---
 
     def state(self) -> tuple[Plain, set[str]]:
@@ -155,6 +179,7 @@ class Holdings:
         runtime, hosted = machine.runtime(self._operator), machine._hosted.get(self._operator)
         if runtime is None or hosted is None or hosted.restoring.error is not None:
             return {}, set()
+        self._pass_on()
         here = {key for key in self.keys if not on_its_way(hosted, key)}
         actual = {key: state for key, state in runtime.snapshot() if key in here}
         if not self._durable:

@@ -58,6 +58,10 @@ class VirtualTime:
         """The virtual time."""
         return self.now
 
+    def processor(self) -> float:
+        """The virtual time."""
+        return self.now
+
     def after(self, delay: float, action: Callable[[], None]) -> None:
         """Plan something."""
         self.at(self.now + delay, action)

@@ -12,10 +12,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bedload.core.ids import Epoch, OperatorName, QueryId
-from tests.simulator.workload import FORGET_AT, RECENT, EpochPlan, Kind, QueryPlan, moment
+from bedload.state.timers import EXPIRIES
+from tests.simulator.expiring import expiries_after, living
+from tests.simulator.workload import FORGET_AT, RECENT, EpochPlan, Kind, QueryPlan, moment, time_of
 
 History = tuple[tuple[QueryId, Epoch], ...]
 """Committed epochs, in the order in which they were committed."""
+
+_OWN = (Kind.TIMED, Kind.ARRAYS, Kind.LASTING, Kind.PROCESSOR)
+"""Kinds that have a model of their own."""
 
 
 @dataclass
@@ -24,10 +29,12 @@ class KeyState:
 
     count: int = 0
     seen: dict[int, list[int]] = field(default_factory=dict)
+    expires: int = 0
+    """Of an operator with a TTL."""
 
     def copy(self) -> KeyState:
         """Another one that is equal."""
-        return KeyState(self.count, {source: list(seqs) for source, seqs in self.seen.items()})
+        return KeyState(self.count, {source: list(seqs) for source, seqs in self.seen.items()}, self.expires)
 
     def misfit(self, actual: dict[str, Any]) -> str | None:
         """What is wrong with an actual state, if anything is."""
@@ -70,6 +77,11 @@ class Oracle:
         known = self._states.get(history)
         if known is None:
             known = {key: state.copy() for key, state in self.state(history[:-1]).items()}
+            if self._kind in _OWN:
+                known, _ = self._by_model(known, history[-1])
+                self._states[history] = known
+                return known
+            known = self._living(known, history[-1])
             touched = set()
             for row in self._plan(history[-1]).rows(self._name):
                 state = known.setdefault(row.key, KeyState())
@@ -80,6 +92,10 @@ class Oracle:
                 for key in touched:
                     if known[key].count >= FORGET_AT:
                         del known[key]
+            if self._kind is Kind.EXPIRING:
+                expiries = {key: state.expires for key, state in known.items()}
+                for key, at in expiries_after(expiries, touched, self._name, time_of(history[-1][1])).items():
+                    known[key].expires = at
             self._states[history] = known
         return known
 
@@ -98,10 +114,65 @@ class Oracle:
     ) -> None:
         """The outputs of an epoch on top of a history are there once each; with ``part`` some may be missing."""
         before, plan = self.state(base), self._plan(epoch)
-        if self._kind is Kind.PROCESS:
+        if self._kind in _OWN:
+            wanted = Counter(self._by_model({key: state.copy() for key, state in before.items()}, epoch)[1])
+            got = Counter((row["key"], row["source"], row["seq"], row["count"]) for row in outputs)
+            assert got <= wanted if part else got == wanted, f"outputs of {epoch}: {got}, wanted {wanted}"
+        elif self._kind is Kind.PROCESS:
             self._check_running(before, plan, outputs, part, f"outputs of {epoch}")
         else:
-            self._check_per_key(before, plan, outputs, part, f"outputs of {epoch}")
+            self._check_per_key(self._living(before, epoch), plan, outputs, part, f"outputs of {epoch}")
+
+    def _living(self, known: dict[str, KeyState], epoch: tuple[QueryId, Epoch]) -> dict[str, KeyState]:
+        """What is there in an epoch of what was there before it."""
+        if self._kind is not Kind.EXPIRING:
+            return known
+        keys = living({key: state.expires for key, state in known.items()}, self._name, time_of(epoch[1]))
+        return {key: known[key] for key in known if key in keys}
+
+    def _by_model(
+        self, known: dict[str, Any], epoch: tuple[QueryId, Epoch]
+    ) -> tuple[dict[str, Any], list[tuple[str, int, int, int]]]:
+        """The state after an epoch of an operator with a model, from that before it, and what comes out."""
+        time, outputs = time_of(epoch[1]), list[tuple[str, int, int, int]]()
+        if self._kind is Kind.LASTING:
+            return self._lasting(known, epoch)
+        make = self._model()
+        for row in self._plan(epoch).rows(self._name):
+            known.setdefault(row.key, make()).take(row, time)
+        for key in list(known):
+            made, forgotten = known[key].end(key, time)
+            outputs += made
+            if forgotten:
+                del known[key]
+        return known, outputs
+
+    def _model(self) -> Any:
+        """The model of a key's state."""
+        if self._kind is Kind.PROCESSOR:
+            from tests.simulator.workload_processor import ProcessorState
+
+            return ProcessorState
+        if self._kind is Kind.ARRAYS:
+            from tests.simulator.workload_arrays import ArrayState
+
+            return ArrayState
+        from tests.simulator.workload_timed import TimedState
+
+        return TimedState
+
+    def _lasting(
+        self, known: dict[str, Any], epoch: tuple[QueryId, Epoch]
+    ) -> tuple[dict[str, Any], list[tuple[str, int, int, int]]]:
+        from tests.simulator.workload_lasting import FORGET_AT, LastingState
+
+        time, touched = time_of(epoch[1]), dict[str, None]()
+        known = {key: state for key, state in known.items() if state.begin(time)}
+        for row in self._plan(epoch).rows(self._name):
+            known.setdefault(row.key, LastingState()).take(row, time)
+            touched[row.key] = None
+        outputs = [known[key].output(key) for key in touched]
+        return {key: it for key, it in known.items() if key not in touched or it.count < FORGET_AT}, outputs
 
     def _check_running(
         self, before: dict[str, KeyState], plan: EpochPlan, outputs: list[dict[str, Any]], part: bool, where: str
@@ -140,13 +211,18 @@ class Oracle:
         assert right, f"{where}: {sorted(got)}, wanted {sorted(wanted)}"
 
     def _misfit(self, wanted: KeyState, actual: dict[str, Any]) -> str | None:
+        if self._kind in _OWN:
+            return wanted.misfit(actual)
         if self._kind is Kind.SMALL:
             from tests.simulator.workload_small import misfit
 
             return misfit(wanted.seen, actual)
-        if self._kind is Kind.COLUMNS:
+        if self._kind in (Kind.COLUMNS, Kind.EXPIRING):
             from tests.simulator.workload_columns import as_rows
 
+            expiries = [at for variable, at in actual.items() if variable in EXPIRIES.values()]
+            if self._kind is Kind.EXPIRING and expiries != [wanted.expires]:
+                return f"it expires at {expiries}, not {wanted.expires}"
             return wanted.misfit(as_rows(actual))
         return wanted.misfit(actual)
 

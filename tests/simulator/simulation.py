@@ -16,7 +16,8 @@ There are one or two operators, in one query or in two at once (:class:`~tests.s
 simulations have rarer faults besides (:data:`~tests.simulator.faults.EXTRA`): workers that hang, are slow or vanish,
 slow snapshots and stores, stores without an exclusive create, damaged files, and user code that does harm. Users read
 keys, ask for snapshots and copy state away meanwhile; between runs they apply operators again, or give their state up;
-and when they attach again, an operator has other state variables, or other keys, which is refused.
+and when they attach again, an operator has other state variables, or other keys, which is refused. Code comes with its
+variables declared in another order, which is the same state; and reads fail while workers are given more to read.
 
 Checked, at every step: what :mod:`tests.simulator.watcher` says; phases of coordinator and workers fit; a live query
 fails only over a fault that was injected. At the end: every query finished or was refused for good with an error that
@@ -148,7 +149,7 @@ class Simulation:
         chance = self.chance = Chance(seed)
         self._more = Chance(f"{seed}+")
         """Apart, so that what is drawn here leaves a simulation without it as it is."""
-        scenario = self._scenario = scenario or Scenario.chosen(chance, moves=moves).extended(self._more)
+        scenario = self._scenario = scenario or self._drawn(chance, moves=moves)
         self.network = Network(chance, tracing=tracing, delay=chance.pick([0.3, 1.0, 3.0]))
         self.network.time.watch = self._check_step
         self.faults = Faults(chance, scenario)
@@ -214,6 +215,7 @@ class Simulation:
                 ship_keys=chance.pick([1, 2, 5]) if scenario.moves else LIMITS.ship_keys,
                 # And many steps to be read back, between which anything may happen.
                 install_rows=Chance(f"{seed} install").pick([1, 1, 2, LIMITS.install_rows]),
+                free_rows=Chance(f"{seed} free").pick([1, 1, 3, LIMITS.free_rows]),
                 hold_seconds=_HOLD_SECONDS,
             ),
         )
@@ -228,6 +230,10 @@ class Simulation:
             lambda: self._applications[-1],
         )
         self._attach()
+
+    def _drawn(self, chance: Chance, *, moves: bool) -> Scenario:
+        drawn = Scenario.chosen(chance, moves=moves).extended(self._more)
+        return drawn.with_later(Chance(f"{self.seed} later"))
 
     # --- running ---
 

@@ -18,7 +18,7 @@ import msgspec
 
 from bedload.checkpoint.compaction import Step, compact
 from bedload.checkpoint.snapshots import TARGET_BYTES
-from bedload.checkpoint.storage import Storage
+from bedload.checkpoint.storage import Storage, failed
 from bedload.core.errors import BedloadError, OperatorFailed, WorkerStartFailed
 from bedload.core.ids import DeploymentId, Generation, KeyGroup, OperatorName, Ticket, Turn, WorkerId
 from bedload.core.limits import Limits
@@ -31,7 +31,8 @@ from bedload.worker.durability import Hurry, Load, Loaded, LoadFailed, Seal
 from bedload.worker.durable import CheckpointDurability, load
 from bedload.worker.hosted import Hosted
 from bedload.worker.machine import COORDINATOR, LOADER, Out, Phase, WorkerMachine
-from bedload.worker.moving import Moving, Neighbour
+from bedload.worker.moving import Moving
+from bedload.worker.peers import Neighbour
 from bedload.worker.runtime import Runtime, Startable
 from tests.simulator.chance import Chance
 from tests.simulator.faults import Faults
@@ -49,7 +50,21 @@ _LONGEST_READ = 300.0
 """A part of the state is read in so many seconds: less than a change waits for an epoch to end."""
 _LOOK_EVERY = 5
 """After so many messages that change no committed state it is looked at all the same."""
-_HARMLESS = (m.Join, m.Apply, m.Done, m.Backlog, m.Expect, m.Probe, m.Weigh, m.Shipped, m.Fetch, m.Deploy, m.Copy)
+_HARMLESS = (
+    m.Join,
+    m.Apply,
+    m.Done,
+    m.Backlog,
+    m.Expect,
+    m.Probe,
+    m.Weigh,
+    m.Shipped,
+    m.Fetch,
+    m.AskDue,
+    m.DueKeys,
+    m.Deploy,
+    m.Copy,
+)
 """Messages that change no committed state."""
 
 
@@ -72,6 +87,10 @@ class _BusyClock:
     def wall(self) -> float:
         """The virtual time."""
         return self._time.now
+
+    def processor(self) -> float:
+        """The same: a worker of the simulation has a processor of its own."""
+        return self.monotonic()
 
 
 class _Moving(Moving):
@@ -128,10 +147,11 @@ class SimulatedWorker:
         network: Network,
         worker: WorkerId,
         name: str,
-        deployments: Mapping[OperatorName, Startable],
+        code: Mapping[str, Startable],
         watchers: Mapping[OperatorName, Watcher],
         faults: Faults,
         on_copied: Callable[[], None],
+        on_unread: Callable[[], None],
         limits: Limits,
         place: tuple[Storage, Generation] | None = None,
     ) -> None:
@@ -151,10 +171,11 @@ class SimulatedWorker:
         }
         self._network = network.part()
         """What goes on in this process: it can be held up by itself."""
-        self._deployments = deployments
+        self._code = code
         self._watchers = watchers
         self._faults = faults
         self._on_copied = on_copied
+        self._on_unread = on_unread
         self._place = place
         self._driver: Connection | None = None
         self._connections: dict[Connection, None] = {}
@@ -180,7 +201,7 @@ class SimulatedWorker:
         self._connections[driver] = None
 
     def _load_code(self, payload: bytes) -> Startable:
-        return self._deployments[OperatorName(payload.decode())]
+        return self._code[payload.decode()]
 
     def accept(self, caller: End) -> Connection:
         """A feeder or another worker connects."""
@@ -453,6 +474,9 @@ class SimulatedWorker:
             return
         assert self._place is not None
         try:
+            if self._faults.strikes("failed restore", 2):
+                self._on_unread()
+                raise failed("read", self._place[0].url, f"of {order.groups}", OSError("the simulation gives none"))
             news: list[Loaded | LoadFailed] = list(load(*self._place, order, threads=READ_AHEAD, pools=Inline))
         except BedloadError as error:
             self._network.note(f"{self.name} cannot read {order.groups}: {error}"[:300])

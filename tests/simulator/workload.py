@@ -57,12 +57,23 @@ class Kind(enum.Enum):
     GROUPED = "at the seal, process called once per key"
     COLUMNS = "at the seal, one per changed key, from columns"
     SMALL = "at the seal, one per changed key, of small values alone"
+    TIMED = "at the seal, one per timer that fires"
+    ARRAYS = "at the seal, one per timer that fires, from arrays"
+    EXPIRING = "at the seal, one per changed key, from columns whose keys expire"
+    LASTING = "at the seal, one per key with rows, of keys and entries that expire"
+    PROCESSOR = "at the seal, one per key with rows and one per timer that fires, of a processor of Spark's"
 
 
 def drawn_kind(chance: Chance, apart: Chance) -> Kind:
     """Any kind. What is drawn ``apart`` leaves all else that a seed draws as it was without it."""
-    kind = chance.pick([kind for kind in Kind if kind is not Kind.SMALL])
-    return Kind.SMALL if kind is Kind.RESULT and apart.happens(0.6) else kind
+    kind = chance.pick([Kind.PROCESS, Kind.RESULT, Kind.GROUPED, Kind.COLUMNS])
+    if kind is Kind.GROUPED:
+        return Kind.TIMED if apart.happens(0.6) else Kind.PROCESSOR if apart.happens(0.6) else Kind.GROUPED
+    if kind is Kind.COLUMNS:
+        return apart.pick([Kind.COLUMNS, Kind.ARRAYS, Kind.EXPIRING])
+    if kind is Kind.RESULT and apart.happens(0.6):
+        return Kind.LASTING if apart.happens(0.5) else Kind.SMALL
+    return kind
 
 
 def time_of(epoch: Epoch) -> EpochTime:
@@ -256,14 +267,30 @@ def make_deployment(kind: Kind, poison: Poison, name: OperatorName = NAME, *, ch
 
     As it is ``changed`` by its user it has a variable more, and another one has another name; and back again.
     """
-    if kind is Kind.COLUMNS:
+    if kind in (Kind.COLUMNS, Kind.EXPIRING):
         from tests.simulator.workload_columns import column_deployment  # compiled code: only who needs it waits
 
-        return column_deployment(poison, name, changed=changed)
+        return column_deployment(poison, name, changed=changed, expiring=kind is Kind.EXPIRING)
+    if kind is Kind.ARRAYS:
+        from tests.simulator.workload_arrays import arrays_deployment
+
+        return arrays_deployment(poison, name, changed=changed)
     if kind is Kind.SMALL:
         from tests.simulator.workload_small import small_deployment
 
         return small_deployment(poison, name, changed=changed)
+    if kind is Kind.LASTING:
+        from tests.simulator.workload_lasting import lasting_deployment
+
+        return lasting_deployment(poison, name, changed=changed)
+    if kind is Kind.PROCESSOR:
+        from tests.simulator.workload_processor import processor_deployment  # pyspark: only who needs it waits
+
+        return processor_deployment(poison, name, changed=changed)
+    if kind is Kind.TIMED:
+        from tests.simulator.workload_timed import timed_deployment
+
+        return timed_deployment(poison, name, changed=changed)
     base = _OPERATORS[kind]
     members: dict[str, Any] = {"poison": poison, **(_CHANGED if changed else _AS_IT_WAS)}
     operator = types.new_class(base.__name__, (base,), exec_body=lambda body: body.update(members))

@@ -11,7 +11,9 @@ from bedload.core.ids import OperatorName
 from bedload.store.columns import ColumnSpec, ColumnTable
 from bedload.store.columns.index import Slots
 from bedload.worker.column_runtime import ColumnDeployment
+from bedload.worker.expiry import KeyTtl
 from bedload.worker.operator import Context
+from tests.simulator.expiring import ttl_of
 from tests.simulator.workload import FORGET_AT, KEY_GROUPS, OUTPUT, RECENT, Poison, SimulatedFailure, check_time
 
 
@@ -56,9 +58,12 @@ class ColumnLogic:
         return pa.RecordBatch.from_arrays(made, schema=OUTPUT)
 
 
-def column_deployment(poison: Poison, name: OperatorName, *, changed: bool) -> ColumnDeployment:
+def column_deployment(poison: Poison, name: OperatorName, *, changed: bool, expiring: bool = False) -> ColumnDeployment:
     """An operator of a simulation; ``changed``: with a column more."""
-    return ColumnDeployment(name, ColumnLogic(poison, changed=changed), (0,), (pa.string(),), KEY_GROUPS)
+    logic, ttl = ColumnLogic(poison, changed=changed), None
+    if expiring:
+        ttl = KeyTtl(*ttl_of(name))
+    return ColumnDeployment(name, logic, (0,), (pa.string(),), KEY_GROUPS, ttl=ttl)
 
 
 def as_rows(state: dict[str, Any]) -> dict[str, Any]:

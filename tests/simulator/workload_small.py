@@ -22,7 +22,7 @@ _BITS = 5
 """Of the number of rows of a source: a key with many is forgotten."""
 
 
-def _shift(source: int) -> int:
+def shift_of(source: int) -> int:
     """Where the number of rows of a source is; there are six sources of each of two queries at most."""
     query, number = divmod(source, 10)
     return _BITS * (6 * query + number - (number > 4))
@@ -53,8 +53,8 @@ class _Small(Operator):
         for row in rows:
             self.count += 1
             packed = self.places()
-            place = packed >> _shift(row.source) & 31
-            self.keep(packed + (1 << _shift(row.source)))
+            place = packed >> shift_of(row.source) & 31
+            self.keep(packed + (1 << shift_of(row.source)))
             self.digest += (place + 1) * (row.source * 1000 + row.seq)
             self.last = row.seq / 2
             if self.changed:
@@ -68,7 +68,7 @@ class _Small(Operator):
                 case _:
                     pass
 
-    def result(self, key: Any, ctx: Context) -> Iterable[Any]:
+    def result(self, key: Any, ctx: Context) -> Iterable[Any] | None:
         if self.count >= FORGET_AT:
             ctx.forget()
         sources = sum(bool(self.places() >> _BITS * i & 31) for i in range(12))
@@ -110,7 +110,7 @@ def small_deployment(poison: Poison, name: OperatorName, *, changed: bool) -> De
 def misfit(seen: dict[int, list[int]], actual: dict[str, Any]) -> str | None:
     """What is wrong with the state of a key that has had these rows, if anything is."""
     count = sum(map(len, seen.values()))
-    places = sum(len(seqs) << _shift(source) for source, seqs in seen.items())
+    places = sum(len(seqs) << shift_of(source) for source, seqs in seen.items())
     wanted = {"count": count, "digest": digest_of(seen), "places": places}
     found = {"count": actual["count"], "digest": actual["digest"], "places": actual.get("tally", actual.get("totals"))}
     if found != wanted:

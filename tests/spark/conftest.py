@@ -17,7 +17,18 @@ from tests.spark.apps import eventually
 
 os.environ["PYSPARK_PYTHON"] = sys.executable
 
-LONG = ("recovery", "source", "moves_under_faults", "standalone", "epochs", "hosts", "storage_faults", "hung", "soak")
+LONG = (
+    "recovery",
+    "source",
+    "moves_under_faults",
+    "standalone",
+    "epochs",
+    "hosts",
+    "storage_faults",
+    "hung",
+    "soak",
+    "queries",
+)
 """Files that take minutes. They come first, so that no process is left alone with one of them at the end."""
 
 

@@ -84,4 +84,5 @@ def test_the_time_of_an_epoch_is_the_logged_one_through_kills_replays_and_moves(
         assert turn["time"] == {
             "watermark": log[turn["epoch"]].watermark,
             "processing": log[turn["epoch"]].processing,
+            "late": log[turn["epoch"] - 1].watermark if turn["epoch"] else 0,
         }

@@ -225,6 +225,9 @@ class StoppedClock:
     def wall(self) -> float:
         return 1.0
 
+    def processor(self) -> float:
+        return self.monotonic()
+
 
 def test_of_many_attachments_at_once_each_gets_a_generation_of_its_own(storage: Storage) -> None:
     barrier = threading.Barrier(6)

@@ -555,6 +555,18 @@ def test_a_vector_operator_changes_as_an_operator_does() -> None:
     assert made.select(["count", "total", "last"]).to_pylist() == [{"count": 5, "total": 6.0, "last": None}]
 
 
+def test_expiries_of_a_vector_operator_follow_the_variable_that_is_renamed() -> None:
+    class Before(bl.VectorOperator):
+        n: int = bl.value(0, ttl="1 hour")
+
+    class After(bl.VectorOperator):
+        m: int = bl.value(0, ttl="1 hour", renamed_from="n")
+
+    old, new = vector_schema(Before), vector_schema(After)
+    made = evolve(state(old, {1: {"n": 5, "bedload_ttl_n": 77}}), old, new)
+    assert made.select(["m", "bedload_ttl_m"]).to_pylist() == [{"m": 5, "bedload_ttl_m": 77}]
+
+
 def aggregates(**functions: Any) -> OperatorSchema:
     logic = Aggregates(functions, pa.schema([("car", pa.int64()), ("x", pa.int64()), ("y", pa.int64())]), [0], ["car"])
     made = ColumnDeployment(OPERATOR, logic, (0,), (pa.int64(),), GROUPS)

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import msgspec
@@ -15,13 +16,16 @@ from tests.patience import PATIENCE
 from tests.simulator.inline import Inline
 
 from bedload.checkpoint import paths
+from bedload.checkpoint.orders import RestoreOrder, encode_order
 from bedload.checkpoint.pools import THREADS
 from bedload.checkpoint.records import Manifest, manifest_of
 from bedload.checkpoint.restore import Restore
 from bedload.checkpoint.snapshots import write_parts
 from bedload.checkpoint.storage import Storage, open_storage
 from bedload.core.errors import CheckpointDamaged, DefinitionError
-from bedload.core.ids import WorkerId
+from bedload.core.ids import Generation, KeyGroup, Ticket, WorkerId
+from bedload.worker.durability import Hurry, Load
+from bedload.worker.durable import AHEAD, Loader
 
 
 class Watched:
@@ -304,3 +308,63 @@ def test_a_turn_without_workers_changes_nothing(storage: Watched) -> None:
     )
     writer.records[-1] = msgspec.structs.replace(writer.records[-1], parent=writer.records[-2].turn)
     assert restored(writer)[1] == expected
+
+
+def test_how_many_keys_are_to_come_is_known_from_the_snapshot(storage: Watched) -> None:
+    writer, state = history(storage)
+    assert Restore(storage, OPERATOR, COUNTS, writer.plan()).expected(range(8)) == 0, "there is no snapshot"
+    manifest = snapshot(writer, 2)
+    restore = Restore(storage, OPERATOR, COUNTS, writer.plan([manifest]))
+    assert restore.expected(range(8)) == manifest.rows
+    assert 0 < restore.expected(range(4)) < manifest.rows
+    assert state
+
+
+def order_of(storage: Watched) -> Load:
+    """To read eight key groups, each of which is a chunk."""
+    writer, manifest = parts_of(storage)
+    plan = writer.plan([manifest])
+    orders = RestoreOrder({1: COUNTS}, 1, manifest, list(plan[1]))
+    groups = tuple(map(KeyGroup, range(8)))
+    return Load(OPERATOR, Ticket(1), writer.records[1].turn, groups, encode_order(orders))
+
+
+def test_what_is_read_waits_for_what_is_not_put_in_but_for_a_hurry(storage: Watched) -> None:
+    order = order_of(storage)
+    came: SimpleQueue[Any] = SimpleQueue()
+    loader = Loader(storage, Generation(1))  # type: ignore[arg-type]
+    loader.start(order, came.put)
+    held = [came.get(timeout=PATIENCE) for _ in range(AHEAD)]
+    assert [news.groups for news in held] == [(0,), (1,), (2,), (3,)]
+    assert came.empty(), "nothing of it is put in"
+    loader.hurry(Hurry(OPERATOR, Ticket(1), (KeyGroup(7),)))
+    while (7,) not in [news.groups for news in held]:
+        held.append(came.get(timeout=PATIENCE))
+    assert came.empty(), "nothing else is in a hurry"
+    seen = {group for news in held for group in news.groups}
+    held.clear()
+    while len(seen) < 8:
+        seen.update(came.get(timeout=PATIENCE).groups)
+
+
+def test_if_everything_is_in_a_hurry_what_is_read_waits_all_the_same(storage: Watched) -> None:
+    order, begun, hurried = order_of(storage), threading.Event(), threading.Event()
+    came: SimpleQueue[Any] = SimpleQueue()
+
+    def deliver(news: Any) -> None:
+        begun.set()
+        assert hurried.wait(PATIENCE)
+        came.put(news)
+
+    loader = Loader(storage, Generation(1))  # type: ignore[arg-type]
+    loader.start(order, deliver)
+    assert begun.wait(PATIENCE)
+    loader.hurry(Hurry(OPERATOR, Ticket(1), order.groups))
+    hurried.set()
+    held = [came.get(timeout=PATIENCE) for _ in range(AHEAD + 1)]  # of the first one nobody knew that it was
+    with pytest.raises(Empty):
+        came.get(timeout=0.3)
+    seen = {group for news in held for group in news.groups}
+    held.clear()
+    while len(seen) < 8:
+        seen.update(came.get(timeout=PATIENCE).groups)

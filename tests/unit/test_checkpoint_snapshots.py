@@ -6,14 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
+import msgspec
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import xxhash
 from tests.checkpoint_states import COUNTS, groups_of_keys, read_part, rows_of, schema_of, state
 
 from bedload.checkpoint.parquet_types import stored_type
-from bedload.checkpoint.records import OperatorSchema, SnapshotPart
+from bedload.checkpoint.records import FileInfo, OperatorSchema, SnapshotPart
 from bedload.checkpoint.snapshots import PartReader, write_part, write_parts
 from bedload.checkpoint.storage import Storage, open_storage
 from bedload.checkpoint.strays import stray_files
@@ -204,6 +206,18 @@ def test_damaged_files_are_named(storage: Storage) -> None:
     storage.delete([path])
     with pytest.raises(CheckpointDamaged, match="it is not there"):
         read()
+
+
+def test_a_row_group_of_two_key_groups_is_damage(storage: Storage) -> None:
+    part = write_part(storage, FOLDER, COUNTS, state(COUNTS, {key: {"n": key} for key in range(100)}))
+    sink = pa.BufferOutputStream()
+    path = part.files["n"].path
+    pq.write_table(pq.read_table(pa.BufferReader(storage.read(f"{FOLDER}/{path}"))), sink)
+    data = sink.getvalue()
+    storage.write(f"{FOLDER}/{path}", data)
+    other = FileInfo(path=path, bytes=data.size, xxh3=xxhash.xxh3_64_hexdigest(data))
+    with pytest.raises(CheckpointDamaged, match="row group 0 has the key groups 0 to 7"):
+        read_part(storage, FOLDER, COUNTS, msgspec.structs.replace(part, files={"n": other}), range(8))
 
 
 def test_a_snapshot_of_another_schema_is_refused(storage: Storage) -> None:

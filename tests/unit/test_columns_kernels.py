@@ -33,7 +33,6 @@ KERNELS = [
     byte_kernels.intern,
     byte_kernels.forget,
     byte_kernels.slide,
-    byte_kernels.measure,
     byte_kernels.write,
 ]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from bedload.core.ids import KeyGroup
 from bedload.keys import hash_columns, key_groups
 from bedload.store.columns import ColumnSpec, ColumnTable, byte_kernels, memory
 from bedload.store.columns.memory import GrowingArray
+from bedload.store.columns.values import Objects
 
 N = ColumnSpec("n", pa.int64(), 0)
 
@@ -192,6 +194,27 @@ def test_a_free_slot_holds_on_to_no_object() -> None:
 # --- the arrays themselves ---
 
 
+@pytest.mark.parametrize("held", [True, False])
+def test_objects_stay_when_their_array_grows_and_go_when_it_shrinks(held: bool) -> None:
+    column = Objects(object)
+    column.resize(3)
+    thing = object()
+    column.array[:] = [thing, "b", thing]
+    known = sys.getrefcount(thing)
+    view = column.array[1:] if held else None
+    for length in (5, 100_000, 40, 3):
+        column.resize(length)
+        assert column.array[:3].tolist() == [thing, "b", thing]
+        assert not any(column.array[3:])
+        assert set(column.array[3:].tolist()) <= {None}
+    if view is not None:
+        assert view.tolist() == ["b", thing], "whoever looks at the old one sees what was there"
+    del view
+    assert sys.getrefcount(thing) == known
+    column.resize(1)
+    assert sys.getrefcount(thing) == known - 1
+
+
 @pytest.mark.parametrize("reserved", [True, False])
 def test_an_array_keeps_what_it_has_and_new_room_is_zero(reserved: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not reserved:
@@ -250,3 +273,13 @@ def test_the_end_of_an_epoch_does_not_sweep_for_all_keys_that_came_in_meanwhile(
     table.commit()
     assert len(steps) < 20, "the epoch waits for a sweep over all"
     table.check()
+
+
+@pytest.mark.parametrize("reserved", [True, False])
+def test_what_is_written_to_here_and_there_is_zero_elsewhere(reserved: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not reserved:
+        monkeypatch.setattr(memory, "_reserve", lambda size: None)
+    made = memory.scattered(1 << 20, np.int64)
+    assert len(made) == 1 << 20
+    made[:: 1 << 12] = 7
+    assert np.count_nonzero(made) == (1 << 20) >> 12

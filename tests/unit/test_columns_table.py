@@ -202,7 +202,7 @@ def test_a_null_in_a_column_without_nulls_is_refused_and_nothing_is_installed() 
         table.put([pa.array(["a", "b"])], np.zeros(2), pa.record_batch({"n": pa.array([1, None])}))
     table.check()
     assert committed(table) == {}
-    table.check_idle()
+    table.begin([])
 
 
 def test_values_of_another_type_are_not_written() -> None:
@@ -224,6 +224,18 @@ def test_only_located_keys_are_deleted() -> None:
     table.commit()
     with pytest.raises(ProtocolError, match="has not located"):
         table.delete(slots)
+
+
+def test_a_key_that_the_epoch_has_deleted_is_not_counted() -> None:
+    table = table_of(N)
+    locate(table, [1, 2])
+    table.commit()
+    table.delete(locate(table, [1, 3]))
+    assert table.sizes().keys == 1
+    locate(table, [1])
+    assert table.sizes().keys == 2
+    table.abort()
+    assert table.sizes().keys == 2
 
 
 def test_a_slot_is_freed_once() -> None:
@@ -331,7 +343,7 @@ def test_an_install_that_fails_between_epochs_leaves_nothing() -> None:
         with pytest.raises(StateTypeError):
             install(table, keys, 0, n=[9, 9], m=[1, None])
     table.check()
-    table.check_idle()
+    table.begin([])
     assert committed(table) == {1: (1, None, 0)}
 
 

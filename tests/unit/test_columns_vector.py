@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bedload import VectorOperator, value
-from bedload.core.ids import Epoch, WorkerId
+from bedload.core.ids import WorkerId
 from bedload.store.columns import ColumnTable
-from bedload.worker.operator import Context
+from bedload.worker.batch_context import BatchContext
 from bedload.worker.vector import VectorLogic
 from bedload.worker.vector_batch import VectorBatch
 
-CTX = Context("Seen", WorkerId(0), Epoch(0))
+CTX = BatchContext("Seen", WorkerId(0))
 NEW_YEAR = datetime.date(2024, 1, 1)
 
 

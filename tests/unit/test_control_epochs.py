@@ -53,6 +53,9 @@ class HandClock:
     def wall(self) -> float:
         return self.now
 
+    def processor(self) -> float:
+        return self.monotonic()
+
 
 class Rig:
     """A coordinator, and what it said."""
@@ -560,6 +563,21 @@ def test_a_query_takes_over_when_the_first_is_over(rig: Rig, committed: int | No
     assert bool(rig.told(m.Commit)) is kept
     assert bool(rig.told(m.Abort)) is not kept
     assert rig.epochs.query == "b"
+
+
+def test_a_query_that_starts_anew_starts_without_state_where_state_is_of_a_query(rig: Rig) -> None:
+    rig.coordinator.each_query_anew(NAME)
+    rig.whole(0)
+    rig.open(1)
+    rig.fail()
+    assert not rig.told(m.Reset)
+    rig.open(0, "b1", "b", stage=2)
+    assert list(rig.facts(active=False, committed=0).values()) == ["Opened"]
+    assert len(rig.told(m.Reset)) == len(WORKERS)
+    assert rig.epochs.committed == {}
+    rig.fail()
+    assert rig.open(0, "b2", "b", stage=3) == "Opened"
+    assert len(rig.told(m.Reset)) == len(WORKERS), "a replay is no new start"
 
 
 def test_a_take_over_waits_for_the_word_of_a_seal_that_spark_relied_on(rig: Rig) -> None:

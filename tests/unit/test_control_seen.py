@@ -115,10 +115,17 @@ class Shelf:
     groups = np.zeros(1000, np.int16)
     listed = False
     expected = whole = 1000
+    unnoted = 0
 
     def list_some(self, keys: int, first: KeyGroup | None = None) -> Listed:
         self.listed = True
         return Listed((KeyGroup(0),), np.empty(0, np.int64))
+
+    def fitting(self, hashes: np.ndarray, most: int) -> int:
+        return len(hashes)
+
+    def fitting_in_range(self, first: int, count: int, most: int) -> int:
+        return count
 
     def collect_range(self, first: int, count: int) -> tuple[pa.RecordBatch, np.ndarray]:
         return pa.record_batch({"x": [b"." * 10_000] * count}), np.empty(0, np.int64)

@@ -23,6 +23,9 @@ class HandClock:
     def wall(self) -> float:
         return self.now
 
+    def processor(self) -> float:
+        return self.monotonic()
+
 
 def started(clock: HandClock) -> TrafficReader:
     """A reader whose clock runs, after a first batch of 26 rows."""

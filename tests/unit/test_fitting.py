@@ -340,7 +340,7 @@ def test_state_that_is_changed_in_place_is_told_to_be_returned() -> None:
 
     for operator in (Adds, Writes, WritesADay):
         with pytest.raises(
-            OperatorFailed, match=r"read-only\n.*The new state is what process returns.*return \{"
+            OperatorFailed, match=r"read-only\n.*The new state is what the call returns.*return \{"
         ) as it:
             run_totals(operator)
         assert "in process" in it.value.message

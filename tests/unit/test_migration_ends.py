@@ -17,7 +17,7 @@ from bedload.migration.holdings import Holdings
 from bedload.migration.lane import WINDOW, Parcel
 from bedload.migration.parking import Parking
 from bedload.migration.receiver import Receiver, Receiving, whole_only
-from bedload.migration.sender import Sender
+from bedload.migration.sender import Sender, Sending
 from bedload.protocol.messages import Lot
 from bedload.store.shelf import Listed
 
@@ -40,6 +40,9 @@ class Time:
 
     def wall(self) -> float:
         return self.now
+
+    def processor(self) -> float:
+        return self.monotonic()
 
 
 class Store:
@@ -77,6 +80,7 @@ class FakeShelf:
         self._keys: list[int] = []
         self._begun: list[int] = []
         self._pending: list[int] = []
+        self._unnoted: list[int] = []
         self.expected = sum(key % GROUPS in MOVED for key in store.current)
 
         self.whole = 0
@@ -114,10 +118,23 @@ class FakeShelf:
     def groups(self) -> Any:
         return np.array([key % GROUPS for key in self._keys], np.int16)
 
-    def note(self) -> Any:
-        noted = [key for key in sorted(self._store.touched) if key % GROUPS in self._begun]
-        self._keys += [key for key in noted if key not in self._keys]
+    def sealed(self) -> None:
+        self._unnoted += [key for key in sorted(self._store.touched) if key % GROUPS in self._begun]
+
+    @property
+    def unnoted(self) -> int:
+        return len(self._unnoted)
+
+    def note_some(self, keys: int) -> Any:
+        noted, self._unnoted = self._unnoted[:keys], self._unnoted[keys:]
+        self._keys += [key for key in dict.fromkeys(noted) if key not in self._keys]
         return np.array(noted, np.int64)
+
+    def fitting(self, hashes: Any, most: int) -> int:
+        return len(hashes)
+
+    def fitting_in_range(self, first: int, count: int, most: int) -> int:
+        return count
 
     def collect(self, hashes: Any) -> Any:
         store = self._store
@@ -131,6 +148,9 @@ class FakeShelf:
 
     def collect_range(self, first: int, count: int) -> Any:
         return self.collect(np.array(self._keys[first : first + count], np.int64))
+
+    def let_go(self, keys: int) -> bool:
+        raise AssertionError("not here")
 
     def drop_some(self, keys: int) -> bool:
         raise AssertionError("not here")
@@ -176,7 +196,8 @@ class Move:
         if receiver.is_repeat(OLD, parcel.number):
             return
         if parcel.base is not None:
-            receiver.handed_over(OLD, parcel.number, parcel.base, parcel.hashes, now)
+            said = OLD, parcel.number, parcel.base, parcel.hashes, now
+            receiver.handed_over(*said, first=parcel.first, more=parcel.more)
         else:
             state = [] if parcel.state is None else parcel.state.to_pylist()
             keep = receiver.wanted(OLD, np.array([row["key"] for row in state], np.int64))
@@ -406,3 +427,72 @@ def test_keys_of_a_key_group_that_is_not_listed_are_put_aside_once(monkeypatch: 
             got.update(parcel.hashes.tolist())
             sender.taken(NEW, parcel.number, 1.0)
     assert before <= 2 * len(wanted)
+
+
+@pytest.mark.parametrize("strategy", ["seamless", "hybrid"])
+def test_what_changes_as_fast_as_it_is_copied_does_not_keep_a_move_from_its_end(strategy: str) -> None:
+    store = Store()
+    mine = [key for key in range(KEYS) if key % GROUPS in MOVED]
+    for key in mine:
+        store.write(key, 1)
+    store.end(commit=True)
+    move = Move(strategy, store, Limits(ship_keys=3))
+    assert move.sender is not None
+    for number in range(1, 8):
+        if move.sender.phase is Sending.COPIED:
+            break
+        move.epoch([(key, number) for key in mine], commit=True, between=[])
+        move.act(["pump", "deliver", "acknowledge"] * 6)
+    assert move.sender.phase is Sending.COPIED
+    move.flip(new_owner_first=False)
+    move.drain()
+
+
+@pytest.mark.parametrize("steps", [5, 20])
+def test_what_changes_faster_than_it_is_noted_does_not_keep_a_move_from_its_end(steps: int) -> None:
+    """In each epoch all keys change, and there are steps for few of them: of copying, or of noting what changed."""
+    store = Store()
+    keys = [key for key in range(500) if key % GROUPS in MOVED]
+    for key in keys:
+        store.write(key, 1)
+    store.end(commit=True)
+    terms, limits = STRATEGIES["seamless"].with_(share=1.0).terms, Limits(ship_keys=20)
+    sender = Sender(1, terms, (LOT,), lambda _: FakeShelf(store), GROUPS, Time(), limits)
+    for number in range(2, 200):
+        for key in keys:
+            store.write(key, number)
+        store.sealed = True
+        sender.sealed(Turn(number))
+        store.end(commit=True)
+        sender.committed()
+        for _ in range(steps):
+            for parcel in sender.next(1.0)[0]:
+                sender.taken(NEW, parcel.number, 1.0)
+            if sender.becomes_copied():
+                return
+    raise AssertionError("it comes to no end")
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_keys_that_an_epoch_holds_do_not_keep_others_from_being_copied(waits: bool) -> None:
+    store = Store()
+    mine = [key for key in range(KEYS) if key % GROUPS in MOVED]
+    for key in mine:
+        store.write(key, 1)
+    store.end(commit=True)
+    move = Move("seamless", store, Limits(ship_keys=3))
+    move.act(["exchange"] * 3)
+    assert move.sender is not None
+    move.epoch([(key, 2) for key in mine], commit=True, between=[])
+    held = mine[:5]
+    for key in held:
+        store.write(key, 3)
+    move.act(["exchange"] * 3)
+    assert move.there == {key: 1 if key in held else 2 for key in mine}
+    store.end(commit=False)
+    move.sender.aborted()
+    if waits:
+        move.act(["exchange"] * 3)
+        assert move.there == dict.fromkeys(mine, 2), "they are looked at again"
+    move.flip(new_owner_first=False)
+    move.drain()

@@ -17,15 +17,18 @@ from bedload.store.shelf import AnyShelf, Selection
 
 
 class Time:
-    """Stands still unless something takes a while."""
+    """Stands still unless something takes a while. A processor's time and the clock's begin elsewhere."""
 
     def __init__(self) -> None:
         self.now = 0.0
 
     def monotonic(self) -> float:
-        return self.now
+        return self.now + 1e6
 
     def wall(self) -> float:
+        return self.now
+
+    def processor(self) -> float:
         return self.now
 
 
@@ -56,6 +59,21 @@ def test_keys_that_take_long_are_listed_fewer_at_a_time() -> None:
 
     for _ in range(50):
         pace.list_some(list_some)
+    assert 1900 <= asked[-1] <= 2100
+
+
+def test_keys_that_take_long_are_noted_fewer_at_a_time() -> None:
+    time = Time()
+    pace = Pace(STRATEGIES["seamless"].terms, time, 1 << 16, Slices(time))
+    asked: list[int] = []
+
+    def note_some(keys: int) -> Hashes:
+        asked.append(keys)
+        time.now += keys * 1e-6
+        return NONE
+
+    for _ in range(50):
+        pace.note_some(1 << 20, note_some)
     assert 1900 <= asked[-1] <= 2100
 
 

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bedload.core.ids import KeyGroup
+from bedload.core.limits import Limits
 from bedload.migration.holdings import Holdings, Presence
 from bedload.migration.parking import Parking
 
@@ -48,14 +49,14 @@ def cut(parking: Parking, owner: Any, whole: pa.RecordBatch, now: float = 0.0) -
     return found, waiting is not None
 
 
-def expecting(*groups: int) -> Parking:
-    parking = Parking(Holdings())
+def expecting(*groups: int, at_once: int = 1 << 16) -> Parking:
+    parking = Parking(Holdings(), Limits(free_rows=at_once))
     parking.holdings.expect(map(KeyGroup, groups))
     return parking
 
 
-def handed(groups: dict[int, Presence], *missing: int) -> Parking:
-    parking = Parking(Holdings())
+def handed(groups: dict[int, Presence], *missing: int, at_once: int = 1 << 16) -> Parking:
+    parking = Parking(Holdings(), Limits(free_rows=at_once))
     for name, presence in groups.items():
         parking.holdings.hand_over([KeyGroup(name)], presence)
     parking.holdings.miss(hashes(*missing))
@@ -139,14 +140,16 @@ group = st.integers(0, GROUPS - 1)
 event = st.one_of(
     st.tuples(st.just("rows"), st.lists(group, min_size=1, max_size=5)),
     st.tuples(st.just("arrive"), st.lists(group, max_size=3)),
+    st.tuples(st.just("look"), st.just(list[int]())),
 )
+at_once = st.sampled_from([1, 2, 4, 1 << 16])
 
 
-@given(absent=st.sets(group), events=st.lists(event, max_size=12))
+@given(absent=st.sets(group), events=st.lists(event, max_size=12), at_once=at_once)
 def test_every_row_is_given_out_once_in_the_order_of_its_key_group(
-    absent: set[int], events: list[tuple[str, list[int]]]
+    absent: set[int], events: list[tuple[str, list[int]]], at_once: int
 ) -> None:
-    parking, away = expecting(*absent), set(absent)
+    parking, away = expecting(*absent, at_once=at_once), set(absent)
     came: dict[int, list[int]] = {number: [] for number in range(GROUPS)}
     given_out: dict[int, list[int]] = {number: [] for number in range(GROUPS)}
     group_of: dict[int, int] = {}
@@ -157,7 +160,10 @@ def test_every_row_is_given_out_once_in_the_order_of_its_key_group(
             given_out[group_of[row]].append(row)
 
     for kind, groups in [*events, ("arrive", list(range(GROUPS)))]:
-        if kind == "arrive":
+        if kind == "look":
+            for _, found, _ in parking.free_some(0.0):
+                take(found)
+        elif kind == "arrive":
             away -= set(groups)
             parking.holdings.arrive(map(KeyGroup, groups))
             for _, found, _ in parking.free(0.0):
@@ -168,8 +174,26 @@ def test_every_row_is_given_out_once_in_the_order_of_its_key_group(
             for place, name in enumerate(groups):
                 came[name].append(start + place)
             take(cut(parking, start, batch(*groups, start=start))[0])
+    while parking.due:
+        for _, found, _ in parking.free_some(0.0):
+            take(found)
     assert given_out == came
     assert parking.empty
+
+
+def test_rows_that_waited_come_out_some_at_a_time_before_later_ones_of_their_key_group() -> None:
+    parking = expecting(1, 2, at_once=2)
+    for owner, groups in (("a", (1, 2)), ("b", (1,)), ("c", (2, 2)), ("d", (1, 0))):
+        cut(parking, owner, batch(*groups))
+    assert arrive(parking, 1) == [("a", [0], False)]
+    assert parking.due
+    found, waits = cut(parking, "e", batch(1, 2, 0))
+    assert (rows(found), waits) == ([2], True), "rows of the first key group are before it that were not looked at"
+    out = []
+    while parking.due:
+        out += [(owner, rows(found), last) for owner, found, last in parking.free_some(0.0)]
+    assert out == [("b", [0], True), ("d", [0], True), ("e", [0], False)]
+    assert arrive(parking, 2) == [("a", [1], True), ("c", [0, 1], True)]
 
 
 # --- keys that another worker hands over: the key is the number of the row's key, its group that modulo GROUPS ---
@@ -216,8 +240,17 @@ def test_how_long_a_key_waited_counts_from_its_first_row() -> None:
     for since in (1.0, 2.0):
         cut(parking, since, keyed(1), since)
     arrive_keys(parking, 1, now=5.0)
-    assert [(keys.tolist(), seconds) for keys, seconds in parking.waits] == [([1], 4.0), ([1], 3.0)]
+    assert [(keys.tolist(), seconds) for keys, seconds in parking.waits(9.0)] == [([1], 4.0), ([1], 3.0)]
     assert parking.rows == 2
+
+
+def test_keys_that_are_asked_for_again_and_again_are_counted_once() -> None:
+    parking = handed({1: Presence.ARRIVING})
+    arrive_keys(parking, 1, 6)
+    for owner in range(50):
+        cut(parking, owner, keyed(1, 6, 2, 1))
+    cut(parking, "last", keyed(11, 1))
+    assert len(parking.asked) == 3
 
 
 def test_reading_back_supersedes_a_hand_over() -> None:
@@ -241,6 +274,7 @@ keyed_event = st.one_of(
     st.tuples(st.just("rows"), st.lists(key, min_size=1, max_size=6)),
     st.tuples(st.just("keys"), st.lists(key, max_size=4)),
     st.tuples(st.just("here"), st.lists(group, max_size=2)),
+    st.tuples(st.just("look"), st.just(list[int]())),
 )
 
 
@@ -248,11 +282,12 @@ keyed_event = st.one_of(
     kinds=st.dictionaries(group, st.sampled_from([it for it in Presence if it is not Presence.HERE])),
     missing=st.sets(key),
     events=st.lists(keyed_event, max_size=15),
+    at_once=at_once,
 )
 def test_every_row_is_given_out_once_in_the_order_of_its_key(
-    kinds: dict[int, Presence], missing: set[int], events: list[tuple[str, list[int]]]
+    kinds: dict[int, Presence], missing: set[int], events: list[tuple[str, list[int]]], at_once: int
 ) -> None:
-    parking = handed(kinds, *missing)
+    parking = handed(kinds, *missing, at_once=at_once)
     arrived: set[int] = set()
     came: dict[int, list[int]] = {}
     out: dict[int, list[int]] = {}
@@ -287,6 +322,9 @@ def test_every_row_is_given_out_once_in_the_order_of_its_key(
             parking.holdings.arrive_keys(hashes(*named))
             for _, found, _ in parking.free(0.0, hashes(*named)):
                 take(found)
+        elif what == "look":
+            for _, found, _ in parking.free_some(0.0):
+                take(found)
         else:
             for name in named:
                 kinds.pop(name, None)
@@ -297,5 +335,8 @@ def test_every_row_is_given_out_once_in_the_order_of_its_key(
     parking.holdings.all_here()
     for _, found, _ in parking.free(0.0):
         take(found)
+    while parking.due:
+        for _, found, _ in parking.free_some(0.0):
+            take(found)
     assert out == came
     assert parking.empty

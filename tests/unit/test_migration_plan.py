@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any, get_args, get_type_hints
+from unittest import mock
 
 import msgspec
 import numpy as np
@@ -14,7 +15,7 @@ from bedload.control.wish import Kind, Wish
 from bedload.core.errors import DefinitionError
 from bedload.core.ids import KeyGroup, WorkerId
 from bedload.keys import RoutingTable
-from bedload.migration import AUTO, STRATEGIES, Strategy, plan, strategy_named
+from bedload.migration import AUTO, STRATEGIES, Strategy, hash_set, plan, strategy_named
 from bedload.migration.chooser import Facts, choose
 from bedload.migration.hash_set import HashSet, pack, unpack
 from bedload.migration.record import EpochSpan, MoveRecord, stoppages, with_latency
@@ -186,19 +187,41 @@ def test_a_move_that_nobody_noticed_was_stable_at_once() -> None:
     assert with_latency(record(5.0, 1.5), epochs(*[0.1] * 20)).stabilise_s == 0.0
 
 
-@given(st.lists(st.tuples(st.booleans(), st.lists(st.integers(-50, 50), max_size=10)), max_size=20))
-def test_a_hash_set_is_a_set(changes: list[tuple[bool, list[int]]]) -> None:
+@given(
+    changes=st.lists(
+        st.tuples(st.sampled_from(["add", "remove", "take over"]), st.lists(st.integers(-50, 50), max_size=10)),
+        max_size=20,
+    ),
+    full=st.sampled_from([4, hash_set.FULL]),
+)
+def test_a_hash_set_is_a_set(changes: list[tuple[str, list[int]]], full: int) -> None:
     mine, model = HashSet(), set[int]()
-    for add, hashes in changes:
-        some = np.array(hashes, np.int64)
-        if add:
-            mine.add(some)
+    with mock.patch.object(hash_set, "FULL", full):
+        for change, hashes in changes:
+            some = np.array(hashes, np.int64)
+            if change == "remove":
+                mine.remove(some)
+                model -= set(hashes)
+                continue
+            other = HashSet()
+            (mine if change == "add" else other).add(some)
+            mine.take_over(other)
             model |= set(hashes)
-        else:
-            mine.remove(some)
-            model -= set(hashes)
-        every = np.arange(-50, 51)
-        assert mine.has(every).tolist() == [it in model for it in every.tolist()]
-        assert mine.all().tolist() == sorted(model)
-        assert bool(mine) == bool(model)
-    assert unpack(pack(mine.all())).tolist() == sorted(model)
+    every = np.arange(-50, 51)
+    assert mine.has(every).tolist() == [it in model for it in every.tolist()]
+    assert bool(mine) == bool(model)
+    parts = mine.parts(3)
+    assert max(map(len, parts), default=0) <= 3
+    there = np.concatenate([np.empty(0, np.int64), *parts])
+    assert set(there.tolist()) == model
+    assert len(there) == len(mine)
+    assert unpack(pack(there)).tolist() == there.tolist()
+
+
+def test_what_is_full_is_not_merged() -> None:
+    with mock.patch.object(hash_set, "FULL", 8):
+        many = HashSet()
+        for first in range(0, 64, 2):
+            many.add(np.arange(first, first + 2))
+    assert len(many) == 64
+    assert max(map(len, many.parts(64))) < 16

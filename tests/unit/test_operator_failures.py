@@ -137,6 +137,21 @@ def test_every_key_of_a_batch_can_be_forgotten_at_the_price_of_a_lookup(monkeypa
     assert compared < 20 * keys
 
 
+@pytest.mark.parametrize("ttl", [None, "1 hour"])
+def test_setup_has_no_key_to_set_a_state_variable_of(ttl: Any) -> None:
+    class Sets(Operator):
+        n: int = bl.value(0, ttl=ttl)
+
+        def setup(self, ctx: Context) -> None:
+            self.n = 5
+
+        def process(self, key: Any, rows: Any, ctx: Context) -> None:
+            self.n += 1
+
+    with pytest.raises(DefinitionError, match="setup of operator Sets sets n, which is a state variable"):
+        OperatorHarness(Sets, schema="key string", key="key", input="key string").run_epoch([("a",)])
+
+
 def test_setup_has_no_key_to_forget() -> None:
     class Early(Forgetful):
         def setup(self, ctx: Context) -> None:
@@ -265,12 +280,6 @@ def test_an_exit_in_a_vector_operator_fails_the_epoch_alone() -> None:
     with pytest.raises(OperatorFailed, match="SystemExit"):
         run(runtime, row("a"), row("b", -1))
     assert dict(runtime.snapshot()) == {"a": {"n": 1}}
-
-
-def test_a_vector_operator_is_told_that_it_cannot_forget() -> None:
-    runtime = vector()
-    with pytest.raises(DefinitionError, match=r"forget\(\) is for operators on rows"):
-        run(runtime, row("a", -2))
 
 
 class Speechless(Exception):

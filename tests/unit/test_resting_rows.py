@@ -10,9 +10,10 @@ import pytest
 
 from bedload import state as bl
 from bedload.core.ids import KeyGroup, OperatorName
+from bedload.keys import hash_columns
 from bedload.state import RecordLayout
 from bedload.store.deltas import PUT, delta_batch
-from bedload.store.resting import RestingStore
+from bedload.store.resting import FEW, RestingStore
 from bedload.store.row_table import RowTable
 from bedload.store.shelf import Selection
 from bedload.worker.operator import Operator, make_shared, state_of
@@ -95,3 +96,43 @@ def test_new_code_may_declare_the_variables_in_another_order() -> None:
     delta = table.delta()
     assert delta is not None
     assert [(row["a"], row["b"]) for row in delta.to_pylist()] == [(15, 11), (25, 21), (35, 31)]
+
+
+def test_what_few_keys_at_rest_keep_is_bounded() -> None:
+    many = list(range(2000))
+    table = resting(Two, many, a=pa.array(many), b=pa.array(many))
+    store = table.stores[GROUP]
+    assert isinstance(store, RestingStore)
+    for first in range(0, len(many) - 3, 97):
+        table.begin([GROUP])
+        for row in store.touch(many[first : first + 97][:-1]):
+            row.a += 1
+        table.seal()
+        table.commit()
+        rest = sum(store.asleep(many))
+        assert sum(batch.num_rows for batch in store._batches.values()) <= max(FEW, 4 * rest)
+    assert 0 < rest < 2 * FEW
+    expected = {key: {"a": key if store.asleep([key])[0] else key + 1, "b": key} for key in many}
+    assert dict(table.snapshot()) == expected
+
+
+def test_neighbours_that_stay_at_rest_do_not_keep_what_they_came_with() -> None:
+    many = list(range(2000))
+    table = resting(Two, many, a=pa.array(many), b=pa.array(many))
+    store = table.stores[GROUP]
+    assert isinstance(store, RestingStore)
+    table.begin([GROUP])
+    store.touch(many[:-100])
+    table.seal()
+    table.commit()
+    assert sum(batch.get_total_buffer_size() for batch in store._batches.values()) == 100 * 2 * 8
+
+
+def test_single_keys_are_forgotten_after_a_large_key_group() -> None:
+    table, keys = resting(Two, list(range(5))), pa.array([100, 101])
+    counts = {"a": pa.array([0, 1]), "b": pa.array([2, 3])}
+    table.take_in(delta_batch(np.full(2, OTHER, np.int16), np.full(2, PUT, np.int8), [keys], counts))
+    shelf = table.shelve(Selection([GROUP], single=[OTHER], only=hash_columns([keys.slice(1)])))
+    while not shelf.drop_some(2):
+        pass
+    assert [key for key, _ in table.snapshot()] == [100]

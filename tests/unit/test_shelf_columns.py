@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
-from tests.shelves import drop, shelved
+from tests.shelves import drop, note, shelved
 
 import bedload as bl
 from bedload import VectorOperator, value
@@ -15,6 +16,7 @@ from bedload.core.ids import Epoch, KeyGroup, OperatorName, WorkerId
 from bedload.keys import hash_columns, key_groups
 from bedload.operators.aggregates.logic import Aggregates
 from bedload.store.columns import ColumnSpec, ColumnTable
+from bedload.store.columns import shelf as shelf_of_columns
 from bedload.store.columns.shelf import ColumnShelf
 from bedload.store.deltas import OP, PUT, REMOVE
 from bedload.store.shelf import Selection
@@ -60,7 +62,7 @@ def test_a_slot_that_was_given_to_another_key_does_not_give_its_state() -> None:
     assert ColumnShelf.collect_range(shelf, 0, 1)[0].column(OP).to_pylist() == [REMOVE]
     subject.write(["new"], 3)
     subject.table.seal()
-    assert shelf.note().tolist() == hash_columns([pa.array(["new"])]).tolist()
+    assert note(shelf).tolist() == hash_columns([pa.array(["new"])]).tolist()
     assert subject.given(shelf, "old", "new") == {"old": (REMOVE, None), "new": (PUT, 3)}
 
 
@@ -76,7 +78,7 @@ def test_blocks_and_interned_bytes_that_were_given_to_other_keys_do_not_mislead(
     subject.table.commit()
     subject.write(keys[:2], 3)
     subject.table.seal()
-    assert set(shelf.note().tolist()) == set(hash_columns([pa.array(keys[:2])]).tolist())
+    assert set(note(shelf).tolist()) == set(hash_columns([pa.array(keys[:2])]).tolist())
     subject.table.commit()
     expected: dict[str, tuple[int, int | None]] = dict.fromkeys(keys, (REMOVE, None))
     expected |= dict.fromkeys(keys[:2], (PUT, 3))
@@ -109,6 +111,25 @@ def test_another_shelf_learns_of_keys_that_were_dropped_or_taken_out() -> None:
     assert subject.table.index.live == 0
 
 
+@pytest.mark.parametrize("without", [[], ["k3", "k77"]])
+def test_a_large_key_group_goes_some_keys_at_a_time(monkeypatch: pytest.MonkeyPatch, without: list[str]) -> None:
+    monkeypatch.setattr(shelf_of_columns, "_ONE_BY_ONE", 16)
+    table = ColumnTable([pa.string()], [ColumnSpec("label", pa.string(), "new")], 2, block=4)
+    keys = [f"k{i}" for i in range(100)]
+    table.locate([pa.array(keys)], np.arange(100) % 2)
+    table.commit()
+    odd = [key for key in without if int(key[1:]) % 2]
+    shelf = shelved(table, EVERY[:2], without=hash_columns([pa.array(without, pa.string())]) if without else None)
+    left = []
+    while not shelf.drop_some(8):
+        table.check()
+        left.append(table.index.live)
+    assert left == sorted(left, reverse=True)
+    assert all(before - after <= 16 for before, after in pairwise([100, *left]))
+    assert table.index.live == len(without)
+    assert (table.find([pa.array(odd, pa.string())], np.ones(len(odd))) >= 0).all()
+
+
 def test_keys_that_came_in_after_the_shelf_was_made_are_noted_when_they_change() -> None:
     subject, other = Subject(), Subject()
     other.write(["a", "b"], 5)
@@ -119,7 +140,7 @@ def test_keys_that_came_in_after_the_shelf_was_made_are_noted_when_they_change()
     assert not len(shelf.hashes)
     subject.write(["a"], 6)
     subject.table.seal()
-    shelf.note()
+    note(shelf)
     assert subject.given(shelf, "a", "b") == {"a": (PUT, 6)}
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -9,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bedload.store.columns import entry_kernels
 from bedload.store.columns.compiled_entries import CompiledEntries
 from bedload.store.entries import Entries, Hashes
 
@@ -16,7 +19,15 @@ few = st.integers(-3, 3) | st.integers(-(2**63), 2**63 - 1)
 many = st.lists(st.lists(few, max_size=40), max_size=5)
 
 
-def made(kind: type[Entries], parts: list[list[int]]) -> Entries:
+Make = Callable[[], Entries]
+KINDS: list[Make] = [
+    Entries,
+    CompiledEntries,
+    partial(CompiledEntries, 64, np.array([60, 0, 1, 3])),  # of four key groups, and not as it comes
+]
+
+
+def made(kind: Make, parts: list[list[int]]) -> Entries:
     entries = kind()
     for part in parts:
         first = len(entries)
@@ -25,9 +36,9 @@ def made(kind: type[Entries], parts: list[list[int]]) -> Entries:
     return entries
 
 
-@pytest.mark.parametrize("kind", [Entries, CompiledEntries])
+@pytest.mark.parametrize("kind", KINDS)
 @given(many, st.lists(few, max_size=40))
-def test_entries_are_found_by_hash_each_once(kind: type[Entries], parts: list[list[int]], asked: list[int]) -> None:
+def test_entries_are_found_by_hash_each_once(kind: Make, parts: list[list[int]], asked: list[int]) -> None:
     entries, hashes = made(kind, parts), [h for part in parts for h in part]
     known = [*asked, *hashes[:3], *hashes[:3]]
     found = entries.find(np.array(known, np.int64)).tolist()
@@ -37,11 +48,9 @@ def test_entries_are_found_by_hash_each_once(kind: type[Entries], parts: list[li
     assert entries.any_shared == (len(set(hashes)) < len(hashes))
 
 
-@pytest.mark.parametrize("kind", [Entries, CompiledEntries])
+@pytest.mark.parametrize("kind", KINDS)
 @given(many, st.integers(1, 5))
-def test_ranges_give_all_entries_of_a_hash_with_the_first(
-    kind: type[Entries], parts: list[list[int]], step: int
-) -> None:
+def test_ranges_give_all_entries_of_a_hash_with_the_first(kind: Make, parts: list[list[int]], step: int) -> None:
     entries, hashes = made(kind, parts), [h for part in parts for h in part]
     for first in range(0, len(hashes) + step, step):
         expected = [
@@ -51,8 +60,8 @@ def test_ranges_give_all_entries_of_a_hash_with_the_first(
     assert entries.span(0, -1).tolist() == []
 
 
-@pytest.mark.parametrize("kind", [Entries, CompiledEntries])
-def test_many_entries_are_all_found(kind: type[Entries]) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_many_entries_are_all_found(kind: Make) -> None:
     hashes = np.random.default_rng(1).integers(-(2**63), 2**63 - 1, 20_000)
     entries = kind()
     for part in np.split(hashes, 7 * np.arange(1, 100)):
@@ -76,3 +85,9 @@ def test_to_add_few_is_no_sort_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
         entries.add(part, np.zeros(len(part), np.int16))
     assert sum(sizes) < 32 * len(hashes), "each part was sorted with all before it"
     assert sorted(entries.find(hashes).tolist()) == list(range(len(hashes)))
+
+
+def test_nothing_is_read_where_there_are_no_entries(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Not compiled, it says so where it reads beyond an array.
+    monkeypatch.setattr(entry_kernels, "find", entry_kernels.find.py_func)  # type: ignore[attr-defined]
+    assert CompiledEntries().find(np.array([1, 2, 3], np.int64)).tolist() == []

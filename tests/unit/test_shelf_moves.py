@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from itertools import pairwise
 from typing import Any, ClassVar, NamedTuple
 from unittest import mock
 
@@ -13,7 +14,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.shelves import drop, shelved
+from tests.shelves import drop, note, noted, shelved
 from tests.shelves import meant as meant_by
 from tests.thorough import examples
 
@@ -24,7 +25,7 @@ from bedload.keys import hash_columns
 from bedload.store.columns import ColumnSpec, ColumnTable
 from bedload.store.columns.index import Slots
 from bedload.store.deltas import GROUP, OP, PATCH, PUT, REMOVE
-from bedload.store.shelf import Shelf
+from bedload.store.shelf import NO_HASHES, Shelf
 from bedload.testing.input import InputFormat
 from bedload.worker.column_runtime import ColumnDeployment, ColumnRuntime
 from bedload.worker.operator import Context, Operator
@@ -218,11 +219,19 @@ class EpochPlan(NamedTuple):
     commits: bool
     unsealed: bool
     """Whether it is aborted before the seal."""
+    late: str
+    """Until when not all is noted that it touched."""
 
 
 epochs = st.lists(
     st.builds(
-        EpochPlan, commands, st.lists(st.integers(0, 3), max_size=10), st.booleans(), st.booleans(), st.booleans()
+        EpochPlan,
+        commands,
+        st.lists(st.integers(0, 3), max_size=10),
+        st.booleans(),
+        st.booleans(),
+        st.booleans(),
+        st.sampled_from(["the seal", "the end", "the next seal"]),
     ),
     max_size=5,
 )
@@ -268,19 +277,30 @@ class Copy:
             self.missed = True
             self.source.end(commits=False)
             return
+        self.take(self.shelf.collect(noted(self.shelf)))  # of the epoch before
         self.source.runtime.seal()
-        noted = self.shelf.note()
-        assert set(noted.tolist()) == set(self.shelf.note().tolist()), "noting twice is not the same"
-        self.left -= set(noted.tolist())
+        self.shelf.sealed()
+        if plan.late != "the seal":
+            some = np.union1d(self.shelf.note_some(len(plan.steps) // 2), self.sweep(next(sweeps, 0)))
+            self.source.end(plan.commits)
+            rest = noted(self.shelf) if plan.late == "the end" else NO_HASHES
+            late = np.union1d(some, rest)
+            self.left -= set(late.tolist())
+            self.take(self.shelf.collect(late))
+            self.missed |= plan.late == "the next seal"
+            return
+        touched = noted(self.shelf)
+        assert set(touched.tolist()) == set(note(self.shelf).tolist()), "noting twice is not the same"
+        self.left -= set(touched.tolist())
         if not self.missed:
             assert not self.left, "a key was left out and is not noted"
-        noted = np.union1d(noted, self.sweep(next(sweeps, 0)))
+        touched = np.union1d(touched, self.sweep(next(sweeps, 0)))
         if plan.sealed:
-            self.take(self.shelf.collect(noted))
+            self.take(self.shelf.collect(touched))
         self.source.end(plan.commits)
         # What a sealed epoch gave away is right if it was committed, and put right here if it was not.
         if not (plan.sealed and plan.commits):
-            self.take(self.shelf.collect(noted))
+            self.take(self.shelf.collect(touched))
 
 
 def copied(
@@ -305,6 +325,7 @@ def copied(
     for plan in plans:
         copy.run(plan)
     copy.sweep(1000)
+    copy.take(shelf.collect(noted(shelf)))
     # Keys that an epoch had touched when they were swept, and that then ended without a seal.
     copy.take(shelf.collect(np.array(sorted(copy.left), np.int64)))
 
@@ -385,7 +406,7 @@ def test_touched_keys_are_left_out_until_the_seal_and_noted_then(subject: str) -
     assert ops_of(batch) == {B: PUT}
     assert left.tolist() == hashes_of(A).tolist(), "a key that is not on the shelf is not left out either"
     worker.runtime.seal()
-    assert set(shelf.note().tolist()) == set(hashes_of(A, C).tolist())
+    assert set(note(shelf).tolist()) == set(hashes_of(A, C).tolist())
     assert shelf.hashes[-1] == hashes_of(C)[0], "a new key joins at the end"
     batch, left = shelf.collect(hashes_of(A, C))
     assert batch is not None
@@ -422,7 +443,7 @@ def test_what_an_aborted_epoch_gave_away_is_put_right_by_its_notes(subject: str)
     source.begin()
     source.feed([*put(A, n=4), *forget(B), *put(C)])
     source.runtime.seal()
-    noted = shelf.note()
+    noted = note(shelf)
     batch, _ = shelf.collect(noted)
     assert ops_of(batch) == {A: PUT, B: REMOVE, C: PUT}
     target.begin()
@@ -444,7 +465,7 @@ def test_a_key_that_went_and_came_back_has_one_entry(subject: str) -> None:
         worker.begin()
         worker.feed(steps)
         worker.runtime.seal()
-        assert shelf.note().tolist() == hashes_of(A).tolist()
+        assert note(shelf).tolist() == hashes_of(A).tolist()
         worker.end()
     assert len(shelf.hashes) == 2
     batch, _ = shelf.collect_range(0, 2)
@@ -598,7 +619,7 @@ def test_keys_whose_rows_wait_for_the_seal_are_not_dropped() -> None:
         runtime.drop([group_of(A)])
     runtime.drop([group_of(B)])
     runtime.seal()
-    assert shelf.note().tolist() == hashes_of(A).tolist()
+    assert note(shelf).tolist() == hashes_of(A).tolist()
     runtime.commit()
     assert {key for key, _ in runtime.snapshot()} == {A}
 
@@ -615,7 +636,7 @@ def test_a_shelf_of_nothing_gives_nothing(subject: str) -> None:
     worker.begin()
     worker.feed(put(A))
     worker.runtime.seal()
-    assert shelf.note().tolist() == []
+    assert note(shelf).tolist() == []
     drop(shelf)
     worker.end()
 
@@ -644,7 +665,7 @@ def test_a_shelf_goes_on_while_the_code_is_replaced(subject: str) -> None:
     worker.begin()
     worker.feed(put(A, C))
     worker.runtime.seal()
-    assert set(shelf.note().tolist()) == set(hashes_of(A, C).tolist())
+    assert set(note(shelf).tolist()) == set(hashes_of(A, C).tolist())
     worker.end()
     assert ops_of(shelf.collect_range(0, 3)[0]) == {A: PUT, B: PUT, C: PUT}
 
@@ -661,7 +682,7 @@ def test_a_key_that_was_touched_holds_back_those_with_its_hash(subject: str) -> 
             assert collected[0] is None
             assert collected[1].tolist() == [0]
         worker.runtime.seal()
-        assert shelf.note().tolist() == [0]
+        assert note(shelf).tolist() == [0]
         assert set(ops_of(shelf.collect_range(0, 1)[0])) == {A, B, C, D}
         assert shelf.collect_range(1, 3)[0] is None
         worker.end()
@@ -682,3 +703,31 @@ def test_a_key_that_went_and_is_made_again_by_an_open_epoch_is_left_out(subject:
     worker.runtime.seal()
     worker.end()
     assert ops_of(shelf.collect_range(0, 1)[0]) == {A: PUT}, "also if nobody noted it"
+
+
+@pytest.mark.parametrize("subject", ["small", "large"])
+@pytest.mark.parametrize("kind", ["all", "without"])
+def test_rows_of_a_large_key_group_are_forgotten_some_at_a_time(subject: str, kind: str) -> None:
+    worker = Worker(subject)
+    keys = [key for number in range(100) if group_of(key := ("a", number)) == EVERY[0]]
+    worker.epoch(put(*keys))
+    stay = keys[:1] if kind == "without" else []
+    shelf = shelved(worker.runtime, EVERY[:1], **({"without": hashes_of(*stay)} if stay else {}))
+    shelf.collect_range(0, 3)
+    counts = [worker.runtime.keys]
+    while not shelf.drop_some(3):
+        counts.append(worker.runtime.keys)
+    assert max(before - after for before, after in pairwise(counts)) <= 3
+    assert worker.runtime.keys == len(stay)
+    assert len(counts) > len(keys) // 2, "what the shelf takes itself is given back some at a time, too"
+
+
+@subjects
+def test_a_shelf_of_no_use_takes_nothing_with_it(subject: str) -> None:
+    worker = Worker(subject)
+    worker.epoch(put(A, B, C, D))
+    shelf = shelved(worker.runtime, EVERY)
+    while not shelf.let_go(1):
+        pass
+    worker.epoch(put(A))
+    assert worker.runtime.keys == 4

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.checkpoint_states import COUNTS, OPERATOR, groups_of_keys, read_part, schema_of
 
+import bedload as bl
 from bedload.checkpoint import paths
 from bedload.checkpoint.records import OperatorSchema, SnapshotPart
 from bedload.checkpoint.storage import open_storage
@@ -24,8 +25,10 @@ from bedload.core.ids import Generation, Turn, make_turn
 from bedload.spark.bootstrap import INITIAL_QUERY, manifest_of
 from bedload.spark.bootstrap_task import RESULT, Result, Start, Task, decode_result, starts_of_rows, whole_groups
 from bedload.state import array, build_specs, codec, map, value  # noqa: A004 - named for what they declare
+from bedload.state.timers import ARROW
 from bedload.store.deltas import GROUP
 from bedload.worker.durable import Place
+from bedload.worker.operator import state_of
 
 TURN = make_turn(Generation(3), 0)
 N = Start("n", pa.int64(), nullable=False, default=5, column="bedload_value_0")
@@ -148,8 +151,13 @@ def test_a_key_group_of_two_tasks_is_refused() -> None:
 
 def written(folder: Path, annotation: Any, declaration: Any, given: pa.Array) -> tuple[Result, list[Any]]:
     """What becomes of a column that Spark gave for a variable of an ``Operator``."""
-    specs = build_specs("Op", {"v": annotation}, {"v": declaration})
-    schema = schema_of({"car": pa.int64()}, {"v": codec.arrow_schema(specs).field("v").type}, groups=1, kind="value")
+    return of_specs(folder, build_specs("Op", {"v": annotation}, {"v": declaration}), given)
+
+
+def of_specs(folder: Path, specs: Any, given: pa.Array) -> tuple[Result, list[Any]]:
+    """The same of a variable that is there."""
+    (name,) = (spec.name for spec in specs)
+    schema = schema_of({"car": pa.int64()}, {name: codec.arrow_schema(specs).field(name).type}, groups=1, kind="value")
     (start,) = (replace(start, column="bedload_value_0") for start in starts_of_rows(specs))
     keys = pa.array(range(len(given)), pa.int64())
     rows = pa.RecordBatch.from_arrays(
@@ -159,7 +167,7 @@ def written(folder: Path, annotation: Any, declaration: Any, given: pa.Array) ->
     found = []
     for part in result.parts:
         state = read_part(open_storage(str(folder)), paths.snapshot(OPERATOR, TURN), schema, part, part.groups)
-        found += [row["v"] for row in codec.decode(specs, state)]
+        found += [row[name] for row in codec.decode(specs, state)]
     return result, found
 
 
@@ -183,6 +191,38 @@ def test_timestamps_become_datetimes_of_their_zone(tmp_path: Path, zone: str | N
     entries = pa.array([[("a", 0)]], pa.map_(pa.string(), pa.int64())).cast(pa.map_(pa.string(), kind))
     _, found = written(tmp_path / "map", dict[str, dt.datetime], map(), entries)
     assert [moment.tzinfo for moment in found[0].values()] == [shown.tzinfo]
+
+
+def timers(*found: tuple[int | None, str | None, str]) -> list[dict[str, Any]]:
+    return [{"at": at, "name": name, "clock": clock} for at, name, clock in found]
+
+
+class Alarms(bl.Operator):
+    def process(self, key: Any, rows: Any, ctx: Any) -> None: ...
+
+    def on_timer(self, key: Any, timer: Any, ctx: Any) -> None: ...
+
+
+def test_timers_are_put_in_the_order_in_which_they_fire(tmp_path: Path) -> None:
+    given = [timers((9, "b", "event"), (3, "a", "event"), (3, "", "processing")), []]
+    result, found = of_specs(tmp_path, state_of(Alarms), pa.array(given, ARROW))
+    assert result.error is None
+    assert found == [((3, "", "processing"), (3, "a", "event"), (9, "b", "event")), ()]
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        (timers((9, "b", "event"), (3, "b", "event")), "two timers of a key have the same name and clock"),
+        (timers((None, "b", "event")), "a timer has no time"),
+        (timers((1, None, "event")), "null for a name"),
+        (timers((1, "", "sun")), "'sun' is not a valid TimerClock"),
+    ],
+)
+def test_timers_that_a_key_cannot_have_are_refused(tmp_path: Path, given: Any, why: str) -> None:
+    result, _ = of_specs(tmp_path, state_of(Alarms), pa.array([given], ARROW))
+    assert result.error is not None
+    assert why in str(from_wire(*result.error))
 
 
 def test_structs_stay_what_they_are(tmp_path: Path) -> None:

@@ -23,6 +23,9 @@ class Clock:
     def wall(self) -> float:
         return self.now
 
+    def processor(self) -> float:
+        return self.monotonic()
+
 
 class FakePeer:
     def __init__(self) -> None:

@@ -23,18 +23,19 @@ from bedload.control.lineage import Lineage
 from bedload.control.members import workers_at
 from bedload.core.clock import SystemClock
 from bedload.core.errors import (
-    BedloadError,
     Fenced,
     KeyGroupsChanged,
     OperatorNotShippable,
     SchemaChanged,
     StateTypeError,
+    Timeout,
 )
 from bedload.core.ids import NO_TURN, DeploymentId, Epoch, OperatorName, QueryId, WorkerId
 from bedload.spark.application import Application, Keyed
 from bedload.spark.deployments import Deployments
 from bedload.spark.keeper import Keeper
-from bedload.spark.state_view import RowDecoder
+from bedload.spark.state_view import ColumnDecoder, RowDecoder
+from bedload.store.columns import ColumnSpec
 from bedload.worker.operator import state_of
 from bedload.worker.row_runtime import Deployment
 
@@ -70,7 +71,7 @@ class FakeDriver:
     def __init__(self, *, durable: bool) -> None:
         self.coordinator = Coordinator(workers_at({WorkerId(0): "here"}), durable=durable, clock=SystemClock())
         self.shipped: list[OperatorName] = []
-        self.refusal: BedloadError | None = None
+        self.refusal: BaseException | None = None
 
     def call(self, action: Callable[[Coordinator], Any]) -> Any:
         return action(self.coordinator)
@@ -186,25 +187,48 @@ def test_with_fresh_state_the_checkpoint_knows_the_new_key(tmp_path: Path) -> No
     assert lineage.schema.keys.types == [pa.int64()]
 
 
-def test_what_the_workers_could_not_load_counts_as_applied(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "refusal",
+    [OperatorNotShippable("a module is missing"), KeyboardInterrupt(), Timeout("a worker does not answer")],
+    ids=lambda refusal: type(refusal).__name__,
+)
+def test_what_was_shipped_and_did_not_come_to_an_end_counts_as_applied(refusal: BaseException, tmp_path: Path) -> None:
     """The coordinator knows the operator by it: a later one of another shape would be written under its schema."""
     cluster = Applying(tmp_path / "state")
-    cluster.driver.refusal = OperatorNotShippable("a module is missing")
+    cluster.driver.refusal = refusal
     applied = cluster.deployments.launch
     for _ in range(2):
-        with pytest.raises(OperatorNotShippable):
+        with pytest.raises(type(refusal)):
             _launch(cluster, applied, CAR)
     with pytest.raises(SchemaChanged, match="key: car string → car int64"):
         _launch(cluster, applied, {"car": pa.int64()})
 
 
-def _launch(cluster: Applying, launch: Callable[..., Any], keys: dict[str, pa.DataType]) -> None:
-    df: Any = SimpleNamespace(columns=[*keys, "x"])
+def test_what_could_not_be_pickled_does_not_count_as_applied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even with fresh state: nobody was told, and the state of before is there."""
+    cluster = Applying(tmp_path / "state")
+    _launch(cluster, cluster.deployments.launch, CAR)
+
+    def payload(self: Application, epoch_bytes: int | None = None) -> bytes:
+        raise OperatorNotShippable("a lock is in the way")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Application, "payload", payload)
+        with pytest.raises(OperatorNotShippable):
+            _launch(cluster, cluster.deployments.launch, {"car": pa.int64()}, fresh=True)
+    with pytest.raises(SchemaChanged, match="key: car string → car int64"):
+        _launch(cluster, cluster.deployments.launch, {"car": pa.int64()})
+
+
+def _launch(
+    cluster: Applying, launch: Callable[..., Any], keys: dict[str, pa.DataType], *, fresh: bool = False
+) -> None:
+    df: Any = SimpleNamespace(columns=[*keys, "x"], mapInArrow=lambda *_: None)
     keyed = Keyed(NAME, df, tuple(enumerate(keys)), tuple(keys.values()), 8)
     out = pa.schema([("n", pa.int64())])
     code = Deployment(NAME, Count, keyed.at, (*keys, "x"), out, keyed.types)
     made = Application(keyed, None, out, code, RowDecoder(state_of(Count)), state_of(Count))  # type: ignore[arg-type]
-    launch(made, fresh=False)
+    launch(made, fresh=fresh)
 
 
 @pytest.mark.parametrize("durable", [False, True])
@@ -278,6 +302,17 @@ def test_a_default_is_the_same_where_it_is_written_again(
         annotations = {"x": type(start)}
         made = type(Count)("Count", (bl.Operator,), {"__annotations__": annotations, "x": bl.value(start, **options)})
         return RowDecoder(state_of(made)).variables
+
+    assert variables(default()) == variables(default())
+    assert variables(default()) != variables(other)
+
+
+@pytest.mark.parametrize(("default", "other"), [(lambda: float("nan"), 0.0), (lambda: -0.0, 0.0)], ids=["nan", "zero"])
+def test_so_is_a_default_of_a_column(default: Callable[[], float], other: float) -> None:
+    """Else a new key would begin with one or the other, as the worker had the table before or not."""
+
+    def variables(start: float) -> dict[str, Any]:
+        return ColumnDecoder((ColumnSpec("x", pa.float64(), start),)).variables
 
     assert variables(default()) == variables(default())
     assert variables(default()) != variables(other)

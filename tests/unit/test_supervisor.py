@@ -81,6 +81,9 @@ class Time:
     def wall(self) -> float:
         return self.now
 
+    def processor(self) -> float:
+        return self.now
+
 
 def supervise(
     steps: list[Query | Exception],

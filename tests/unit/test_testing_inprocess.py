@@ -178,6 +178,9 @@ class Still:
     def wall(self) -> float:
         return 0.0
 
+    def processor(self) -> float:
+        return self.monotonic()
+
 
 def test_a_move_does_not_wait_for_bandwidth() -> None:
     cluster = make(clock=Still())

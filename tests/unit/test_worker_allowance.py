@@ -39,6 +39,9 @@ class Clock:
     def wall(self) -> float:
         return 0.0
 
+    def processor(self) -> float:
+        return self.monotonic()
+
 
 class Echo(Operator):
     n: int = bl.value(0)
@@ -77,6 +80,35 @@ class Columns(VectorOperator):
     def process(self, batch: Any, state: Any, ctx: Context) -> Any:
         n = state["n"] + np.bincount(batch.index, minlength=len(state["n"]))
         return {"n": n}, {"k": batch["k"], "x": batch["x"]}
+
+
+class Alarms(Operator):
+    """Each key has one timer, all are due at once, and each gives a large row."""
+
+    def process(self, key: Any, rows: Rows, ctx: Context) -> Any:
+        ctx.timers.set(1)
+
+    def on_timer(self, key: Any, timer: Any, ctx: Context) -> Any:
+        FIRED.append(key)
+        return key, "x" * 400
+
+
+FIRED: list[Any] = []
+
+
+class ColumnAlarms(VectorOperator):
+    """The same on columns; each key fires again and again."""
+
+    n: int = bl.value(0)
+
+    def process(self, batch: Any, state: Any, ctx: Any) -> Any:
+        ctx.timers.set(1)
+
+    def on_timer(self, keys: Any, timer: Any, state: Any, ctx: Any) -> Any:
+        FIRED.extend(keys.to_pylist())
+        if len(FIRED) < 50_000:
+            ctx.timers.set(1)
+        return {"n": state["n"] + 1}, {"k": keys, "x": ["x" * 100] * len(keys)}
 
 
 def rows(count: int, size: int, keys: int = 10) -> list[dict[str, Any]]:
@@ -194,3 +226,26 @@ def test_the_default_is_a_share_of_the_machine(monkeypatch: pytest.MonkeyPatch, 
     assert memory.epoch_share(2) == 1_000_000
     limit.write_text("max\n")
     assert memory.machine_bytes() > 8_000_000
+
+
+@pytest.mark.parametrize("operator", [Alarms, ColumnAlarms])
+def test_outputs_of_timers_are_counted_while_they_fire(operator: Any) -> None:
+    FIRED.clear()
+    keys, limit = (40_000, 5_000_000) if operator is Alarms else (1000, 1_000_000)
+    harness = OperatorHarness(operator, schema="k long, x string", key="k", input=IN, epoch_bytes=limit)
+    harness.run_epoch(rows(keys, 1, keys))
+    harness.watermark = 1
+    harness.feed([])
+    with pytest.raises(TooLarge, match="fewer timers due at the same time") as failed:
+        harness.seal()
+    assert f"{limit / 1e6} MB is the limit" in str(failed.value)
+    assert "epoch_bytes" in str(failed.value)
+    assert 4000 <= len(FIRED) <= 30_000, "not only when all have fired"
+
+
+def test_operators_without_timers_are_told_nothing_of_them() -> None:
+    harness = OperatorHarness(AtTheSeal, schema="k long, x string", key="k", input=IN, epoch_bytes=300_000)
+    harness.feed(rows(10, 1))
+    with pytest.raises(TooLarge) as failed:
+        harness.seal()
+    assert "timers" not in str(failed.value)

@@ -64,6 +64,9 @@ class FixedClock:
     def wall(self) -> float:
         return 0.0
 
+    def processor(self) -> float:
+        return self.now
+
 
 def feeder(partition: int) -> m.FeederId:
     return m.FeederId(partition, 0)

@@ -18,7 +18,8 @@ from bedload.migration import strategy_named
 from bedload.protocol import messages as m
 from bedload.protocol.split import pack, pack_whole, unpack
 from bedload.worker.machine import COORDINATOR, WorkerMachine
-from bedload.worker.moving import Moving, Neighbour
+from bedload.worker.moving import Moving
+from bedload.worker.peers import Neighbour
 from bedload.worker.row_runtime import Deployment
 
 NAME, QUERY, CODE = OperatorName("x"), QueryId("q"), DeploymentId(0)

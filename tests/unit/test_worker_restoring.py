@@ -33,6 +33,9 @@ class Ticking:
     def wall(self) -> float:
         return self.now
 
+    def processor(self) -> float:
+        return self.now
+
 
 class Shelf:
     """A runtime that remembers what was installed, in which steps."""
@@ -41,6 +44,10 @@ class Shelf:
         self._clock = clock
         self.held: dict[int, list[int]] = {}
         self.steps: list[list[int]] = []
+        self.foreseen: list[int] = []
+
+    def foresee(self, keys: int) -> None:
+        self.foreseen.append(keys)
 
     @property
     def keys(self) -> int:
@@ -77,11 +84,11 @@ class Rig:
         assert order is not None
         return order
 
-    def comes(self, order: Load, keys: dict[int, list[int]]) -> None:
+    def comes(self, order: Load, keys: dict[int, list[int]], expected: int = 0) -> None:
         groups = [group for group, its in sorted(keys.items()) for _ in its]
         columns = [pa.array(groups, pa.int16()), pa.array([key for _, its in sorted(keys.items()) for key in its])]
         state = pa.RecordBatch.from_arrays(columns, [GROUP, key_column(0)])
-        self.restoring.take(Loaded(NAME, order.ticket, tuple(map(KeyGroup, keys)), state))
+        self.restoring.take(Loaded(NAME, order.ticket, tuple(map(KeyGroup, keys)), state, 0, expected))
 
     def step(self) -> tuple[int, ...] | None:
         news = self.restoring.step(self.runtime)
@@ -110,6 +117,15 @@ def test_all_of_it_is_put_in_whatever_the_steps(rows: int) -> None:
     assert rig.runtime.held == keys, "each key group once, also those without keys"
     assert max(map(len, rig.runtime.steps)) <= rows
     assert rig.holdings.whole
+
+
+def test_what_is_to_come_is_foreseen_once() -> None:
+    rig = Rig(rows=2)
+    order = rig.order(0, 1)
+    rig.comes(order, {0: [1, 2, 3]}, expected=5)
+    rig.comes(order, {1: [4, 5]})
+    rig.all_steps()
+    assert rig.runtime.foreseen == [5]
 
 
 def test_a_key_group_is_here_when_all_of_its_chunk_is() -> None:

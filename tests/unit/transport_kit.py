@@ -48,3 +48,6 @@ class HandClock:
 
     def wall(self) -> float:
         return self.now
+
+    def processor(self) -> float:
+        return self.now

@@ -21,7 +21,7 @@ key.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -36,6 +36,7 @@ from bedload.checkpoint.shapes import unpack_value
 from bedload.core.errors import CheckpointDamaged, KeyGroupsChanged, SchemaChanged
 from bedload.core.ids import OperatorName
 from bedload.keys import kept_type
+from bedload.state.ttl import is_expiry, variable_of
 from bedload.store.deltas import GROUP
 
 CHANGES = (
@@ -144,7 +145,10 @@ class Evolution:
         stored, self._wanted = path[0], path[-1]
         self._operator = operator
         if same_state(stored, self._wanted):
-            self._sources = {variable.name: _Source(variable.name) for variable in stored.variables}
+            lost = _lost(path)
+            self._sources = {
+                it.name: _Source(default=it.default) if it.name in lost else _Source(it.name) for it in stored.variables
+            }
             return
         for before, after in pairwise(path):
             check_change(OperatorName(operator or "?"), before, after)
@@ -218,7 +222,7 @@ def _composed(steps: Sequence[_Step], stored: OperatorSchema, wanted: OperatorSc
         if variable.name in found:
             continue
         found[variable.name] = _Source(default=variable.default)
-        if variable.name in bound or len(steps) == 1:
+        if variable.name in bound or is_expiry(variable.name) or len(steps) == 1:
             continue
         if variable.name in old and variable.name not in taken:
             try:
@@ -243,7 +247,9 @@ class _Step:
     def between(cls, stored: OperatorSchema, wanted: OperatorSchema) -> _Step:
         old = {variable.name: variable for variable in stored.variables}
         new = {variable.name: variable for variable in wanted.variables}
-        origins, doubts = origins_of(renames(old.values()), renames(new.values()))
+        held, wants = ({n: it for n, it in renames(of.values()).items() if not is_expiry(n)} for of in (old, new))
+        origins, doubts = origins_of(held, wants)
+        origins = {name: origins[name] if name in wants else _origin_of_expiries(name, origins, old) for name in new}
         step = cls(origins, problems=[f"{name}: {doubt}" for name, doubt in doubts.items()])
         for name, origin in origins.items():
             if name in doubts:
@@ -262,6 +268,26 @@ class _Step:
                 step.converts[name] = convert
         step.problems.extend(_mixed(origins, wanted))
         return step
+
+
+def _lost(path: Sequence[OperatorSchema]) -> set[str]:
+    """The expiries that were removed on the way, if its ends are the same.
+
+    SUBTLE: unlike a variable they do not come back. They would say nothing, and only some of the files have them.
+    """
+    names = {variable.name: variable.name for variable in path[-1].variables if is_expiry(variable.name)}
+    for after, before in pairwise(reversed(path)):
+        origins = _Step.between(before, after).origins
+        names = {name: at for name, then in names.items() if (at := origins[then]) is not None}
+    return {it.name for it in path[-1].variables if is_expiry(it.name) and names.get(it.name) != it.name}
+
+
+def _origin_of_expiries(name: str, origins: Mapping[str, str | None], stored: Collection[str]) -> str | None:
+    """Where the expiries of a variable come from: from those of what it is made of itself, if these are stored."""
+    variable = variable_of(name)
+    former = origins.get(variable) if variable else variable
+    origin = None if former is None else f"{name.removesuffix(variable or '')}{former}"
+    return origin if origin in stored else None
 
 
 def _mixed(origins: Mapping[str, str | None], wanted: OperatorSchema) -> list[str]:

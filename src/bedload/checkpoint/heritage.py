@@ -19,6 +19,7 @@ from bedload.checkpoint.filing import Filing
 from bedload.checkpoint.history import History
 from bedload.checkpoint.records import OperatorSchema
 from bedload.core.ids import OperatorName
+from bedload.state.ttl import is_expiry
 
 _log = logging.getLogger("bedload")
 
@@ -79,7 +80,8 @@ def inherit(
         return Heritage(history, known, stored.number)
     if stored is not None:
         check_stored(operator, stored, wanted)
-        if dropped := [name for name in left_behind(stored, wanted) if name not in terms.drop]:
+        left = (name for name in left_behind(stored, wanted) if not is_expiry(name))  # nobody asks for these
+        if dropped := [name for name in left if name not in terms.drop]:
             warn(_dropped(operator, dropped, terms))
     # SUBTLE: the schema of the head, not the last one: that may be of a change that never ran.
     base = None if stored is None else stored.number

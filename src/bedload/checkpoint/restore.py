@@ -109,6 +109,12 @@ class Restore:
                 for threads in (pool, hasty):
                     threads.shutdown(wait=True, cancel_futures=True)
 
+    def expected(self, groups: Sequence[int]) -> int:
+        """About how many keys the snapshot has of these key groups."""
+        wanted = frozenset(groups)
+        parts = () if self.snapshot is None else self.snapshot.parts
+        return sum(part.rows * len(wanted.intersection(part.groups)) // len(part.groups) for part in parts)
+
     def table(
         self,
         groups: Iterable[int] | None = None,

@@ -31,6 +31,7 @@ from bedload.state.types import (
     ScalarNode,
     SetNode,
     StructNode,
+    TimersNode,
     TupleNode,
     TypeNode,
     field_renamed_from,
@@ -118,6 +119,9 @@ def shape_of(node: TypeNode) -> Shape:
             return Shape(kind=ShapeKind(py.__name__))
         case OptionalNode(item):
             return Shape(kind=ShapeKind.OPTIONAL, items=(shape_of(item),))
+        case TupleNode(items, names=names) if names:
+            fields = tuple(map(_named, names, items))
+            return Shape(kind=ShapeKind.DATACLASS, name="struct", fields=fields)
         case TupleNode(items, repeated=repeated):
             return Shape(kind=ShapeKind.REPEATED if repeated else ShapeKind.TUPLE, items=tuple(map(shape_of, items)))
         case HeapNode(item):
@@ -142,7 +146,17 @@ def shape_of(node: TypeNode) -> Shape:
             return Shape(kind=ShapeKind.ARRAY, name=dtype, dims=dims)
         case OpaqueNode():
             return Shape(kind=ShapeKind.OPAQUE, name=str(node), codec=node.codec)
+        case TimersNode():
+            of = {"at": ShapeKind.INT, "name": ShapeKind.STR, "clock": ShapeKind.STR}
+            fields = tuple(FieldShape(name=name, shape=Shape(kind=kind)) for name, kind in of.items())
+            return Shape(kind=ShapeKind.REPEATED, items=(Shape(kind=ShapeKind.DATACLASS, name="Timer", fields=fields),))
     raise AssertionError(node)
+
+
+def _named(name: str, node: TypeNode) -> FieldShape:
+    """A named item of a tuple: where it is new, it is None if it can be."""
+    default = pack_value(None, arrow_type(node)) if isinstance(node, OptionalNode) else None
+    return FieldShape(name=name, shape=shape_of(node), default=default)
 
 
 def _field(declared: dataclasses.Field[Any], node: TypeNode) -> FieldShape:

@@ -27,6 +27,7 @@ from types import MappingProxyType
 from typing import Any
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
@@ -152,8 +153,8 @@ class PartReader:
             return self._form.empty()
         files = self._open()
         first, key_names = files[0], _key_names(self._schema, files[0].variable)
-        keyed = first.read(groups, [GROUP, *key_names, *_own(first, self._form)])
-        columns = {GROUP: keyed.column(GROUP)}
+        keyed = first.read(groups, [*key_names, *_own(first, self._form)])
+        columns = {GROUP: first.groups(groups)}
         for name, stored in zip(self._form.key_columns, key_names, strict=True):
             columns[name] = keyed.column(stored)
         for file in files:
@@ -209,13 +210,19 @@ class _File:
 
     def read(self, groups: Sequence[int], columns: Sequence[str]) -> pa.Table:
         """Some columns of some key groups, sorted by group."""
-        numbers = sorted(self._row_groups[group] for group in groups if group in self._row_groups)
+        numbers = [number for number, _ in self._numbers(groups)]
         try:
             # A reader of its own for each call: they are not thread-safe.
             file = pq.ParquetFile(pa.BufferReader(self._data), metadata=self._metadata)
             return file.read_row_groups(numbers, columns=list(columns), use_threads=False)
         except (pa.ArrowException, OSError, KeyError) as bad:
             raise self.damaged(f"its checksum is right, but it cannot be read ({bad})") from bad
+
+    def groups(self, groups: Sequence[int]) -> pa.ChunkedArray:
+        """The key group of each of these rows: that is known without reading it."""
+        numbers = self._numbers(groups)
+        rows = [self._metadata.row_group(number).num_rows for number, _ in numbers]
+        return pa.chunked_array([np.repeat(np.array([group for _, group in numbers], np.int16), rows)])
 
     def damaged(self, what: str) -> CheckpointDamaged:
         """The error that names this file."""
@@ -226,9 +233,18 @@ class _File:
             what=what,
         )
 
+    def _numbers(self, groups: Sequence[int]) -> list[tuple[int, int]]:
+        """The row groups of these key groups in their order, each with its key group."""
+        return sorted((self._row_groups[group], group) for group in groups if group in self._row_groups)
+
     def _by_group(self) -> dict[int, int]:
-        metadata = self._metadata
-        return {metadata.row_group(i).column(0).statistics.min: i for i in range(metadata.num_row_groups)}
+        found = {}
+        for i in range(self._metadata.num_row_groups):
+            held = self._metadata.row_group(i).column(0).statistics
+            if held.min != held.max:
+                raise ValueError(f"row group {i} has the key groups {held.min} to {held.max}")
+            found[held.min] = i
+        return found
 
 
 # --- steps ---

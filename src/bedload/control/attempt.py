@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from bedload.checkpoint.records import TurnRecord
-from bedload.core.epoch import EpochStats, EpochTime
+from bedload.core.epoch import Due, EpochStats, EpochTime
 from bedload.core.errors import BedloadError
 from bedload.core.ids import DeploymentId, Turn, WorkerId
 from bedload.keys import RoutingTable
@@ -65,8 +65,8 @@ class Attempt:
     """Why it was rolled back, or is being settled."""
     deployment: DeploymentId | None = None
     """Whose feeders it is of: all of them, as a query runs by one plan."""
-    stats: dict[WorkerId, EpochStats] = field(default_factory=dict)
-    """Of those that have sealed it."""
+    seals: dict[WorkerId, m.Sealed] = field(default_factory=dict)
+    """What those have said that have sealed it."""
     _routes: tuple[RoutingTable, Mapping[WorkerId, str], m.Version, m.Routes] | None = None
     """What feeders are told, with what it was made from."""
     _opened: dict[str, m.Opened] = field(default_factory=dict)
@@ -74,18 +74,28 @@ class Attempt:
 
     def sealed(self, message: m.Sealed) -> None:
         """A worker has sealed it."""
-        self.stats[message.worker] = message.stats
+        self.seals[message.worker] = message
+
+    @property
+    def stats(self) -> dict[WorkerId, EpochStats]:
+        """The figures of those that have sealed it."""
+        return {worker: it.stats for worker, it in self.seals.items()}
+
+    @property
+    def due(self) -> Due | None:
+        """When the state has something to do next without rows; None: that is not known."""
+        return Due.first(it.due for it in self.seals.values()) if self.sealed_by_all else None
 
     @property
     def bytes(self) -> int:
         """What was written to make it durable."""
-        return sum(it.bytes for it in self.stats.values())
+        return sum(it.stats.bytes for it in self.seals.values())
 
     @property
     def sealed_by_all(self) -> bool:
         """Whether all have."""
         # The number first: this is asked once for each worker.
-        return len(self.stats) >= len(self.workers) and self.stats.keys() >= self.workers
+        return len(self.seals) >= len(self.workers) and self.seals.keys() >= self.workers
 
     def opened(self, nonce: str) -> m.Opened | None:
         """The answer that an open got before."""

@@ -117,6 +117,10 @@ class Coordinator:
         # Without a worker nobody would answer; the replacements get the code when they come.
         return deployment, out if self.members.addresses else [*out, *self._parts.deployed_by_all()]
 
+    def each_query_anew(self, operator: OperatorName) -> None:
+        """A query that starts anew starts without state, as on Spark, whatever one before it left."""
+        self._operators[operator].per_query = True
+
     def checkpoint(self, token: Token, operator: OperatorName) -> list[Instruction]:
         """Have all that is committed of an operator in a snapshot; answered by a :class:`CheckpointResult`."""
         compaction = self._parts.compactions.get(operator)
@@ -286,6 +290,10 @@ class Coordinator:
     def operators(self) -> tuple[OperatorName, ...]:
         """All operators that were applied."""
         return tuple(self._operators)
+
+    def latest(self, operator: OperatorName) -> DeploymentId | None:
+        """The code of an operator that was shipped last; None: it was never applied."""
+        return self._parts.rollout.latest(operator) if operator in self._operators else None
 
     @property
     def workers(self) -> Mapping[WorkerId, str]:

@@ -52,6 +52,7 @@ class OperatorEpochs:
         self._first_ask: tuple[RunId | None, Epoch, float] = (None, NO_EPOCH, 0.0)
         self.fresh = False
         """The user allows a query with committed epochs to start on empty state."""
+        self.per_query = False  # a query that the state does not know starts on empty state
         self._hold = hold
         """Whether no turn may begin for now, because of this open."""
         self._query_ended = False
@@ -231,6 +232,8 @@ class OperatorEpochs:
         last = at.committed.get(ask.query, Epoch(-1))
         if ask.epoch <= last:
             return self._go_back(token, ask, last)
+        if self.per_query and at.committed and ask.query not in at.committed and ask.epoch == 0:
+            return [*self.reset(at.routing), *self._begin(token, ask)]
         if at.lineage is not None and at.committed and ask.query not in at.committed and not self.fresh:
             if found is None or found.query != ask.query:
                 return self._wait(token, ask, self.inquiries.look(ask.query, gap=self.inquiries.gap(ask)))
@@ -335,6 +338,7 @@ class OperatorEpochs:
                     ask.deployment,
                     at.routing.groups_of(worker),
                     at.routing.guests_of(worker),
+                    at.routing.away_from(worker),
                 ),
             )
             for worker in workers

@@ -15,6 +15,10 @@ class Clock(Protocol):
         """Seconds since 1970."""
         ...
 
+    def processor(self) -> float:
+        """Seconds that the calling thread has had a processor: others on the machine do not count."""
+        ...
+
 
 class SystemClock:
     """The machine's own clock."""
@@ -26,3 +30,7 @@ class SystemClock:
     def wall(self) -> float:
         """Seconds since 1970."""
         return time.time()  # noqa: TID251 - the one place that reads it
+
+    def processor(self) -> float:
+        """Seconds that the calling thread has had a processor."""
+        return time.thread_time()

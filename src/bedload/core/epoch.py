@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import Enum
 from typing import Annotated, Any, get_args, get_type_hints
 
@@ -21,6 +21,26 @@ class EpochTime(msgspec.Struct, frozen=True):
     """Spark's event-time watermark for this batch; 0 if the query has none, or none yet."""
     processing: int = 0
     """When Spark first planned the batch."""
+    late: int = 0
+    """The watermark of the batch before, up to which Spark takes rows for too late; 0 if there was none."""
+
+
+class Due(msgspec.Struct, frozen=True):
+    """The earliest instants at which there is something to do without rows, by either clock; None: there is nothing."""
+
+    watermark: int | None = None
+    processing: int | None = None
+
+    @classmethod
+    def first(cls, several: Iterable[Due | None]) -> Due | None:
+        """The earliest of several workers; None if one of them did not say."""
+        said = list(several)
+        known = [it for it in said if it is not None]
+        if not known or len(known) < len(said):
+            return None
+        watermarks = [it.watermark for it in known if it.watermark is not None]
+        instants = [it.processing for it in known if it.processing is not None]
+        return cls(min(watermarks, default=None), min(instants, default=None))
 
 
 class Over(Enum):

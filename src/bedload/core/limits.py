@@ -7,12 +7,14 @@ from dataclasses import dataclass
 class Limits:
     """How much of something, and how long."""
 
-    ship_keys: int = 1 << 16
+    ship_keys: int = 1 << 17
     """Keys in one message of state that moves, at most."""
     install_rows: int = 1 << 16
     """Keys that are put in, in one step of reading state back, at most."""
     install_seconds: float = 0.002
     """About so long such a step takes: there are as many keys in it as that allows."""
+    free_rows: int = 1 << 14
+    """Rows that waited and are looked at together, about, when something has come."""
     hold_seconds: float = 120.0
     """So long the epochs under way may take to end before a restart of all workers is given up."""
 

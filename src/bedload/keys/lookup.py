@@ -26,7 +26,7 @@ def distinct(hashes: Hashes) -> Hashes:
     """Each of them once, in ascending order. NumPy's own goes by a hash table, which is many times slower."""
     if len(hashes) < 2:
         return hashes
-    ordered = np.sort(hashes, kind="stable")
+    ordered = np.sort(hashes)
     first = np.ones(len(ordered), np.bool_)
     np.not_equal(ordered[1:], ordered[:-1], out=first[1:])
     return ordered[first]

@@ -7,7 +7,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from bedload.keys import hash_columns
-from bedload.keys.lookup import Hashes, among, distinct
+from bedload.keys.lookup import Hashes, among, distinct, places_in
 from bedload.protocol.base import Body
 
 Flags = npt.NDArray[np.bool_]
@@ -16,10 +16,14 @@ KEY = "bedload_key_"
 NONE: Hashes = np.empty(0, np.int64)
 
 
+FULL = 1 << 19
+"""Two arrays of fewer hashes are merged in some milliseconds; of so many they stay as they are."""
+
+
 class HashSet:
     """Sorted arrays of falling sizes: adding costs a sort of what is added and now and then a merge.
 
-    Invariant: a hash is in one of them at most. Why not a Python set: that takes an object per hash.
+    Why not a Python set: that takes an object per hash. Why arrays become full: a merge of all would be a long step.
     """
 
     def __init__(self) -> None:
@@ -33,10 +37,9 @@ class HashSet:
         if not len(new):
             return
         self._levels.append(new)
-        while len(self._levels) > 1 and len(self._levels[-1]) * 2 >= len(self._levels[-2]):
+        while len(self._levels) > 1 and len(self._levels[-1]) * 2 >= len(self._levels[-2]) < FULL:
             last = self._levels.pop()
-            # SUBTLE: NumPy's stable sort of 64-bit integers merges runs, so this is linear.
-            self._levels[-1] = np.sort(np.concatenate((self._levels[-1], last)), kind="stable")
+            self._levels[-1] = distinct(np.concatenate((self._levels[-1], last)))
 
     def has(self, hashes: Hashes) -> Flags:
         """Which of these are in it."""
@@ -63,13 +66,20 @@ class HashSet:
                 self._levels.append(rest)
 
     def remove(self, hashes: Hashes) -> None:
-        """Take these out; costs a pass over all."""
-        gone = np.sort(hashes)
-        self._levels = [rest for level in self._levels if len(rest := level[~among(gone, level)])]
+        """Take these out; costs a copy of what they are in."""
+        for i, level in enumerate(self._levels):
+            places, there = places_in(level, hashes)
+            if there.any():
+                self._levels[i] = np.delete(level, places[there])
+        self._levels = [level for level in self._levels if len(level)]
 
-    def all(self) -> Hashes:
-        """All of them, in ascending order."""
-        return np.sort(np.concatenate(self._levels), kind="stable") if self._levels else NONE
+    def take_over(self, other: HashSet) -> None:
+        """Take in all that another one has; both share it, as arrays are not written to."""
+        self._levels = sorted((*self._levels, *other._levels), key=len, reverse=True)
+
+    def parts(self, most: int) -> list[Hashes]:
+        """All of them, so many at a time."""
+        return [level[first : first + most] for level in self._levels for first in range(0, len(level), most)]
 
     def __len__(self) -> int:
         return sum(map(len, self._levels))

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bedload.core.ids import KeyGroup, KeyHash, MoveId
+from bedload.core.ids import KeyGroup, KeyHash, MoveId, WorkerId
 from bedload.keys.lookup import Hashes
-from bedload.migration.hash_set import Flags, HashSet
+from bedload.migration.hash_set import NONE, Flags, HashSet
 from bedload.protocol.messages import Lot
 
 Groups = npt.NDArray[np.integer[Any]]
@@ -50,6 +50,10 @@ class Holdings:
     def clear(self) -> None:
         """Nothing is here, nor on its way."""
         self.owned: frozenset[KeyGroup] = frozenset()
+        self._mine: Flags = np.zeros(0, np.bool_)
+        """By key group, whether it is owned in this turn."""
+        self._single, self._away = NONE, NONE
+        """Keys that are owned without their key groups, and the other way round."""
         self.guests: frozenset[KeyGroup] = frozenset()
         """Key groups of which single keys live here, whoever has the others."""
         self._hosted: frozenset[KeyGroup] | None = None
@@ -69,11 +73,26 @@ class Holdings:
 
     # --- whose it is ---
 
-    def begin(self, groups: Iterable[KeyGroup], guests: Iterable[KeyHash]) -> list[KeyGroup]:
-        """A turn begins, in which the worker owns these, and single keys: key groups to be dropped."""
+    def begin(
+        self, groups: Iterable[KeyGroup], guests: Collection[KeyHash], away: Collection[KeyHash] = ()
+    ) -> list[KeyGroup]:
+        """A turn begins, in which the worker owns these, and single keys; some are away: key groups to be dropped."""
+        self._single, self._away = np.array(guests, np.int64), np.array(away, np.int64)
         before, self.owned = self.owned, frozenset(groups)
+        self._mine = np.zeros(self.key_groups, np.bool_)
+        self._mine[list(self.owned)] = True
         self.guests = self._groups_of(guests) - self.owned
         return sorted(before - self.owned - self.leaving)
+
+    @property
+    def by_groups(self) -> bool:
+        """Whether what the worker owns in this turn are whole key groups, all of which is here."""
+        return self.whole and not len(self._single) and not len(self._away)
+
+    def here(self, groups: Groups, hashes: Hashes) -> Flags:
+        """Which of these keys the worker owns in this turn, and has."""
+        mine: Flags = (self._mine[groups] & ~np.isin(hashes, self._away)) | np.isin(hashes, self._single)
+        return mine & ~self.on_its_way(groups, hashes)
 
     def read_back(self, groups: Collection[KeyGroup], hosts: Collection[KeyGroup]) -> None:
         """These are the worker's own and are being read back; of the hosts, single keys are."""
@@ -108,6 +127,10 @@ class Holdings:
     def keep(self, move: MoveId, lots: Lots) -> None:
         """These are to leave with a move: whoever owns them, they stay here until it is over."""
         self._leaving[move] = lots
+
+    def lot_to(self, move: MoveId, target: WorkerId) -> Lot | None:
+        """What leaves to a worker with a move."""
+        return next((lot for lot in self._leaving.get(move, ()) if lot.target == target), None)
 
     def taken_over(self) -> None:
         """What was on its way is here, or is read back."""
@@ -167,9 +190,17 @@ class Holdings:
         """These keys of patchy key groups are missing."""
         self._missing.add(hashes)
 
+    def miss_all(self, hashes: HashSet) -> None:
+        """The same for many."""
+        self._missing.take_over(hashes)
+
     def arrive_keys(self, hashes: Hashes) -> None:
         """These keys are here."""
         self._arrived.add(hashes)
+
+    def arrive_all(self, hashes: HashSet) -> None:
+        """The same for many."""
+        self._arrived.take_over(hashes)
 
     def all_here(self) -> None:
         """All that was handed over is here."""

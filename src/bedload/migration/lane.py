@@ -11,13 +11,20 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from bedload.core.ids import KeyGroup, Turn, WorkerId
+from bedload.keys import key_groups as groups_of
 from bedload.keys.lookup import Hashes
-from bedload.migration.hash_set import NONE, HashSet
+from bedload.migration.hash_set import NONE, HashSet, unique
+from bedload.migration.pace import MOST_BYTES
 from bedload.protocol.messages import Lot
 from bedload.store.shelf import Shelf
 
 WINDOW = 4
 """Messages under way to one worker."""
+ENOUGH_ROUNDS = 5
+"""After so many rounds of copying what changed meanwhile, the rest changes faster than it is copied."""
+_NEARLY = 0.75
+_SOME = 8192
+"""Hashes that somebody waits for are looked at so many at a time, or more."""
 
 
 class Parcel(NamedTuple):
@@ -36,7 +43,40 @@ class Parcel(NamedTuple):
     span: tuple[int, int] | None = None
     """Of a shelf without names: its first entry, and how many there are."""
     expected: int = 0
-    """With the first one: about how many keys there will be."""
+    """With the first one: about how many keys there will be,"""
+    of_groups: int = 0
+    """and of how many key groups, unless single ones are among them."""
+    first: bool = True
+    more: bool = False
+    """Of a ``HandOver``: whether stale keys are named for the first time, and whether more are to follow."""
+
+
+@dataclass
+class Doubt:
+    """Keys of which it is not certain what the new owner has."""
+
+    tentative: list[Hashes] = field(default_factory=list)
+    """What was noted since the epoch was sealed, until it is committed."""
+    left_out: list[Hashes] = field(default_factory=list)
+    """What was to be collected and the epoch under way has touched: it is looked at again after its seal or its end."""
+    taken_back: list[Hashes] = field(default_factory=list)
+    """What is about to be stale: it was left out, or its epoch was aborted."""
+    noted: bool = False
+    """Whether the last step was to note what an epoch touched;"""
+    behind: bool = False
+    """and whether that was not over when the next one was sealed."""
+
+
+@dataclass
+class Rounds:
+    """How often what was copied ahead was copied again, as it changed meanwhile."""
+
+    done: int = 0
+    """How often all was copied, or so much of it again as was stale when that began."""
+    keys: int = 0
+    """Those of the round under way,"""
+    left: int = 0
+    """and those of them that are not copied yet."""
 
 
 @dataclass
@@ -54,8 +94,7 @@ class Lane:
     number: int = 0
     stale: HashSet = field(default_factory=HashSet)
     """With copying ahead: what the new owner has not got, or only in an older state."""
-    tentative: Hashes = field(default_factory=lambda: NONE)
-    """What the sealed epoch touched, until it is committed."""
+    doubt: Doubt = field(default_factory=Doubt)
     sent: HashSet = field(default_factory=HashSet)
     """What was handed over for good, as far as somebody may ask for it again."""
     wanted: deque[Hashes] = field(default_factory=deque)
@@ -67,12 +106,14 @@ class Lane:
     unacked: dict[int, Parcel] = field(default_factory=dict)
     handed: Turn | None = None
     """The turn that the last hand-over named."""
+    unsaid_stale: deque[Hashes] = field(default_factory=deque)
+    """What is to be said before that one is complete."""
     unsaid: dict[KeyGroup, int] = field(default_factory=dict)
     """Key groups that are listed and were not said to be whole yet, and where their entries end."""
     given: int = 0
     """Keys that were handed over for good."""
     last_sent: bool = False
-    rounds: int = 0
+    rounds: Rounds = field(default_factory=Rounds)
     idle: float = 1.0
     """The share of its time that the new owner has to spare, as it said with its last receipt."""
     broken_until: float = 0.0
@@ -81,6 +122,34 @@ class Lane:
     def swept(self) -> bool:
         """Whether the sweep is over."""
         return self.cursor >= self.end and self.shelf.listed
+
+    @property
+    def unnoted(self) -> int:
+        """How many keys may be stale, and are not known to be: before that is looked at, nothing is handed over."""
+        return self.shelf.unnoted + sum(map(len, self.doubt.taken_back))
+
+    def take_back(self, hashes: list[Hashes]) -> None:
+        """These are stale, and so is what was left out."""
+        self.doubt.taken_back += [*hashes, *self.doubt.left_out]
+        self.doubt.left_out = []
+
+    def note_some(self, keys: int, *, tentative: bool) -> Hashes:
+        """Find out about so many of them; ``tentative``: an epoch is sealed, and may be aborted."""
+        if back := self.doubt.taken_back:
+            parts = []
+            while back and keys:
+                part = back.pop()
+                if len(part) > keys:
+                    back.append(part[keys:])
+                parts.append(part[:keys])
+                keys -= len(parts[-1])
+            noted = np.concatenate(parts)
+        else:
+            noted = self.shelf.note_some(keys)
+            if tentative:
+                self.doubt.tentative.append(noted)
+        self.stale.add(noted)
+        return noted
 
     def list_some(self, keys: int, first: KeyGroup | None = None) -> Hashes:
         """List so many more keys; the hashes of those that the epoch under way has touched."""
@@ -91,6 +160,43 @@ class Lane:
             if group in self.unlisted:
                 self.wanted.appendleft(np.concatenate(self.unlisted.pop(group)))
         return listed.touched
+
+    def wanted_now(self, limit: int, key_groups: int, *, copies: bool) -> tuple[Hashes, deque[Hashes]]:
+        """So many keys that somebody waits for, and what is wanted beside them; ``copies``: those that are stale."""
+        found: list[Hashes] = []
+        count = looked = 0
+        left, some = self.wanted.copy(), max(limit, _SOME)
+        # SUBTLE: if all that was looked at is sent already, it goes on: nobody might ask again.
+        while left and count < limit and (looked < 2 * some or not (count or self.unlisted)):
+            hashes = left.popleft()
+            if len(hashes) > some:
+                left.appendleft(hashes[some:])
+                hashes = hashes[:some]
+            looked += len(hashes)
+            if copies:
+                hashes = hashes[self.stale.has(hashes)]
+            hashes = hashes[~self.sent.has(hashes)]
+            if not self.shelf.listed:
+                hashes = self.put_aside(hashes, groups_of(hashes, key_groups))
+            if count + len(hashes) > limit:
+                left.appendleft(hashes[limit - count :])
+                hashes = hashes[: limit - count]
+            found.append(hashes)
+            count += len(hashes)
+        wanted = unique(np.concatenate([NONE, *found]))
+        fits = self.shelf.fitting(wanted, MOST_BYTES)
+        if fits < len(wanted):
+            left.appendleft(wanted[fits:])
+        return wanted[:fits], left
+
+    def next_entries(self, limit: int, most_bytes: int = MOST_BYTES) -> int:
+        """How many entries of the sweep go next."""
+        return self.shelf.fitting_in_range(self.cursor, min(limit, self.end - self.cursor), most_bytes)
+
+    def next_stale(self, limit: int) -> Hashes:
+        """Which of the stale keys go next."""
+        hashes = self.stale.first(limit)
+        return hashes[: self.shelf.fitting(hashes, MOST_BYTES)]
 
     def put_aside(self, hashes: Hashes, groups: npt.NDArray[np.integer[Any]]) -> Hashes:
         """Those of listed key groups; the others are looked at again when theirs is."""
@@ -107,6 +213,11 @@ class Lane:
     def whole(self, cursor: int) -> tuple[KeyGroup, ...]:
         """Key groups that the sweep has passed when it is there, and that were not said to be whole."""
         return tuple(sorted(group for group, end in self.unsaid.items() if end <= cursor))
+
+    def round_over(self, copied: int) -> None:
+        """So many keys were copied. If nearly as many are stale by now, nothing is won by copying those, too."""
+        changed = len(self.stale) + self.unnoted + sum(map(len, self.doubt.left_out))
+        self.rounds.done = ENOUGH_ROUNDS if changed > _NEARLY * copied else self.rounds.done + 1
 
     def passed(self, span: tuple[int, int]) -> None:
         """These entries of a shelf without names were collected."""
@@ -132,17 +243,32 @@ class Lane:
         last: bool = False,
         base: Turn | None = None,
         span: tuple[int, int] | None = None,
+        first: bool = True,
+        more: bool = False,
     ) -> Parcel:
         """The next one, of which a receipt is to come."""
         self.number += 1
         expected = self.shelf.expected if self.number == 1 else 0
-        parcel = Parcel(self.lot.target, self.number, hashes, state, groups, last, ahead, base, span, expected)
+        of_groups = 0 if self.lot.keys or not expected else len(self.lot.groups)
+        what = hashes, state, groups, last, ahead, base, span, expected, of_groups, first, more
+        parcel = Parcel(self.lot.target, self.number, *what)
         self.unacked[self.number] = parcel._replace(state=None)
         return parcel
+
+    def hand_over(self, base: Turn, most: int, *, ahead: bool) -> Parcel:
+        """The word, or a part of it, that the copies are the state at a turn but for so many stale keys at most."""
+        first = not self.unsaid_stale
+        if first:
+            self.unsaid_stale.extend(self.stale.parts(most) or [NONE])
+        hashes = self.unsaid_stale.popleft()
+        if not self.unsaid_stale:
+            self.handed = base
+        return self.parcel(hashes, ahead=ahead, base=base, first=first, more=bool(self.unsaid_stale))
 
     def broken(self, until: float, *, copies: bool, ahead: bool) -> None:
         """The connection broke: what was not taken in for certain goes again."""
         self.broken_until = until
+        self.unsaid_stale.clear()
         parcels, self.unacked = self.unacked, {}
         for parcel in parcels.values():
             if parcel.base is not None:

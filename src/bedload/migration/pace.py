@@ -19,10 +19,14 @@ _FIRST_KEYS = 256
 """Keys of the first step: how long a key takes is not known yet."""
 _FEWEST_KEYS = 16.0
 _FEWEST_LISTED = 1024.0
-"""To list so many takes less than all else in a step. With fewer, a slow machine would come to no end."""
+"""To list or note so many takes less than all else in a step. With fewer, a slow machine would come to no end."""
+_MOST_NOTED = 4096.0
+"""With few keys on a shelf noting takes a tenth of what it takes with many: that says nothing of a larger step."""
 _STEP_SECONDS = 0.002
 """What a step may take: rows of other keys wait that long."""
 _STEP_BYTES = 1 << 20
+MOST_BYTES = 4 * _STEP_BYTES
+"""What a step may take where keys are not like those before: the only one that is looked at first."""
 
 
 class Pace:
@@ -33,7 +37,7 @@ class Pace:
         self._clock = clock
         self._most_keys = most_keys
         self._slices = slices
-        self._collected = self._listed = float(_FIRST_KEYS)
+        self._collected = self._listed = self._noted = float(_FIRST_KEYS)
         """Keys that fit into a step."""
         self._rests_until = 0.0
 
@@ -43,7 +47,7 @@ class Pace:
 
     def collect(self, key_bytes: float, collect: Callable[[], Collected]) -> Collected:
         """Collect, and find out how many keys make a step."""
-        limit, started = self.keys(key_bytes), self._clock.monotonic()
+        limit, started = self.keys(key_bytes), self._clock.processor()
         with self._slices.timing(Step.COLLECT):
             state, left = collect()
         if state is not None and state.num_rows * 2 > limit:
@@ -52,11 +56,19 @@ class Pace:
 
     def list_some(self, list_some: Callable[[int], Hashes]) -> Hashes:
         """List as many keys as make a step."""
-        keys, started = int(min(self._listed, self._most_keys)), self._clock.monotonic()
+        keys, started = int(min(self._listed, self._most_keys)), self._clock.processor()
         with self._slices.timing(Step.LIST):
             touched = list_some(keys)
-        self._listed = max(self._fit(keys, started, self._listed), min(_FEWEST_LISTED, 2 * self._listed))
+        self._listed = self._many(keys, started, self._listed)
         return touched
+
+    def note_some(self, unnoted: int, note_some: Callable[[int], Hashes]) -> None:
+        """Note as many of the keys that are not noted as make a step."""
+        keys, started = min(int(min(self._noted, self._most_keys, _MOST_NOTED)), unnoted), self._clock.processor()
+        with self._slices.timing(Step.NOTE):
+            note_some(keys)
+        if keys * 2 > self._noted:
+            self._noted = self._many(keys, started, self._noted)
 
     def rests(self) -> float:
         """For how many seconds nothing is done that nobody waits for; 0: it can be."""
@@ -75,6 +87,9 @@ class Pace:
         """Rest no longer."""
         self._rests_until = 0.0
 
+    def _many(self, keys: int, started: float, before: float) -> float:
+        return max(self._fit(keys, started, before), min(_FEWEST_LISTED, 2 * before))
+
     def _fit(self, keys: int, started: float, before: float) -> float:
-        fits = keys * _STEP_SECONDS / max(self._clock.monotonic() - started, 1e-6)
+        fits = keys * _STEP_SECONDS / max(self._clock.processor() - started, 1e-6)
         return min(max(fits, before / 2, _FEWEST_KEYS), before * 2)

@@ -27,8 +27,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from bedload.core.ids import KeyGroup, MoveId, Turn, WorkerId
-from bedload.keys.lookup import Hashes
-from bedload.migration.hash_set import NONE, Flags, HashSet
+from bedload.keys.lookup import Hashes, among
+from bedload.migration.hash_set import Flags, HashSet
 from bedload.migration.holdings import Presence
 from bedload.migration.parking import Freed, Parking
 from bedload.protocol.messages import Lot, Order, Terms, WaitsFor
@@ -41,8 +41,10 @@ class _Incoming:
     number: int = 0
     handed: Turn | None = None
     """The turn whose state was copied, if that was said."""
-    stale: Hashes = field(default_factory=lambda: NONE)
+    stale: HashSet = field(default_factory=HashSet)
     """But for these keys."""
+    said: HashSet = field(default_factory=HashSet)
+    """Those that were named so far, while it is being said anew."""
     early: HashSet = field(default_factory=HashSet)
     """Keys that came since it was said, or for good before the flip."""
     lot: Lot | None = None
@@ -104,19 +106,38 @@ class Receiver:
                 holdings.hand_over(lot.groups, Presence.AWAITED)
             else:
                 holdings.hand_over(lot.groups, Presence.ARRIVING)
-                freed += self._keys_here(incoming.early.all(), now)
+                freed += self._early_here(incoming, now)
             freed += self._copied(incoming, now)
             if incoming.last:
                 freed += self._complete(incoming, now)
         return [*freed, *self._finish(now)]
 
-    def handed_over(self, source: WorkerId, number: int, base: Turn, stale: Hashes, now: float) -> list[Freed]:
-        """What was copied from a worker is the state at a turn, but for these keys."""
+    def handed_over(
+        self,
+        source: WorkerId,
+        number: int,
+        base: Turn,
+        stale: Hashes,
+        now: float,
+        *,
+        first: bool = True,
+        more: bool = False,
+    ) -> list[Freed]:
+        """What was copied from a worker is the state at a turn, but for these keys and those that were named ``first``.
+
+        ``more``: others are to be named before it counts.
+        """
         incoming = self._from(source)
         incoming.number = number
         if self._counts(incoming):
             return []  # said again after a connection broke: rows may have gone on since it was said first
-        incoming.handed, incoming.stale, incoming.early = base, np.sort(stale), HashSet()
+        if first:
+            incoming.said = HashSet()
+        incoming.said.add(stale)
+        if more:
+            return []
+        incoming.handed, incoming.stale, incoming.early = base, incoming.said, HashSet()
+        incoming.said = HashSet()
         return self._copied(incoming, now) if incoming.lot is not None else []
 
     def takes_all(self, source: WorkerId) -> bool:
@@ -133,7 +154,7 @@ class Receiver:
             return np.zeros(len(hashes), np.bool_)
         wanted = ~incoming.early.has(hashes)
         if self._counts(incoming):
-            wanted &= np.isin(hashes, incoming.stale)
+            wanted &= incoming.stale.has(hashes)
         return wanted
 
     def arrived(
@@ -216,8 +237,9 @@ class Receiver:
             lot = incoming.lot
             if lot is None or incoming.whole:
                 continue
-            mine = np.isin(hashes, np.array(lot.keys, np.int64))
-            mine |= np.isin(of, np.array(lot.groups, np.int64)) & ~np.isin(hashes, np.array(lot.stay, np.int64))
+            mine = among(np.array(sorted(lot.keys), np.int64), hashes)
+            stay = among(np.array(sorted(lot.stay), np.int64), hashes)
+            mine |= np.isin(of, np.array(lot.groups, np.int64)) & ~stay
             if mine.any():
                 found[source] = hashes[mine]
         return found
@@ -253,10 +275,10 @@ class Receiver:
         assert lot is not None
         if not self._counts(incoming) or incoming.whole:
             return []
-        self._holdings.miss(incoming.stale)
+        self._holdings.miss_all(incoming.stale)
         keys = np.array(lot.keys, np.int64)
-        freed = self._keys_here(keys[~np.isin(keys, incoming.stale)], now)
-        freed += self._keys_here(incoming.early.all(), now)
+        freed = self._keys_here(keys[~incoming.stale.has(keys)], now)
+        freed += self._early_here(incoming, now)
         if self._terms.waits_for is WaitsFor.KEY:
             freed += self._groups_here(lot.groups, now)
         return freed
@@ -281,6 +303,10 @@ class Receiver:
     def _keys_here(self, hashes: Hashes, now: float) -> list[Freed]:
         self._holdings.arrive_keys(hashes)
         return self._parking.free(now, hashes)
+
+    def _early_here(self, incoming: _Incoming, now: float) -> list[Freed]:
+        self._holdings.arrive_all(incoming.early)
+        return self._parking.free(now)
 
     def _groups_here(self, groups: Iterable[KeyGroup], now: float) -> list[Freed]:
         # SUBTLE: not HERE, since a single key of such a key group may be on its way from a third worker.

@@ -15,6 +15,7 @@ Invariants:
 - only what was collected is noted as sent: an exception leaves cursors and sets as they were;
 - after the flip a key is sent once, unless a connection broke before its receipt came back;
 - a step takes a few milliseconds, whatever the number of keys: those that leave are listed some at a time, too;
+- a parcel is bounded in bytes before it is made, wherever large keys come after small ones: a larger one has one key;
 - state that nobody waits for takes no more of the time and of the bandwidth than the terms allow, and never more than
   a few messages are under way, so that what somebody waits for does not queue up behind it.
 """
@@ -23,6 +24,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
@@ -30,24 +32,21 @@ from bedload.core.clock import Clock
 from bedload.core.ids import KeyGroup, KeyHash, MoveId, Turn, WorkerId
 from bedload.core.limits import LIMITS, Limits
 from bedload.keys import key_groups
-from bedload.keys.lookup import Hashes
-from bedload.migration.hash_set import NONE, unique
-from bedload.migration.lane import WINDOW, Lane, Parcel
-from bedload.migration.pace import Pace
+from bedload.keys.lookup import Hashes, among
+from bedload.migration.hash_set import NONE
+from bedload.migration.lane import ENOUGH_ROUNDS, WINDOW, Lane, Parcel
+from bedload.migration.pace import MOST_BYTES, Pace
 from bedload.migration.slices import Slices
 from bedload.protocol.messages import Lot, Order, Terms, WaitsFor
 from bedload.store.shelf import Collected, Shelf
 
 _MANY = 1 << 20
 _RETRY_SECONDS = 0.05
-_SOME = 8192  # hashes that somebody waits for are looked at so many at a time, or more
-_LARGER = 4  # so many times as many bytes go at a time where nobody waits for some of them
+_LARGER = 2  # so many times as many bytes go at a time where nobody waits for some of them
 _TELL_BYTES = 1 << 20
 """After so many bytes it is said how far the move is: a smaller one is over before anybody asks."""
 _TELL_SHARE = 0.01
 """And after so much of all of them: so it is not said too often."""
-_ENOUGH_ROUNDS = 5
-"""After so many rounds of copying what changed meanwhile, the rest changes faster than it is copied."""
 
 
 class Sending(enum.Enum):
@@ -82,11 +81,12 @@ class Sender:
         """The key groups that leave as a whole."""
         self._clock = clock
         self._key_groups = key_groups
+        self._most_keys = limits.ship_keys
         self._pace = Pace(terms, clock, limits.ship_keys, slices or Slices(clock))
         self._sealed: Turn | None = None
         self._lanes = {lot.target: Lane(lot, shelve(lot)) for lot in lots}
-        self._has_listed = False
-        """Whether the step under way has listed some."""
+        self._has_worked = False
+        """Whether the step under way has done something, though there may be nothing to send."""
         self._turn = 0
         self._sent, self._told = 0, 0
         """Bytes of state that were sent, and of which it was said."""
@@ -109,27 +109,28 @@ class Sender:
     # --- what happens at the old owner ---
 
     def sealed(self, turn: Turn) -> None:
-        """An epoch is sealed: what it touched is stale at the new owner. Before its commit."""
+        """An epoch is sealed: what it touched is stale at the new owner, once that is noted. Before its commit."""
         if self.flipped:
             return
         self._sealed = turn
         for lane in self._lanes.values():
-            lane.tentative = lane.shelf.note()
-            lane.stale.add(lane.tentative)
+            lane.doubt.behind = lane.unnoted > 0
+            lane.shelf.sealed()
+            lane.take_back([])
             lane.handed = None
 
     def committed(self) -> None:
         """The sealed epoch counts."""
         self._sealed = None
         for lane in self._lanes.values():
-            lane.tentative = NONE
+            lane.doubt.tentative = []
 
     def aborted(self) -> None:
         """The epoch does not count: what was sent of it is stale."""
         self._sealed = None
         for lane in self._lanes.values():
-            lane.stale.add(lane.tentative)
-            lane.tentative = NONE
+            lane.take_back(lane.doubt.tentative)
+            lane.doubt.tentative = []
             if not self.flipped:
                 lane.handed = None
 
@@ -141,6 +142,7 @@ class Sender:
             for lane in self._lanes.values():
                 while not lane.shelf.listed:  # the flip is said to come when all was copied
                     lane.list_some(_MANY)
+                lane.take_back([])
                 lane.stale.add(lane.shelf.hashes[lane.cursor : lane.end])
                 lane.cursor = lane.end
 
@@ -163,10 +165,10 @@ class Sender:
             owners[list(lane.lot.groups)] = target
         targets = owners[key_groups(hashes, count)]
         for target, lane in self._lanes.items():
-            single = np.isin(hashes, np.array(lane.lot.keys, np.int64))
+            single = among(np.array(sorted(lane.lot.keys), np.int64), hashes)
             # SUBTLE: a key that lives elsewhere than its group may go to the same worker. What is said of it here would
             # be taken for its state there, and that of its owner for a repeat.
-            elsewhere = np.isin(hashes, np.array(lane.lot.stay, np.int64))
+            elsewhere = among(np.array(sorted(lane.lot.stay), np.int64), hashes)
             self.want(target, hashes[single | ((targets == target) & ~elsewhere)])
 
     def taken(self, target: WorkerId, number: int, idle: float) -> None:
@@ -189,7 +191,8 @@ class Sender:
         """Whether all is copied by now, but for what changes all the time. True once only."""
         if self.phase is not Sending.COPYING or not self.terms.copy_ahead:
             return False
-        ready = all(lane.swept and (lane.rounds >= _ENOUGH_ROUNDS or not lane.stale) for lane in self._lanes.values())
+        lanes = self._lanes.values()
+        ready = all(it.swept and (it.rounds.done >= ENOUGH_ROUNDS or not (it.stale or it.unnoted)) for it in lanes)
         if ready:
             self.phase = Sending.COPIED
         return ready
@@ -220,29 +223,35 @@ class Sender:
         self._turn += 1
         for i in range(len(lanes)):
             lane = lanes[(self._turn + i) % len(lanes)]
+            # SUBTLE: in turns with copying, if keys change faster than they are noted: else that would never go on.
+            doubt = lane.doubt
+            doubt.noted = bool(lane.unnoted) and (self.flipped or not doubt.behind or not doubt.noted)
+            if doubt.noted:
+                self._pace.note_some(lane.unnoted, partial(lane.note_some, tentative=self._sealed is not None))
+                return [], 0.0
             if now < lane.broken_until:
                 delay = _sooner(delay, lane.broken_until - now)
                 continue
             if len(lane.unacked) >= WINDOW:
                 continue
-            self._has_listed = False
+            self._has_worked = False
             parcel = self._hand_over(lane) or self._urgent(lane)
-            if parcel is None and not self._has_listed:
+            if parcel is None and not self._has_worked:
                 # Between a seal and the next epoch there is nothing to disturb, and the flip may come next.
                 hurries = lane.swept and self._sealed is not None and self.terms.bandwidth is None
                 if not hurries and (rests := self._pace.rests()):
                     delay = _sooner(delay, rests)
                     continue
                 parcel = self._background(lane)
-                if (parcel is not None or self._has_listed) and not hurries:
+                if (parcel is not None or self._has_worked) and not hurries:
                     size = 0 if parcel is None or parcel.state is None else parcel.state.nbytes
                     self._pace.worked(now, size, min(idle, lane.idle))
             if parcel is not None:
                 self._sent += 0 if parcel.state is None else parcel.state.nbytes
                 return [parcel], 0.0
-            if self._has_listed:
+            if self._has_worked:
                 return [], 0.0
-        return [], delay
+        return [], 0.0 if any(lane.unnoted for lane in lanes) else delay
 
     def check(self) -> None:
         """Raise an AssertionError if this cannot be."""
@@ -250,8 +259,8 @@ class Sender:
         assert not self.flipped or self._sealed is None, f"move {self.move} copies turn {self._sealed} after the flip"
         for lane in self._lanes.values():
             lane.check()
-            tentative = self._sealed is None and len(lane.tentative)
-            assert not tentative, f"move {self.move}: {tentative} keys of no sealed turn may be taken back"
+            kept = self._sealed is not None or not lane.doubt.tentative
+            assert kept, f"move {self.move}: keys of no sealed turn may be taken back"
             assert not lane.last_sent or self.flipped, f"move {self.move} is {self.phase.name}, and all is sent"
 
     # --- steps ---
@@ -261,41 +270,18 @@ class Sender:
         if not self.terms.copy_ahead:
             return None
         if self.base is not None:
-            return None if lane.handed == self.base else self._say(lane, self.base)
-        if self._sealed is None or lane.handed == self._sealed or not lane.swept or lane.stale:
+            return None if lane.handed == self.base else lane.hand_over(self.base, self._most_keys, ahead=False)
+        if self._sealed is None or lane.handed == self._sealed or not lane.swept or lane.stale or lane.unnoted:
             return None
-        return self._say(lane, self._sealed)
-
-    def _say(self, lane: Lane, base: Turn) -> Parcel:
-        lane.handed = base
-        return lane.parcel(lane.stale.all(), ahead=not self.flipped, base=base)
+        return lane.hand_over(self._sealed, self._most_keys, ahead=True)
 
     def _urgent(self, lane: Lane) -> Parcel | None:
         """What somebody waits for."""
         if not self.flipped:
             return None
         limit = self._pace.keys(lane.shelf.nbytes_hint)
-        wanted: list[Hashes] = []
-        count = looked = 0
-        left, some = lane.wanted.copy(), max(limit, _SOME)
-        # SUBTLE: if all that was looked at is sent already, it goes on: nobody might ask again.
-        while left and count < limit and (looked < 2 * some or not (count or lane.unlisted)):
-            hashes = left.popleft()
-            if len(hashes) > some:
-                left.appendleft(hashes[some:])
-                hashes = hashes[:some]
-            looked += len(hashes)
-            if self.terms.copy_ahead:
-                hashes = hashes[lane.stale.has(hashes)]
-            hashes = hashes[~lane.sent.has(hashes)]
-            if not lane.shelf.listed:
-                hashes = lane.put_aside(hashes, key_groups(hashes, self._key_groups))
-            if count + len(hashes) > limit:
-                left.appendleft(hashes[limit - count :])
-                hashes = hashes[: limit - count]
-            wanted.append(hashes)
-            count += len(hashes)
-        parcel = self._give(lane, unique(np.concatenate(wanted))) if count else None
+        hashes, left = lane.wanted_now(limit, self._key_groups, copies=self.terms.copy_ahead)
+        parcel = self._give(lane, hashes) if len(hashes) else None
         lane.wanted = left
         if lane.unlisted and parcel is None:
             self._list(lane, next(iter(lane.unlisted)))
@@ -307,10 +293,10 @@ class Sender:
         if not self.flipped:
             return self._copy(lane, limit)
         if self.terms.copy_ahead:
-            while len(hashes := lane.stale.first(limit)):
+            while len(hashes := lane.next_stale(limit)):
                 rest = hashes[~lane.sent.has(hashes)]
                 parcel = self._give(lane, rest) if len(rest) else None
-                lane.stale.drop(limit)
+                lane.stale.drop(len(hashes))
                 if parcel is not None:
                     return parcel
         elif not lane.shelf.named:
@@ -321,7 +307,7 @@ class Sender:
                 if lane.cursor == lane.end:
                     self._list(lane)
                     return None
-                first, end = lane.cursor, min(lane.cursor + limit, lane.end)
+                first, end = lane.cursor, lane.cursor + lane.next_entries(limit)
                 hashes = lane.shelf.hashes[first:end]
                 rest = hashes[~lane.sent.has(hashes)]
                 whole = lane.whole(end) if self.terms.waits_for is WaitsFor.KEY_GROUP else ()
@@ -345,7 +331,7 @@ class Sender:
                 self._list(lane)
             return None
         limit = self._pace.keys(lane.shelf.nbytes_hint / _LARGER)
-        span = lane.again[0] if lane.again else (lane.cursor, min(limit, lane.end - lane.cursor))
+        span = lane.again[0] if lane.again else (lane.cursor, lane.next_entries(limit, 2 * MOST_BYTES))
         state, _ = self._pace.collect(lane.shelf.nbytes_hint / _LARGER, lambda: lane.shelf.collect_range(*span))
         lane.passed(span)
         return lane.parcel(NONE, state, ahead=False, span=span)
@@ -355,31 +341,37 @@ class Sender:
             if lane.cursor == lane.end:
                 self._list(lane)
                 return None
-            first, end = lane.cursor, min(lane.cursor + limit, lane.end)
+            first, end = lane.cursor, lane.cursor + lane.next_entries(limit)
             hashes = lane.shelf.hashes[first:end]
             state, left = self._collect(lane, lambda: lane.shelf.collect_range(first, len(hashes)))
             lane.cursor = end
-            lane.stale.add(left)
+            lane.doubt.left_out.append(left)
+            if end == lane.end and lane.shelf.listed:
+                lane.round_over(end)
             return lane.parcel(hashes, state, ahead=True)
-        if not lane.stale or (self._sealed is None and lane.rounds >= _ENOUGH_ROUNDS):
+        if not lane.stale or (self._sealed is None and lane.rounds.done >= ENOUGH_ROUNDS):
             return None
-        hashes = lane.stale.first(limit)
+        if not lane.rounds.left:
+            lane.rounds.keys = lane.rounds.left = len(lane.stale)
+        hashes = lane.next_stale(limit)
         state, left = self._collect(lane, lambda: lane.shelf.collect(hashes))
-        lane.stale.drop(limit)
-        if not lane.stale:
-            lane.rounds += 1
-        lane.stale.add(left)
+        lane.stale.drop(len(hashes))
+        lane.doubt.left_out.append(left)
+        lane.rounds.left = max(0, lane.rounds.left - len(hashes))
+        if not lane.rounds.left:
+            lane.round_over(lane.rounds.keys)
         if state is None and len(left) == len(hashes):
+            self._has_worked = True
             return None
         return lane.parcel(hashes, state, ahead=True)
 
     def _list(self, lane: Lane, first: KeyGroup | None = None) -> None:
         """List some more keys of a lane."""
-        self._has_listed = True
+        self._has_worked = True
         touched = self._pace.list_some(lambda keys: lane.list_some(keys, first))
         if self._sealed is not None:
             # SUBTLE: what is copied of these is of the sealed epoch, which may be taken back.
-            lane.tentative = np.concatenate((lane.tentative, touched))
+            lane.doubt.tentative.append(touched)
 
     def _give(self, lane: Lane, hashes: Hashes, groups: tuple[KeyGroup, ...] = (), first: int | None = None) -> Parcel:
         """Hand these keys over for good; ``first``: they are the entries from there on."""

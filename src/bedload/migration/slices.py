@@ -1,4 +1,8 @@
-"""How long the steps of a move took a worker: rows of other keys wait for a step, and for no longer."""
+"""How long the steps of a move took a worker: rows of other keys wait for a step, and for no longer.
+
+By the time of a processor: on a machine with more to do than it has cores, any step may wait for one of them, whatever
+it does.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +25,17 @@ class Step(enum.StrEnum):
     LIST = "list"
     COLLECT = "collect"
     NOTE = "note"
-    """After the seal of an epoch: what it touched."""
+    """What a sealed epoch touched."""
+    SEAL = "seal"
+    """To remember what that is."""
     FLIP = "flip"
+    WANT = "want"
+    """What somebody waits for, and what of it goes once more."""
+    SEND = "send"
+    """To find out what goes next and to pack it: with what is listed, noted or collected on the way."""
     TAKE_IN = "take in"
+    COUNT = "count"
+    """What has arrived."""
     RELEASE = "release"
     DROP = "drop"
 
@@ -40,11 +52,11 @@ class Slices:
     @contextmanager
     def timing(self, step: Step) -> Iterator[None]:
         """Around a step."""
-        started = self._clock.monotonic()
+        started = self._clock.processor()
         try:
             yield
         finally:
-            self.last = self._clock.monotonic() - started
+            self.last = self._clock.processor() - started
             self.longest[step] = max(self.longest.get(step, 0.0), self.last)
 
     def taken(self) -> dict[str, float]:

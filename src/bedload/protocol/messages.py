@@ -17,7 +17,7 @@ from typing import Any, Union
 
 import msgspec
 
-from bedload.core.epoch import EpochStats, EpochTime
+from bedload.core.epoch import Due, EpochStats, EpochTime
 from bedload.core.errors import ProtocolError
 from bedload.core.ids import (
     LOCAL,
@@ -51,9 +51,11 @@ from bedload.protocol.base import (
 )
 from bedload.protocol.moving import (
     Arrived,
+    AskDue,
     Backlog,
     Copied,
     Copy,
+    DueKeys,
     Fetch,
     Flip,
     HandOver,
@@ -223,6 +225,8 @@ class Begin(Message, frozen=True):
     groups: tuple[KeyGroup, ...]
     guests: tuple[KeyHash, ...] = ()
     """Single keys of other key groups that it owns, by their hash."""
+    away: tuple[KeyHash, ...] = ()
+    """Single keys of these key groups that others own."""
 
 
 class Time(Message, frozen=True):
@@ -248,6 +252,8 @@ class Sealed(Message, frozen=True):
     operator: OperatorName
     turn: Turn
     stats: EpochStats
+    due: Due | None = None
+    """When there is something to do next without rows; None: it does not say."""
 
 
 class Failed(Message, frozen=True):
@@ -469,11 +475,13 @@ def decode(header: bytes | memoryview) -> Message:
 
 __all__ = [
     "Arrived",
+    "AskDue",
     "Backlog",
     "Backlogged",
     "Body",
     "Copied",
     "Copy",
+    "DueKeys",
     "FeederId",
     "Fetch",
     "Flip",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
+from bedload.core.epoch import EpochTime
 from bedload.core.ids import DeploymentId, Epoch, KeyGroup, MoveId, OperatorName, QueryId, Ticket, Turn, WorkerId
 from bedload.protocol.base import Lot, Message, Packed, Terms
 
@@ -100,7 +101,9 @@ class Ship(Message, frozen=True):
     ahead: bool = False
     """It was copied before the flip: it may be of an epoch that does not count. The next :class:`HandOver` says."""
     expected: int = 0
-    """With the first one: about how many keys there will be."""
+    """With the first one: about how many keys there will be,"""
+    of_groups: int = 0
+    """and of how many key groups, if that is known."""
 
 
 class HandOver(Message, frozen=True):
@@ -111,6 +114,10 @@ class HandOver(Message, frozen=True):
     source: WorkerId
     number: int
     base: Turn
+    first: bool = True
+    """There may be many such keys. It begins anew with this message, whatever was said before;"""
+    more: bool = False
+    """and more of them are to follow before any of it counts."""
 
 
 class Shipped(Message, frozen=True):
@@ -132,6 +139,25 @@ class Fetch(Message, frozen=True):
     operator: OperatorName
     move: MoveId
     target: WorkerId
+
+
+class AskDue(Message, frozen=True):
+    """A new owner is ready to seal, and asks which keys on their way have timers that are due."""
+
+    operator: OperatorName
+    move: MoveId
+    target: WorkerId
+    turn: Turn
+    time: EpochTime
+
+
+class DueKeys(Message, frozen=True):
+    """Answers :class:`AskDue`: these may have, and go next. The body holds their hashes."""
+
+    operator: OperatorName
+    move: MoveId
+    source: WorkerId
+    turn: Turn
 
 
 class Backlog(Message, frozen=True):

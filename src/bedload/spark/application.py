@@ -24,8 +24,11 @@ from bedload.spark.shipping import pickled
 from bedload.spark.state_view import ColumnDecoder, Decoder
 from bedload.state import StateSpec
 from bedload.state.kinds import Layout
+from bedload.state.timers import TimerClock
+from bedload.state.ttl import Ttl, is_expiry
 from bedload.transport import Credentials
 from bedload.worker.column_runtime import ColumnDeployment
+from bedload.worker.expiry import KeyTtl
 from bedload.worker.parameters import Values
 from bedload.worker.runtime import Startable
 from bedload.worker.state_schema import state_schema
@@ -105,13 +108,28 @@ class Application:
     terms: Terms = NO_TERMS
     code: type | None = None
     """The operator's class; none of an aggregate."""
+    null_keys: bool = False
+    """Whether null is a key like others."""
+    per_query: bool = False
+    """Whether a query that starts anew starts without state, whatever one before it left."""
 
     @classmethod
-    def on_columns(cls, keyed: Keyed, logic: Any, out: StructType, arrow_out: pa.Schema, **more: Any) -> Application:
+    def on_columns(
+        cls,
+        keyed: Keyed,
+        logic: Any,
+        out: StructType,
+        arrow_out: pa.Schema,
+        ttl: Ttl | None = None,
+        **more: Any,
+    ) -> Application:
         """Code that runs on columns."""
-        deployment = ColumnDeployment(keyed.name, logic, keyed.at, keyed.types, keyed.groups)
+        lives = KeyTtl.on_columns(ttl)
+        deployment = ColumnDeployment(keyed.name, logic, keyed.at, keyed.types, keyed.groups, ttl=lives)
         combiner = logic if getattr(logic, "mergeable", False) else None
-        return cls(keyed, out, arrow_out, deployment, ColumnDecoder(logic.columns), combiner=combiner, **more)
+        return cls(
+            keyed, out, arrow_out, deployment, ColumnDecoder(deployment.state_columns), combiner=combiner, **more
+        )
 
     @property
     def name(self) -> OperatorName:
@@ -140,8 +158,35 @@ class Application:
         """The outputs as a streaming DataFrame."""
         keyed = self.keyed
         spec = FeederSpec(
-            self.name, number, coordinator, credentials, keyed.columns, self.arrow_out, _CONNECT_SECONDS, self.combiner
+            self.name,
+            number,
+            coordinator,
+            credentials,
+            keyed.columns,
+            self.arrow_out,
+            _CONNECT_SECONDS,
+            self.combiner,
+            self.null_keys,
         )
         function = feed(spec)
         function.__name__ = mark(number, self.name)
         return keyed.df.mapInArrow(function, self.out)
+
+
+def lives_of(applied: Application) -> dict[str, Ttl]:
+    """What of an operator expires: variables by their name, and ``ttl=`` of whole keys."""
+    found = {spec.name: spec.ttl for spec in applied.specs if spec.ttl is not None and not is_expiry(spec.name)}
+    key: Ttl | None = getattr(applied.deployment, "ttl", None)
+    return found if key is None else {**found, "ttl=": key}
+
+
+def check_watermark(applied: Application) -> None:
+    """Refuse a TTL by event time where there is none: nothing would ever expire."""
+    events = [name for name, ttl in lives_of(applied).items() if ttl.clock is TimerClock.EVENT]
+    # SUBTLE: not the metadata of the columns, as the column that has the watermark may be gone.
+    if events and "EventTimeWatermark" not in str(applied.keyed.df._jdf.queryExecution().analyzed()):
+        raise DefinitionError(
+            f"operator {applied.name}: {', '.join(events)} is to expire by event time, but the DataFrame has no "
+            f"watermark, so that nothing ever would: give it one, as in df.withWatermark('ts', '10 minutes'), or use "
+            f"clock='processing'"
+        )

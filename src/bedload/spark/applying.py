@@ -19,11 +19,14 @@ from bedload.checkpoint.heritage import Terms
 from bedload.core.errors import DefinitionError, SchemaError
 from bedload.operators.aggregates import Aggregates, Function
 from bedload.operators.aggregates.functions import check_functions
-from bedload.spark.application import Application, Keyed
+from bedload.spark.application import Application, Keyed, check_watermark
 from bedload.spark.bootstrap import InitialState, aggregate_aliases
 from bedload.spark.bootstrap_task import Start, starts_of_columns, starts_of_rows
 from bedload.spark.schemas import arrow_schema, output_schema
 from bedload.spark.state_view import RowDecoder
+from bedload.state.expiries import with_expiries
+from bedload.state.ttl import Ttl
+from bedload.worker.expiry import KeyTtl
 from bedload.worker.operator import Operator, check_operator, state_of
 from bedload.worker.parameters import parameters_of, parts_of, texts_of
 from bedload.worker.row_runtime import Deployment
@@ -40,27 +43,30 @@ def of_operator(
     schema: str | StructType,
     initial_state: DataFrame | None,
     drop: str | Iterable[str] = (),
+    ttl: Ttl | None = None,
 ) -> Application:
-    """An operator of the user's, on rows or on columns."""
+    """An operator of the user's, on rows or on columns; ``ttl`` is that of whole keys."""
     operator, values = parts_of(applied)
     out = output_schema(keyed.name, schema)
     arrow_out = arrow_schema(spark, out)
     if inspect.isclass(operator) and issubclass(operator, VectorOperator):
         check_vector_operator(operator)
         logic = VectorLogic(operator, arrow_out, values)
-        initial = _initial(initial_state, starts_of_columns(logic.columns))
-        specs = operator.__bedload_specs__
-        made = Application.on_columns(keyed, logic, out, arrow_out, specs=specs, initial=initial)
+        initial = _initial(initial_state, _starts(logic, ttl))
+        specs = with_expiries(operator.__bedload_specs__, ttl)
+        made = Application.on_columns(keyed, logic, out, arrow_out, ttl, specs=specs, initial=initial)
     else:
         operator = check_operator(operator)
-        specs = state_of(operator)
+        specs = state_of(operator, ttl)
+        columns = tuple(keyed.df.columns)
         deployment = Deployment(
-            keyed.name, operator, keyed.at, tuple(keyed.df.columns), arrow_out, keyed.types, parameters=values
+            keyed.name, operator, keyed.at, columns, arrow_out, keyed.types, parameters=values, ttl=ttl
         )
         initial = _initial(initial_state, starts_of_rows(specs))
         made = Application(keyed, out, arrow_out, deployment, RowDecoder(specs), specs, initial=initial)
     fixed = frozenset(name for name, it in parameters_of(operator).items() if it.fixed)
     terms = Terms(texts_of(values), fixed, _dropped(made, drop))
+    check_watermark(made)
     return replace(made, parameters=values, terms=terms, code=operator)
 
 
@@ -70,6 +76,7 @@ def of_aggregates(
     aggregates: Mapping[str, Function],
     initial_state: DataFrame | None,
     drop: str | Iterable[str] = (),
+    ttl: Ttl | None = None,
 ) -> Application:
     """Aggregates by key; columns that none of them reads are left out."""
     name, df = keyed.name, keyed.df
@@ -84,9 +91,17 @@ def of_aggregates(
     keyed = Keyed.of(spark, name, df.select(*(F.col(f"`{column}`") for column in used)), keyed.names, keyed.groups)
     columns = arrow_schema(spark, keyed.df.schema)
     logic = Aggregates(aggregates, columns, keyed.at, keyed.names)
-    initial = _initial(initial_state, starts_of_columns(logic.columns), aggregate_aliases(aggregates, columns))
-    made = Application.on_columns(keyed, logic, from_arrow_schema(logic.output), logic.output, initial=initial)
+    starts = _starts(logic, ttl)
+    initial = _initial(initial_state, starts, aggregate_aliases(aggregates, columns))
+    made = Application.on_columns(keyed, logic, from_arrow_schema(logic.output), logic.output, ttl, initial=initial)
+    check_watermark(made)
     return replace(made, terms=Terms(drop=_dropped(made, drop), call="aggregate"))
+
+
+def _starts(logic: VectorLogic | Aggregates, ttl: Ttl | None) -> list[Start]:
+    """What the state columns start with, that of the expiries of keys too."""
+    lives = KeyTtl.on_columns(ttl)
+    return starts_of_columns(logic.columns if lives is None else (*logic.columns, lives.spec))
 
 
 def _dropped(applied: Application, drop: str | Iterable[str]) -> frozenset[str]:

@@ -27,7 +27,8 @@ from bedload.core.ids import OperatorName, Turn
 from bedload.state import StateSpec
 from bedload.state.arrow import arrow_type, decode_all, decoder, encoder
 from bedload.state.moments import MOMENT
-from bedload.state.types import OptionalNode, ScalarNode, TypeNode
+from bedload.state.timers import in_order, timers_column
+from bedload.state.types import OptionalNode, ScalarNode, TimersNode, TypeNode
 from bedload.store.columns import ColumnSpec
 from bedload.store.columns.index import KeyIndex
 from bedload.store.columns.key_words import KeyWords
@@ -136,7 +137,9 @@ class Task:
         try:
             made = _in_state(column, start.type)
             if start.declared is not None:
-                decode_all(start.declared, made.to_pylist())
+                values = decode_all(start.declared, made.to_pylist())
+                if isinstance(start.declared, TimersNode):
+                    made = timers_column([in_order(timers) for timers in values])
         except BedloadError as bad:
             raise StateTypeError(f"{where}: {bad.message}", operator=self.operator) from bad
         except Exception as bad:  # whatever a codec or a class of the user's says against a value

@@ -6,6 +6,7 @@ Why one file: it is what users call, and most of it is what they read about that
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,14 +20,16 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from pyspark.sql.types import StructType
 
 from bedload.checkpoint.storage import open_storage
+from bedload.core.durations import Duration
 from bedload.core.epoch import EpochStats
 from bedload.core.errors import ClusterStopped
 from bedload.core.ids import Epoch, OperatorName, QueryId
 from bedload.migration import Strategy
 from bedload.operators.aggregates import Function
 from bedload.spark import applying
-from bedload.spark.application import Keyed
+from bedload.spark.application import Application, Keyed
 from bedload.spark.attachment import Attachment
+from bedload.spark.beat import Beats
 from bedload.spark.changes import WAIT_SECONDS, Change, Wishes
 from bedload.spark.deployments import Deployments
 from bedload.spark.driver import Driver
@@ -34,11 +37,13 @@ from bedload.spark.keeper import Keeper
 from bedload.spark.listener import ProgressListener
 from bedload.spark.moves import MAIN_COLUMNS, table_schema
 from bedload.spark.plan import Plans, keep_empty_partitions
+from bedload.spark.registry import remember
 from bedload.spark.schemas import KeyColumn
 from bedload.spark.state_view import OperatorState
 from bedload.spark.supervisor import Supervised, starter
 from bedload.spark.table import Table
 from bedload.spark.waiting import wait_for_epoch
+from bedload.state.ttl import Clock, Ttl
 from bedload.transport import Credentials
 from bedload.worker.operator import Operator
 from bedload.worker.parameters import parts_of
@@ -52,6 +57,7 @@ _EPOCHS = (
     f"operator string, query string, epoch bigint, committed boolean, {EpochStats.columns()}, seconds double, "
     "watermark bigint, processing bigint"
 )
+_numbers = itertools.count()
 _MAIN_OF_EPOCHS = ("operator", "epoch", "committed", "rows", "seconds", "watermark")
 
 
@@ -83,8 +89,11 @@ class Cluster:
             patience=attached.patience,
         )
         self._deployments = Deployments(attached, self._driver, self._credentials)
+        self._beats = Beats(spark, self._driver, self._plans, keeper)
         self._wishes = Wishes(self._driver, self._deployments.states, self._driver.members, host.room)
         self._listener = ProgressListener(self._driver)
+        self.number = next(_numbers)
+        """Clusters are numbered in the order of their start."""
         try:
             host.start(
                 self._driver.address, self._credentials, attached.workers, None if keeper is None else keeper.place
@@ -95,6 +104,7 @@ class Cluster:
             self._driver.stop()
             host.stop()
             raise
+        remember(self)
 
     # --- operators ---
 
@@ -110,6 +120,9 @@ class Cluster:
         fresh: bool = False,
         initial_state: DataFrame | None = None,
         drop: str | Iterable[str] = (),
+        beat: Duration | bool | None = None,
+        ttl: Duration | None = None,
+        clock: Clock | None = None,
     ) -> DataFrame:
         """Run a stateful operator on a streaming DataFrame; its outputs as a streaming DataFrame.
 
@@ -123,11 +136,18 @@ class Cluster:
         ``initial_state``: what an operator without state starts with: a batch DataFrame with the key columns and a
         column per state variable (one that is left out has its default), or what Spark's ``statestore`` format reads
         from another query's checkpoint. It becomes durable before this returns, so it needs a checkpoint.
+
+        ``beat``: while the sources are quiet, epochs without rows do what is due, this long after the last epoch at
+        the earliest (``"5 seconds"``). None: a second, if there are timers or a TTL; a duration, or True: also if there
+        are none; False: what is due waits for rows. Spark counts the sources of a query: one that had a beat keeps it.
+
+        ``ttl`` and ``clock``: how long a key lives without a row, as for :meth:`aggregate`; its timers go with it.
+        Single variables have one where they are declared: ``bl.map(ttl="1 hour")``.
         """
         named = OperatorName(name or str(getattr(parts_of(operator)[0], "__name__", operator)))
         keyed = self._keyed(named, df, key, key_groups)
-        applied = applying.of_operator(self._spark, keyed, operator, schema, initial_state, drop)
-        return self._deployments.launch(applied, fresh=fresh)
+        applied = applying.of_operator(self._spark, keyed, operator, schema, initial_state, drop, Ttl.of(ttl, clock))
+        return self._deployments.launch(self._beats.into(applied, beat), fresh=fresh)
 
     def aggregate(
         self,
@@ -139,20 +159,29 @@ class Cluster:
         fresh: bool = False,
         initial_state: DataFrame | None = None,
         drop: str | Iterable[str] = (),
+        ttl: Duration | None = None,
+        clock: Clock | None = None,
+        beat: Duration | bool | None = None,
         **aggregates: Function,
     ) -> DataFrame:
         """Aggregate a streaming DataFrame by key: ``cluster.aggregate(df, key="car", n=bl.agg.count())``.
 
         The result has the key's columns and one column per aggregate; each epoch gives a row for every key that changed
         in it, as Spark's update mode does. ``name`` (``"aggregate"`` for the only one), ``key_groups``, ``fresh``,
-        ``initial_state`` and ``drop`` are as for :meth:`apply`. The initial state of an aggregate whose result is its
-        state (a count, a sum, ...) is the column of its name.
+        ``initial_state``, ``drop`` and ``beat`` are as for :meth:`apply`. The initial state of an aggregate whose
+        result is its state (a count, a sum, ...) is the column of its name.
+
+        ``ttl``: how long a key lives without a row, as a ``timedelta`` or in words (``"1 hour"``); then it is gone,
+        without an output, and a row that comes later starts it anew. ``clock``: ``"processing"`` (the default), the
+        times of the epochs, or ``"event"``, the watermark, without which no key goes. A key lives on with each epoch
+        that has a row of it, from the time of that epoch. Another TTL counts from the next row of a key; with the first
+        TTL all keys that are there count as if they had a row in the first epoch.
         """
         keyed = self._keyed(OperatorName(name or "aggregate"), df, key, key_groups)
-        applied = applying.of_aggregates(self._spark, keyed, aggregates, initial_state, drop)
+        applied = applying.of_aggregates(self._spark, keyed, aggregates, initial_state, drop, Ttl.of(ttl, clock))
         functions = ", ".join(f"{column}={it}" for column, it in aggregates.items())
         unnamed = f"the aggregate {functions} by {', '.join(keyed.names)}"
-        return self._deployments.launch(applied, fresh=fresh, unnamed=None if name else unnamed)
+        return self._deployments.launch(self._beats.into(applied, beat), fresh=fresh, unnamed=None if name else unnamed)
 
     def state(self, name: str | type[Operator] | type[VectorOperator]) -> OperatorState:
         """The live state of an operator, by its name or class."""
@@ -335,6 +364,11 @@ class Cluster:
     # --- seeing it ---
 
     @property
+    def running(self) -> bool:
+        """Whether it is there, and can go on."""
+        return not self._stopped and self._driver.call(lambda c: c.error) is None
+
+    @property
     def workers(self) -> dict[int, int]:
         """The workers that are there, and their process ids."""
         if self._stopped:
@@ -417,6 +451,12 @@ class Cluster:
         return f"<bedload cluster of {workers} worker{'s' if workers != 1 else ''}, operators: {names}>"
 
     # --- steps ---
+
+    def _launch(self, applied: Application, *, beat: bool) -> DataFrame:
+        """Run what was made elsewhere."""
+        self._check_running()
+        keep_empty_partitions(applied.keyed.df.sparkSession)
+        return self._deployments.launch(self._beats.into(applied, beat), fresh=False)
 
     def _keyed(
         self, name: OperatorName, df: DataFrame, key: KeyColumn | Sequence[KeyColumn], key_groups: int | None

@@ -16,7 +16,7 @@ from bedload.checkpoint.heritage import Terms, check_parameters
 from bedload.checkpoint.records import OperatorSchema
 from bedload.control.coordinator import Coordinator
 from bedload.control.refusals import groups_changed
-from bedload.core.errors import DefinitionError, OperatorNotShippable, SchemaChanged, StateTypeError, UnknownOperator
+from bedload.core.errors import DefinitionError, SchemaChanged, StateTypeError, UnknownOperator
 from bedload.core.ids import DeploymentId, OperatorName
 from bedload.spark.application import Application, Shape
 from bedload.spark.attachment import Attachment
@@ -52,11 +52,13 @@ class Deployments:
                 f"{self._unnamed} has no name of its own on this cluster, so {unnamed} needs one: "
                 f"cluster.aggregate(..., name=...). State is kept by name"
             )
+        before = self._driver.call(lambda c: c.latest(applied.name))
         try:
             number = self._deploy(applied, fresh=fresh)
-        except OperatorNotShippable:
-            # The workers could not load it; yet it is what the coordinator knows the operator by from now on.
-            if applied.name in self._driver.call(lambda c: c.operators):
+        except BaseException:
+            # The workers could not load it, or the user did not wait for them; yet if it was shipped, it is what the
+            # coordinator knows the operator by from now on.
+            if self._driver.call(lambda c: c.latest(applied.name)) != before:
                 self._shapes[applied.name] = applied.shape, applied.terms
             raise
         self._remember(applied)
@@ -94,7 +96,10 @@ class Deployments:
                 )
             if fresh or name not in self._driver.call(lambda c: c.operators):
                 lineage = keeper.lineage(name, wanted, applied.terms, fresh=fresh)
-        return self._driver.deploy(name, groups, payload, fresh=fresh, lineage=lineage)
+        number = self._driver.deploy(name, groups, payload, fresh=fresh, lineage=lineage)
+        if applied.per_query:
+            self._driver.call(lambda c: c.each_query_anew(name))
+        return number
 
     def _check_same_state(self, name: OperatorName, applied: Application, wanted: OperatorSchema | None) -> None:
         """Refuse other state than the workers have in memory."""

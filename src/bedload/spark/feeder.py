@@ -71,6 +71,8 @@ class FeederSpec:
     connect_seconds: float
     combiner: Combiner | None = None
     """Aggregates rows by key before they are sent, where that pays."""
+    null_keys: bool = False
+    """Whether null is a key like others, also where the key is a single column."""
 
 
 def feed(spec: FeederSpec) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
@@ -189,7 +191,7 @@ class _Feed:
 
     def _check_keys(self, batch: pa.RecordBatch) -> None:
         """A single key column has no nulls; in a composite key they are values like others."""
-        if len(self._spec.key) > 1:
+        if len(self._spec.key) > 1 or self._spec.null_keys:
             return
         index, name = self._spec.key[0]
         nulls = batch.column(index).null_count

@@ -10,6 +10,8 @@ JSON text is a single call.
 
 from __future__ import annotations
 
+import logging
+import re
 from typing import Any
 
 from pyspark import SparkContext
@@ -24,6 +26,14 @@ from pyspark.sql.streaming.listener import (
 from bedload.core.ids import Epoch, QueryId, RunId
 from bedload.spark.driver import Driver
 from bedload.spark.progress import read_progress
+
+_log = logging.getLogger("bedload")
+_FEWER_SOURCES = re.compile(r"There are \[\d+\] sources in the checkpoint offsets and now there are \[\d+\]")
+_NO_BEAT = (
+    "query %s: Spark counts its sources, and there are not as many as before. A beat is one: if an operator had "
+    "timers, a TTL or beat=True when the query last ran, apply it with beat=True, or start the query anew, with "
+    "another checkpoint location"
+)
 
 
 class ProgressListener(StreamingQueryListener):
@@ -57,6 +67,8 @@ class ProgressListener(StreamingQueryListener):
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802 - Spark's name
         """A run is over."""
+        if _FEWER_SOURCES.search(event.exception or ""):
+            _log.error(_NO_BEAT, event.id)
         self._driver.query_ended(QueryId(str(event.id)), RunId(str(event.runId)))
 
 

@@ -20,10 +20,11 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from bedload.control.attempt import StageFacts
 from bedload.control.inquiries import QueryFacts
+from bedload.control.lull import Start
 from bedload.core.epoch import EpochTime
 from bedload.core.errors import DefinitionError, EpochAborted, ProtocolError
-from bedload.core.ids import DeploymentId, Epoch, QueryId
-from bedload.spark.progress import read_progress
+from bedload.core.ids import NO_EPOCH, DeploymentId, Epoch, QueryId, RunId
+from bedload.spark.progress import BEAT, read_progress
 
 
 def mark(deployment: DeploymentId, operator: str) -> str:
@@ -32,6 +33,7 @@ def mark(deployment: DeploymentId, operator: str) -> str:
 
 
 _MARK = "bedload_"
+NO_BEAT_YET = f'{{"{BEAT}":0}}'
 
 
 class Plans:
@@ -65,7 +67,9 @@ class Plans:
                     f"and this task is of the run before"
                 )
             logged = batch.offsetSeqMetadata()
-            time = EpochTime(int(logged.batchWatermarkMs()), int(logged.batchTimestampMs()))
+            before = batch.prevOffsetSeqMetadata()
+            late = int(before.get().batchWatermarkMs()) if before.isDefined() else 0
+            time = EpochTime(int(logged.batchWatermarkMs()), int(logged.batchTimestampMs()), late)
             plan, run = batch.executedPlan(), str(execution.runId().toString())
             # Every call to the JVM counts here, and the plans of a run have the same shape: look there first.
             known = self._paths.get(name)
@@ -154,6 +158,67 @@ class Plans:
         except (Py4JError, AttributeError):
             return -1, False
 
+    def start(self, query: QueryId) -> Start | None:
+        """Where the run of a query begins that has not read its logs yet; None: that cannot be found out."""
+        try:
+            execution = self._execution(query)
+            latest = execution.commitLog().getLatestBatchId()
+            after = Epoch(int(latest.get())) if latest.isDefined() else NO_EPOCH
+            return Start(query, RunId(str(execution.runId().toString())), after)
+        except (Py4JError, EpochAborted):
+            return None
+
+    def watermark(self, query: QueryId) -> int:
+        """The event-time watermark of the next batch of a query that runs, in milliseconds; 0: it has none."""
+        execution = self._active.get(self._jvm.java.util.UUID.fromString(query))
+        return 0 if execution is None else int(execution.watermarkTracker().currentWatermark())
+
+    def add_beats(self, query: QueryId) -> bool:
+        """Have a query that starts go on from a log of its that has no line for a beat; whether that was so.
+
+        Spark refuses a query with another number of sources than its offset log has. The line that the last two epochs
+        lack says that there was no beat yet. What else differs is for Spark to find.
+
+        SUBTLE: Spark numbers sources by their place in the plan, and a source keeps what it has read under its number.
+        With a new beat before it, it would look into the place of another one: files would be read twice, or not.
+        """
+        execution = self._active.get(self._jvm.java.util.UUID.fromString(query))
+        leaves = execution.analyzedPlan().collectLeaves()
+        streams = [leaf for leaf in map(leaves.apply, range(leaves.size())) if leaf.isStreaming()]
+        beats = [_is_beat(leaf) for leaf in streams]
+        root = str(execution.resolvedCheckpointRoot())
+        try:
+            last = sorted(self._logged(root, "offsets"))[-2:]
+        except Py4JError:
+            return False  # there is no log: it starts for the first time
+        changed = [self._with_beats(root, epoch, beats) for epoch in last]
+        return any(changed)
+
+    def _with_beats(self, root: str, epoch: Epoch, beats: list[bool]) -> bool:
+        """Put a line where one is missing for a beat; ``beats``: which sources are one. Whether any was missing."""
+        version, metadata, *offsets = self._text(root, f"offsets/{epoch}").splitlines()
+        rest, lines = list(offsets), []
+        for is_beat in beats:
+            there = bool(rest) and (BEAT in rest[0]) == is_beat
+            if not there and not is_beat:
+                return False  # another source is missing, too
+            lines.append(rest.pop(0) if there else NO_BEAT_YET)
+        if rest or version != "v1" or lines == offsets:
+            return False
+        new = next(at for at, line in enumerate(lines) if line != [*offsets, None][at])
+        if not all(beats[new:]):
+            raise DefinitionError(
+                f"the query at {root} ran without a beat, and can have none: another of its sources comes after the "
+                f"beat in the plan, and Spark would not find what that one has read. Apply the operator with "
+                f"beat=False, or start the query anew, with another checkpoint location"
+            )
+        path = self._jvm.org.apache.hadoop.fs.Path(root, f"offsets/{epoch}")
+        manager = self._jvm.org.apache.spark.sql.execution.streaming.checkpointing.CheckpointFileManager
+        out = manager.create(path.getParent(), self._context.hadoopConfiguration()).createAtomic(path, True)
+        out.write(bytearray("\n".join([version, metadata, *lines]).encode()))
+        out.close()
+        return True
+
     def _committed_at(self, location: str, query: QueryId) -> tuple[Epoch | None, bool]:
         """The last epoch in a query's commit log below a checkpoint location, and whether there is a log to be read."""
         try:
@@ -184,8 +249,11 @@ class Plans:
         )
 
     def _offsets(self, location: str, epoch: Epoch) -> list[str]:
-        """The offset of each source as of an epoch: a line each, after the version and the metadata."""
-        return self._text(location, f"offsets/{epoch}").splitlines()[2:]
+        """The offset of each source as of an epoch, a line each after the version and the metadata: without beats.
+
+        An epoch before the beats came has no lines for them.
+        """
+        return [line for line in self._text(location, f"offsets/{epoch}").splitlines()[2:] if BEAT not in line]
 
     def _text(self, location: str, name: str) -> str:
         """A file below a checkpoint location."""
@@ -282,6 +350,11 @@ def _is_feeder(node: Any, name: str | None = None) -> bool:
         return False
     found = str(node.func().name())
     return found == name if name is not None else found.startswith(_MARK)
+
+
+def _is_beat(leaf: Any) -> bool:
+    """Whether a source in the plan of a stream is a beat of ours."""
+    return bool(leaf.getClass().getSimpleName() == "StreamingRelationV2" and leaf.table().name() == BEAT)
 
 
 _INSIDE = -1

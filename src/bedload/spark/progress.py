@@ -6,11 +6,19 @@ from typing import Any
 
 import msgspec
 
+BEAT = "bedload beat"
+"""How Beat.java names itself, in progress events and in its offsets."""
+
 
 class _Source(msgspec.Struct, rename="camel"):
     description: str = ""
     start_offset: Any = None
     end_offset: Any = None
+
+    @property
+    def is_beat(self) -> bool:
+        """Whether it is a beat of ours, which never has data."""
+        return self.description == BEAT
 
     @property
     def quiet(self) -> bool:
@@ -31,7 +39,7 @@ class Progress(msgspec.Struct, rename="camel"):
     @property
     def quiet(self) -> bool:
         """Whether a source had no new data, so that an operator may have had no partition."""
-        return any(source.quiet for source in self.sources)
+        return any(source.quiet for source in self.sources if not source.is_beat)
 
 
 _DECODER = msgspec.json.Decoder(Progress)

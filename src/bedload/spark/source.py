@@ -74,6 +74,8 @@ class BedloadSource(DataSource):
         from bedload.spark.source_columns import columns_of
 
         view = self._resolved()
+        if (timers := view.timers) is not None:
+            return timers.columns
         return columns_of(view.schema, view.variables, changes=view.feed is not None, zones=zones)
 
 
@@ -107,7 +109,10 @@ class StateReader(DataSourceReader):
         from bedload.spark.source_read import read
 
         assert isinstance(partition, KeyGroups)
+        timers = self._view.timers
         names = {variable.name for variable in self._view.schema.variables}
-        variables = [source for source in self._columns.sources if source in names]
+        variables = (
+            [source for source in self._columns.sources if source in names] if timers is None else timers.variables
+        )
         for found in read(self._view, partition.groups, variables) if partition.groups else ():
-            yield self._columns.batch(found)
+            yield self._columns.batch(found if timers is None else timers.rows(found))

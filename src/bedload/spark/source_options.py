@@ -30,6 +30,7 @@ _NAMES = (
     "changeStartBatchId",
     "changeEndBatchId",
     "keys",
+    "readRegisteredTimers",
 )
 
 
@@ -59,6 +60,8 @@ class SourceOptions:
     """None: the state, and not what changed."""
     keys: tuple[Any, ...] | None = None
     """None: all keys. One that has several columns is a tuple."""
+    timers: bool = False
+    """The timers in the state, and not the state."""
 
 
 def parse_options(options: Mapping[str, str]) -> SourceOptions:
@@ -88,6 +91,7 @@ def parse_options(options: Mapping[str, str]) -> SourceOptions:
         query=found.get("queryId"),
         changes=_changes(found),
         keys=_keys(found),
+        timers=_timers(found),
     )
 
 
@@ -104,6 +108,13 @@ def _changes(found: Mapping[str, str]) -> Changes | None:
     if last is not None and last < first:
         raise DefinitionError(f"changeEndBatchId={last} is before changeStartBatchId={first}")
     return Changes(first, last)
+
+
+def _timers(found: Mapping[str, str]) -> bool:
+    timers = _flag(found, "readRegisteredTimers")
+    if timers and (other := next((name for name in ("stateVarName", "readChangeFeed") if name in found), None)):
+        raise DefinitionError(f"readRegisteredTimers reads the timers of a state alone; leave {other} out")
+    return timers
 
 
 def _keys(found: Mapping[str, str]) -> tuple[Any, ...] | None:

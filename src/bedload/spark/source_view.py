@@ -20,6 +20,7 @@ from bedload.checkpoint.storage import open_storage, without_secrets
 from bedload.core.errors import CheckpointError, DefinitionError, EpochNotRetained, UnknownOperator
 from bedload.core.ids import OperatorName, Turn
 from bedload.spark.source_options import Changes, SourceOptions
+from bedload.spark.source_timers import TimersTable
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,11 @@ class View:
     def variables(self) -> tuple[str, ...] | None:
         """The state variables that are wanted; None: all."""
         return None if self.options.variable is None else (self.options.variable,)
+
+    @property
+    def timers(self) -> TimersTable | None:
+        """The timers in it, if they are what is wanted."""
+        return TimersTable(self.operator, self.schema) if self.options.timers else None
 
 
 def resolve(options: SourceOptions) -> View:

@@ -15,13 +15,13 @@ from typing import Any, NamedTuple, Protocol
 
 import pyarrow as pa
 
-from bedload.checkpoint.shapes import default_of
+from bedload.checkpoint.shapes import default_of, pack_value
 from bedload.control.coordinator import Coordinator
 from bedload.core.errors import BedloadError, Unanswered, UnknownOperator, WorkerUnreachable
 from bedload.core.ids import Epoch, KeyHash, OperatorName, QueryId, WorkerId
 from bedload.keys import RoutingTable, canonical_key, hash_key, key_group
 from bedload.protocol import messages as m
-from bedload.protocol.split import pack_whole, unpack
+from bedload.protocol.split import pack_whole, unpack_whole
 from bedload.state import StateSpec, codec
 from bedload.store.columns import ColumnSpec
 from bedload.transport import Channel, ChannelPool, Credentials, Frame
@@ -68,7 +68,6 @@ class RowDecoder:
 
     def __init__(self, specs: tuple[StateSpec, ...]) -> None:
         self._specs = specs
-        self._schema = codec.arrow_schema(specs)
 
     @property
     def variables(self) -> dict[str, Any]:
@@ -78,7 +77,7 @@ class RowDecoder:
 
     def decode(self, body: memoryview) -> dict[str, Any]:
         """The values of one key."""
-        return codec.decode(self._specs, unpack(body, self._schema))[0]
+        return codec.decode(self._specs, unpack_whole(body))[0]
 
 
 class ColumnDecoder:
@@ -86,17 +85,16 @@ class ColumnDecoder:
 
     def __init__(self, columns: tuple[ColumnSpec, ...]) -> None:
         self._columns = columns
-        self._schema = pa.schema([(column.name, column.type) for column in columns])
 
     @property
     def variables(self) -> dict[str, Any]:
         """The columns."""
-        return {column.name: column for column in self._columns}
+        return {it.name: (it.type, pack_value(it.initial, it.type)) for it in self._columns}
 
     def decode(self, body: memoryview) -> dict[str, Any]:
         """The values of one key."""
-        values: dict[str, Any] = unpack(body, self._schema).to_pylist()[0]
-        return values
+        (values,) = unpack_whole(body).to_pylist()
+        return {column.name: values[column.name] for column in self._columns}
 
 
 _LOSS_PAUSE_SECONDS = 0.1

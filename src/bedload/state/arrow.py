@@ -11,12 +11,13 @@ int                 int64; larger ones are refused
 datetime            struct of wall, zone and fold: see :mod:`bedload.state.moments`
 timedelta           duration[us]; beyond 292,000 years refused
 Decimal             string: a decimal128 column has one scale, and so would lose ``1.0`` against ``1.00``
-tuple               struct of f0, f1, ...; ``tuple[X, ...]`` a list
+tuple               struct of f0, f1, ..., or of the names of its items; ``tuple[X, ...]`` a list
 set, list, Heap     list; that of a heap is in heap order
 deque               list if declared by ``bl.deque``, else struct of items and maxlen
 dict, Counter       map; with None allowed as a key, a list of key and value, as Arrow's keys are not null
 dataclass           struct
 array               fixed-size list, one within the other for more dimensions
+timers              list of structs of at, name and clock
 with a codec        binary
 ==================  ===========================================================================
 """
@@ -36,10 +37,14 @@ import pyarrow as pa
 
 from bedload.core.errors import StateTypeError
 from bedload.state.arrays import ArrayNode, array_column, array_of_lists, column_arrays, fitted, list_type
+from bedload.state.changes import as_is
 from bedload.state.handling import mismatch
 from bedload.state.heap import Heap
 from bedload.state.moments import MOMENT, decode_moment, encode_moment, refuse_nanoseconds
 from bedload.state.opaque import decode_opaque, encode_opaque
+from bedload.state.timers import ARROW as TIMERS
+from bedload.state.timers import Timer, timers_column, timers_in_column, timers_of
+from bedload.state.tuples import INT64_MAX, INT64_MIN, field_names, quickly
 from bedload.state.types import (
     CounterNode,
     DequeNode,
@@ -51,13 +56,12 @@ from bedload.state.types import (
     ScalarNode,
     SetNode,
     StructNode,
+    TimersNode,
     TupleNode,
     TypeNode,
 )
 
 Convert: TypeAlias = Callable[[Any], Any]
-
-INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 
 _ARROW_SCALARS: dict[type, pa.DataType] = {
     bool: pa.bool_(),
@@ -84,7 +88,7 @@ def arrow_type(node: TypeNode) -> pa.DataType:
         case OptionalNode(item):
             return arrow_type(item)
         case TupleNode(items, repeated=False):
-            return _struct((f"f{i}", item) for i, item in enumerate(items))
+            return _struct(zip(field_names(node), items, strict=True))
         case TupleNode(items):
             return pa.list_(arrow_type(items[0]))
         case DequeNode(item, declared=False):
@@ -101,6 +105,8 @@ def arrow_type(node: TypeNode) -> pa.DataType:
             return pa.binary()
         case ArrayNode():
             return list_type(node)
+        case TimersNode():
+            return TIMERS
     raise AssertionError(node)
 
 
@@ -149,6 +155,8 @@ def encoder(node: TypeNode) -> Convert:
             return lambda value: _encode_checked(node, value)
         case ArrayNode():
             return lambda value: fitted(node, value).tolist()
+        case TimersNode():
+            return lambda value: [Timer._asdict(timer) for timer in value]
     raise AssertionError(node)
 
 
@@ -167,6 +175,8 @@ def encoded_column(node: TypeNode, values: Any, rows: int | None = None, at: Any
     """A column of plain values; with ``rows`` it is so long, null but for the rows ``at``."""
     if isinstance(node, ArrayNode):
         return array_column(node, values, rows, at)
+    if isinstance(node, TimersNode) and (rows is None or len(values) == rows):
+        return timers_column(values)
     encoded = encode_all(node, values)
     if rows is not None and len(encoded) < rows:
         spread: list[Any] = [None] * rows
@@ -248,14 +258,14 @@ def _items(node: TypeNode, py: type | tuple[type, ...], item: TypeNode) -> Conve
 def _tuple_encoder(node: TupleNode) -> Convert:
     if node.repeated:
         return _items(node, tuple, node.items[0])
-    encoders = [(f"f{i}", encoder(item)) for i, item in enumerate(node.items)]
+    encoders = [(name, encoder(item)) for name, item in zip(field_names(node), node.items, strict=True)]
 
     def encode(value: Any) -> dict[str, Any]:
         if not isinstance(value, tuple) or len(value) != len(encoders):
             raise mismatch(node, value)
         return {name: enc(v) for (name, enc), v in zip(encoders, value, strict=True)} or {_EMPTY: True}
 
-    return encode
+    return quickly(node, encode)
 
 
 def _map_encoder(node: TypeNode, py: Any, key: TypeNode, value: TypeNode) -> Convert:
@@ -311,7 +321,8 @@ def decoder(node: TypeNode) -> Convert | None:
         case TupleNode(items, repeated=True):
             return lambda value: tuple(decode_all(items[0], value))
         case TupleNode(items):
-            return lambda value: tuple(_decode(item, value[f"f{i}"]) for i, item in enumerate(items))
+            decoders = [(name, decoder(item) or as_is) for name, item in zip(field_names(node), items, strict=True)]
+            return lambda value: tuple([decode(value[name]) for name, decode in decoders])
         case ListNode(item):
             return None if decoder(item) is None else lambda value: decode_all(item, value)
         case SetNode(item):
@@ -331,6 +342,8 @@ def decoder(node: TypeNode) -> Convert | None:
             return lambda value: decode_opaque(node, value)
         case ArrayNode():
             return partial(array_of_lists, node)
+        case TimersNode():
+            return timers_of
     raise AssertionError(node)
 
 
@@ -344,14 +357,11 @@ def decoded_column(node: TypeNode, column: pa.Array) -> list[Any]:
     """The plain values of a column that has the type of the node."""
     if isinstance(node, ArrayNode) and not column.null_count:
         return list(column_arrays(node, column))
+    if isinstance(node, TimersNode) and not column.null_count:
+        return timers_in_column(column)
     numbers = not column.null_count and (pa.types.is_integer(column.type) or pa.types.is_floating(column.type))
     # Several times as fast as to_pylist.
     return decode_all(node, column.to_numpy().tolist() if numbers else column.to_pylist())
-
-
-def _decode(node: TypeNode, value: Any) -> Any:
-    decode = decoder(node)
-    return value if decode is None else decode(value)
 
 
 _SCALAR_DECODERS: dict[type, Convert] = {dt.datetime: decode_moment, Decimal: Decimal}

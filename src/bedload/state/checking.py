@@ -21,6 +21,7 @@ from typing import Any, TypeAlias
 from bedload.state.arrays import ArrayNode, fitted
 from bedload.state.arrow import encoder
 from bedload.state.heap import Heap
+from bedload.state.timers import Timer
 from bedload.state.types import (
     CounterNode,
     DequeNode,
@@ -31,6 +32,7 @@ from bedload.state.types import (
     ScalarNode,
     SetNode,
     StructNode,
+    TimersNode,
     TupleNode,
     TypeNode,
 )
@@ -71,6 +73,8 @@ def check_whole(node: TypeNode) -> Check:
             return _check_struct(cls, {name: check_whole(field) for name, field in node.fields})
         case ArrayNode():
             return _each(partial(fitted, node))
+        case TimersNode():
+            return _check_timers
     return _each(encoder(node))
 
 
@@ -113,6 +117,12 @@ def _check_scalar(node: ScalarNode, py: type) -> Check:
                 encode(value)
 
     return exact
+
+
+def _check_timers(values: list[Any]) -> None:
+    """They were checked when they were set; operator code may have assigned something else, if it tried."""
+    if not all(isinstance(timer, Timer) for timers in values for timer in timers):
+        raise TypeError("something else than timers was assigned")
 
 
 def _each(encode: Callable[[Any], Any]) -> Check:

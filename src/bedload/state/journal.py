@@ -146,6 +146,16 @@ class Tracked:
         return copy.copy, (self._bl_shallow(),)
 
 
+class Tagged(list[Any]):
+    """The log of a sequence whose items expire: what was there; and for each item that is there now, where it was."""
+
+    __slots__ = ("tags",)
+
+    def __init__(self, items: Any) -> None:
+        super().__init__(items)
+        self.tags: Any = list(range(len(self)))
+
+
 class Journal:
     """The containers of one key-group store that changed in this epoch."""
 

@@ -34,9 +34,10 @@ from typing import Any, TypeAlias
 import msgspec
 
 from bedload.core.errors import StateTypeError
-from bedload.state.arrow import INT64_MAX, encode_all
+from bedload.state.arrow import encode_all
 from bedload.state.changes import MapChanges, SequenceChanges, StructChanges, as_is
 from bedload.state.journal import MISSING
+from bedload.state.tuples import INT64_MAX, field_names
 from bedload.state.types import (
     CounterNode,
     DequeNode,
@@ -46,6 +47,7 @@ from bedload.state.types import (
     ScalarNode,
     SetNode,
     StructNode,
+    TimersNode,
     TupleNode,
     TypeNode,
 )
@@ -80,6 +82,8 @@ def is_exact(node: TypeNode) -> bool:
             return is_exact(key) and is_exact(value)
         case CounterNode(key):
             return is_exact(key)
+        case TimersNode():
+            return True
     return False  # a dataclass says itself what is equal, and what a codec wrote may hold anything
 
 
@@ -95,6 +99,8 @@ def is_small(node: TypeNode) -> bool:
             return all(map(is_small, items))
         case StructNode(fields=fields):
             return not node.mutable and all(is_small(field) for _, field in fields)
+        case TimersNode():
+            return True  # most keys have one or none
     return False
 
 
@@ -232,7 +238,7 @@ def _ready(node: TypeNode) -> Convert | None:
             some = _ready(item)
             return None if some is None else lambda value: None if value is None else some(value)
         case TupleNode(items, repeated=False):
-            return _ready_fields({f"f{i}": item for i, item in enumerate(items)})
+            return _ready_fields(dict(zip(field_names(node), items, strict=True)))
         case StructNode(fields=fields):
             return _ready_fields(dict(fields))
         case DequeNode(item, declared=False):

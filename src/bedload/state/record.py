@@ -12,11 +12,13 @@ attribute is set and every container on the record is tracked, and is this recor
 Why generated functions: ``fill``, ``image``, ``restore``, ``adopt``, ``changed`` and ``written`` run per key and epoch
 or more often. Written out for the variables at hand they are a few attribute accesses; as loops over
 specs they cost several times that.
+
+Why one file: the functions are parts of one text, and what each may leave out is known from the others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cached_property, partial
 from itertools import accumulate
 from operator import attrgetter
@@ -27,14 +29,14 @@ import numpy as np
 from bedload.core.errors import StateTypeError
 from bedload.state.arrays import ArrayNode, differ, frozen, settled
 from bedload.state.codec import check_value
+from bedload.state.expiries import Expiries, counts_reads, live_handling
 from bedload.state.generated import function
-from bedload.state.handling import handling
 from bedload.state.journal import Journal, Tracked
 from bedload.state.opaque import decode_opaque, encode_opaque
 from bedload.state.passes import passes
 from bedload.state.patches import is_exact, is_small
 from bedload.state.specs import StateSpec
-from bedload.state.types import OpaqueNode, OptionalNode, ScalarNode, TupleNode, TypeNode
+from bedload.state.types import OpaqueNode, OptionalNode, ScalarNode, TimersNode, TupleNode, TypeNode
 
 _WRAPPERS = (OptionalNode, TupleNode)
 """Types whose values have no log of their own, but what is in them has."""
@@ -48,7 +50,7 @@ class _Variable:
     def __init__(self, spec: StateSpec) -> None:
         self.spec = spec
         self.name = spec.name
-        self.live = handling(spec.type)
+        self.live = live_handling(spec)
         node = spec.type
         self.array = node if isinstance(node, ArrayNode) else None
         self.encode: Callable[[Any], bytes] | None = None
@@ -110,6 +112,8 @@ class RecordLayout:
     """After user code: track plain containers that it assigned, give deleted attributes their default."""
     changed: Callable[[Any, tuple[Any, ...] | None], bool]
     """Whether anything differs from the image."""
+    differs: Callable[[Any, tuple[Any, ...] | None], bool]
+    """The same, but for expiries: whether operator code would see a difference."""
     written: Callable[[Sequence[Any], Sequence[tuple[Any, ...]]], list[int]]
     """For objects and their images, which variables a backup must write: bit ``i`` is the variable ``i``.
 
@@ -130,13 +134,20 @@ class RecordLayout:
         """Of the arrays of a key."""
         self.images_are_values = not self._arrays and all(v.encode is None for v in self._variables)
         """Whether an image is no more than what the attributes hold."""
+        self.timed = any(isinstance(spec.type, TimersNode) for spec in self.specs)
+        """Whether keys have timers."""
+        expires = any(spec.ttl is not None for spec in self.specs)
+        self.expiries = Expiries(self, self._variables, self._numbers) if expires else None
+        """What expires of it; None: nothing."""
         self.scalars_only = self.images_are_values and not any(self.tracked)
         scope = self._scope()
         self.fill = function("fill(obj, journal)", self._fill_lines(), scope)
         self.image = self._image(scope)
         self.restore = function("restore(obj, image)", self._restore_lines(), scope)
         self.adopt = function("adopt(obj, journal)", self._adopt_lines(), scope)
-        self.changed = function("changed(obj, image)", self._changed_lines(), scope)
+        self.changed = self.differs = function("changed(obj, image)", self._changed_lines(), scope)
+        if self.expiries is not None:
+            self.differs = function("differs(obj, image)", self._changed_lines(self.expiries.hidden), scope)
         self.passes = passes(self)
         self.written = function("written(objs, images)", [f"return [{self._written()}]"], scope)
 
@@ -180,6 +191,15 @@ class RecordLayout:
         for _, name, _ in self._arrays:
             for obj in objs:
                 setattr(obj, name, np.array(getattr(obj, name)))
+
+    def take_over(self, layout: RecordLayout, objs: Iterable[Any], journal: Journal) -> None:
+        """Objects get another layout of the same variables: containers learn whether reading counts."""
+        pairs = zip(self._numbers, self._variables, layout._variables, strict=True)
+        differ = [(n, new) for n, old, new in pairs if counts_reads(old.spec) != counts_reads(new.spec)]
+        for number, variable in differ:
+            for obj in objs:
+                value = variable.plain(getattr(obj, variable.name))
+                setattr(obj, variable.name, variable.take(value, journal, _place(obj, number)))
 
     def changes(self, obj: Any, image: tuple[Any, ...] | None) -> dict[str, Any]:
         """What a backup must write: for each changed variable a plain value, or a container's changes."""
@@ -339,9 +359,11 @@ class RecordLayout:
             setattr(obj, variable.name, variable.fresh(journal, _place(obj, number)))
         self.adopt(obj, journal)
 
-    def _changed_lines(self) -> list[str]:
+    def _changed_lines(self, but: Collection[str] = ()) -> list[str]:
         lines = ["if image is None: return True"]
         for i, v in enumerate(self._variables):
+            if v.name in but:
+                continue
             if v.live is not None:
                 lines += [f"x = obj.{v.name}", f"if x is not image[{i}] or differs{i}(x): return True"]
             elif v.encode is not None:

@@ -17,6 +17,7 @@ from typing import Annotated, Any, Final, get_args, get_origin
 
 import numpy as np
 
+from bedload.core.durations import Duration
 from bedload.core.errors import StateTypeError
 from bedload.state.arrays import (
     Array,
@@ -31,6 +32,8 @@ from bedload.state.arrays import (
 from bedload.state.arrow import encoder
 from bedload.state.kinds import VariableKind
 from bedload.state.opaque import check_codec, decode_opaque, encode_opaque
+from bedload.state.timers import VARIABLE
+from bedload.state.ttl import Clock, Refresh, Ttl
 from bedload.state.types import (
     SCALARS,
     Codec,
@@ -43,6 +46,7 @@ from bedload.state.types import (
     OptionalNode,
     ScalarNode,
     SetNode,
+    TimersNode,
     TypeNode,
     parse_type,
     rename_problem,
@@ -74,6 +78,8 @@ class Declaration:
     shape: Any = ()
     dtype: Any = None
     """Of an array."""
+    ttl: tuple[Any, Any, Any] = (None, None, None)
+    """``ttl``, ``clock`` and ``refresh`` as given; they are checked when the variable has a name."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -89,6 +95,10 @@ class StateSpec:
     codec: Codec | None
     renamed_from: str | None = dataclasses.field(default=None, compare=False)
     """What it was called in stored state. It says nothing about the state that it has."""
+    ttl: Ttl | None = dataclasses.field(default=None, compare=False)
+    """How long its entries live. It says nothing about the variable's own state: expiries are a variable of theirs."""
+    checked: bool = dataclasses.field(default=False, compare=False)
+    """Whether whoever writes it sees to it that values are of its type, so that the seal need not look."""
 
     def fresh_default(self) -> Any:
         """A plain value for a new key: its own where it could change in place."""
@@ -129,61 +139,128 @@ _FACTORY_OF: tuple[tuple[type, str], ...] = (
 )
 
 
-def value(default: Any = NO_DEFAULT, *, codec: Codec | None = None, renamed_from: str | None = None) -> Any:
+def value(
+    default: Any = NO_DEFAULT,
+    *,
+    codec: Codec | None = None,
+    renamed_from: str | None = None,
+    ttl: Duration | None = None,
+    clock: Clock | None = None,
+    refresh: Refresh | None = None,
+) -> Any:
     """A single value, as in ``count: int = bl.value(0)``: a scalar, a tuple, a dataclass, or what a codec takes.
 
     ``default`` is the value of a new key; a dataclass is copied for each key. It can be left out for ``X | None``.
     ``codec``: ``"msgspec"`` or ``"pickle"``, for types that have no other form. ``renamed_from``, here and in the other
     declarations, is the name that the variable had: state that was stored under it is taken over.
+
+    ``ttl``, here and in the other declarations: how long something lives that is not written again, as a ``timedelta``
+    or in words (``"1 hour"``). Then it is gone: of a map, a set or a counter the entry, of a list, a deque or a heap
+    the item, and any other variable has its default again. ``clock``: ``"processing"`` (the default), the times of the
+    epochs, or ``"event"``, the watermark. ``refresh="read"``: reading has it live on, too.
     """
-    return Declaration(VariableKind.VALUE, default=default, codec=codec, renamed_from=renamed_from)
+    lives = (ttl, clock, refresh)
+    return Declaration(VariableKind.VALUE, default=default, codec=codec, renamed_from=renamed_from, ttl=lives)
 
 
-def list_(maxlen: int | None = None, *, renamed_from: str | None = None) -> Any:
+def list_(
+    maxlen: int | None = None,
+    *,
+    renamed_from: str | None = None,
+    ttl: Duration | None = None,
+    clock: Clock | None = None,
+    refresh: Refresh | None = None,
+) -> Any:
     """A list, as in ``recent: list[float] = bl.list(maxlen=20)``.
 
     With ``maxlen`` it keeps the last so many items: what is appended to a full one drops the first.
     """
-    return Declaration(VariableKind.LIST, maxlen=maxlen, renamed_from=renamed_from)
+    return Declaration(VariableKind.LIST, maxlen=maxlen, renamed_from=renamed_from, ttl=(ttl, clock, refresh))
 
 
-def map_(*, renamed_from: str | None = None) -> Any:
+def map_(
+    *,
+    renamed_from: str | None = None,
+    ttl: Duration | None = None,
+    clock: Clock | None = None,
+    refresh: Refresh | None = None,
+) -> Any:
     """A dict, as in ``visits: dict[str, int] = bl.map()``; values may be containers and dataclasses."""
-    return Declaration(VariableKind.MAP, renamed_from=renamed_from)
+    return Declaration(VariableKind.MAP, renamed_from=renamed_from, ttl=(ttl, clock, refresh))
 
 
-def set_(*, renamed_from: str | None = None) -> Any:
+def set_(
+    *,
+    renamed_from: str | None = None,
+    ttl: Duration | None = None,
+    clock: Clock | None = None,
+    refresh: Refresh | None = None,
+) -> Any:
     """A set, as in ``seen: set[str] = bl.set()``."""
-    return Declaration(VariableKind.SET, renamed_from=renamed_from)
+    return Declaration(VariableKind.SET, renamed_from=renamed_from, ttl=(ttl, clock, refresh))
 
 
-def counter(*, renamed_from: str | None = None) -> Any:
+def counter(
+    *,
+    renamed_from: str | None = None,
+    ttl: Duration | None = None,
+    clock: Clock | None = None,
+    refresh: Refresh | None = None,
+) -> Any:
     """A ``collections.Counter``, as in ``words: Counter[str] = bl.counter()``."""
-    return Declaration(VariableKind.COUNTER, renamed_from=renamed_from)
+    return Declaration(VariableKind.COUNTER, renamed_from=renamed_from, ttl=(ttl, clock, refresh))
 
 
-def deque(maxlen: int | None = None, *, renamed_from: str | None = None) -> Any:
+def deque(
+    maxlen: int | None = None,
+    *,
+    renamed_from: str | None = None,
+    ttl: Duration | None = None,
+    clock: Clock | None = None,
+    refresh: Refresh | None = None,
+) -> Any:
     """A ``collections.deque``, as in ``window: deque[float] = bl.deque(maxlen=100)``."""
-    return Declaration(VariableKind.DEQUE, maxlen=maxlen, renamed_from=renamed_from)
+    return Declaration(VariableKind.DEQUE, maxlen=maxlen, renamed_from=renamed_from, ttl=(ttl, clock, refresh))
 
 
-def heap(maxlen: int | None = None, *, renamed_from: str | None = None) -> Any:
+def heap(
+    maxlen: int | None = None,
+    *,
+    renamed_from: str | None = None,
+    ttl: Duration | None = None,
+    clock: Clock | None = None,
+    refresh: Refresh | None = None,
+) -> Any:
     """A priority queue, the smallest first, as in ``due: bl.Heap[tuple[int, str]] = bl.heap()``.
 
     With ``maxlen`` the largest so many items stay.
     """
-    return Declaration(VariableKind.HEAP, maxlen=maxlen, renamed_from=renamed_from)
+    return Declaration(VariableKind.HEAP, maxlen=maxlen, renamed_from=renamed_from, ttl=(ttl, clock, refresh))
 
 
 def array(
-    shape: int | tuple[int, ...], dtype: Any = "float64", *, default: Any = 0, renamed_from: str | None = None
+    shape: int | tuple[int, ...],
+    dtype: Any = "float64",
+    *,
+    default: Any = 0,
+    renamed_from: str | None = None,
+    ttl: Duration | None = None,
+    clock: Clock | None = None,
+    refresh: Refresh | None = None,
 ) -> Any:
     """A NumPy array of fixed shape and dtype, changed in place or assigned: ``self.w[3] += 1``, ``self.w = a @ b``.
 
     ``dtype`` is a boolean, an integer or a float, as NumPy names it. ``default`` is what a new key starts with: a
     number for all places, or an array that broadcasts to the shape.
     """
-    return Declaration(VariableKind.ARRAY, default=default, renamed_from=renamed_from, shape=shape, dtype=dtype)
+    lives = (ttl, clock, refresh)
+    return Declaration(
+        VariableKind.ARRAY, default=default, renamed_from=renamed_from, shape=shape, dtype=dtype, ttl=lives
+    )
+
+
+TIMERS: Final = StateSpec(VARIABLE, VariableKind.VALUE, TimersNode(), (), None, None)
+"""The hidden variable of an operator that has timers."""
 
 
 def build_specs(
@@ -201,18 +278,19 @@ def build_specs(
 
 
 def _build(where: str, name: str, annotation: Any, declared: Declaration) -> StateSpec:
-    if name.startswith(("__", "_bl_")):
-        raise StateTypeError(f"{where}: names that start with '__' or '_bl_' are reserved; rename it")
+    if name.startswith(("__", "_bl_", "bedload_")):
+        raise StateTypeError(f"{where}: names that start with '__', '_bl_' or 'bedload_' are reserved; rename it")
+    ttl = Ttl.of(*declared.ttl, where=where)
     if declared.kind is VariableKind.VALUE:
         node = _value_node(where, annotation, declared)
         default = _value_default(where, node, declared)
-        return StateSpec(name, VariableKind.VALUE, node, default, None, declared.codec, declared.renamed_from)
+        return StateSpec(name, VariableKind.VALUE, node, default, None, declared.codec, declared.renamed_from, ttl)
     if declared.kind is VariableKind.ARRAY:
         array_type = _array_node(where, annotation, declared)
         start = _array_default(where, array_type, declared.default)
-        return StateSpec(name, VariableKind.ARRAY, array_type, start, None, None, declared.renamed_from)
+        return StateSpec(name, VariableKind.ARRAY, array_type, start, None, None, declared.renamed_from, ttl)
     node = _container_node(where, annotation, declared)
-    return StateSpec(name, declared.kind, node, None, declared.maxlen, None, declared.renamed_from)
+    return StateSpec(name, declared.kind, node, None, declared.maxlen, None, declared.renamed_from, ttl)
 
 
 def _container_node(where: str, annotation: Any, declared: Declaration) -> TypeNode:

@@ -15,7 +15,7 @@ from typing import Any
 
 from bedload.state.changes import SequenceChanges, as_is, changed_at, diff_sequence, never, same
 from bedload.state.handling import Adopt, handling, mismatch, named, rewriting, touching, tracks
-from bedload.state.journal import SLOTS, SMALL, Journal, Tracked
+from bedload.state.journal import SLOTS, SMALL, Journal, Tagged, Tracked
 from bedload.state.types import DequeNode
 from bedload.state.window import WindowLog
 
@@ -67,6 +67,14 @@ _MUTATORS = (
 @cache
 def deque_family(node: DequeNode) -> Adopt:
     """The classes of one declared deque type."""
+    return deque_classes(node)[0]
+
+
+def deque_classes(node: DequeNode, lasting: bool = False) -> tuple[Adopt, Any, Any]:
+    """How a deque is adopted, the class between epochs, and that with a copy for a log.
+
+    Of one that is ``lasting`` the log always is such a copy, with tags.
+    """
     item = handling(node.item)
     plain, dirty = (item.plain, item.dirty) if item else (as_is, never)
 
@@ -77,7 +85,11 @@ def deque_family(node: DequeNode) -> Adopt:
 
         def _bl_begin(self) -> None:
             size = len(self)
-            if size <= SMALL:
+            if lasting:
+                self._bl_log = Tagged(deque.__iter__(self))
+                self._bl_log.tags = deque(self._bl_log.tags, self.maxlen)
+                self.__class__ = Raw
+            elif size <= SMALL:
                 self._bl_log = list(self)
                 self.__class__ = Raw
             else:
@@ -279,4 +291,4 @@ def deque_family(node: DequeNode) -> Adopt:
         deque.__init__(self, value if item is None else [item.adopt(v, journal, self, None) for v in value], maxlen)
         return self
 
-    return adopt
+    return adopt, Clean, Raw

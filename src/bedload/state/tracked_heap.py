@@ -21,7 +21,7 @@ from typing import Any
 from bedload.state.changes import SequenceChanges, as_is, changed_at, diff_sequence, never, same
 from bedload.state.handling import Adopt, handling, mismatch, named, rewriting, touching, tracks
 from bedload.state.heap import Heap
-from bedload.state.journal import SLOTS, SMALL, Journal, Tracked
+from bedload.state.journal import SLOTS, SMALL, Journal, Tagged, Tracked
 from bedload.state.types import HeapNode
 from bedload.state.window import WindowLog
 
@@ -89,6 +89,14 @@ _MUTATORS = ("clear", "extend", "pop", "push", "pushpop", "replace")
 @cache
 def heap_family(node: HeapNode) -> Adopt:
     """The classes of one declared heap type."""
+    return heap_classes(node)[0]
+
+
+def heap_classes(node: HeapNode, lasting: bool = False) -> tuple[Adopt, Any, Any]:
+    """How a heap is adopted, the class between epochs, and that with a copy for a log.
+
+    Of one that is ``lasting`` the log always is such a copy, with tags.
+    """
     item, maxlen = handling(node.item), node.maxlen
     plain, dirty = (item.plain, item.dirty) if item else (as_is, never)
 
@@ -103,7 +111,10 @@ def heap_family(node: HeapNode) -> Adopt:
 
         def _bl_begin(self) -> None:
             size = len(self._bl_items)
-            if size <= SMALL:
+            if lasting:
+                self._bl_log = Tagged(self._bl_items)
+                self.__class__ = Raw
+            elif size <= SMALL:
                 self._bl_log = self._bl_items[:]
                 self.__class__ = Raw
             else:
@@ -273,7 +284,7 @@ def heap_family(node: HeapNode) -> Adopt:
         self._bl_items = items
         return self
 
-    return adopt
+    return adopt, Clean, Raw
 
 
 def _path(items: list[Any], value: Any, size: int) -> list[int]:

@@ -17,7 +17,7 @@ from typing import Any
 from bedload.state.changes import SequenceChanges, as_is, changed_at, diff_sequence, never, same
 from bedload.state.guarded_list import guard
 from bedload.state.handling import Adopt, handling, mismatch, named, rewriting, touching, tracks
-from bedload.state.journal import SLOTS, SMALL, Journal, Tracked
+from bedload.state.journal import SLOTS, SMALL, Journal, Tagged, Tracked
 from bedload.state.types import ListNode
 from bedload.state.window import WindowLog
 
@@ -78,6 +78,14 @@ _MUTATORS = (*_REWRITERS, "append", "extend", "insert", "pop", "__delitem__", "_
 @cache
 def list_family(node: ListNode) -> Adopt:
     """The classes of one declared list type."""
+    return list_classes(node)[0]
+
+
+def list_classes(node: ListNode, lasting: bool = False) -> tuple[Adopt, Any, Any]:
+    """How a list is adopted, the class between epochs, and that with a copy for a log.
+
+    Of one that is ``lasting`` the log always is such a copy, with tags.
+    """
     item, maxlen = handling(node.item), node.maxlen
     plain, dirty = (item.plain, item.dirty) if item else (as_is, never)
 
@@ -104,7 +112,10 @@ def list_family(node: ListNode) -> Adopt:
 
         def _bl_begin(self) -> None:
             size = len(self)
-            if size <= SMALL:
+            if lasting:
+                self._bl_log = Tagged(list.__getitem__(self, slice(None)))
+                self.__class__ = Raw
+            elif size <= SMALL:
                 self._bl_log = self[:]
                 self.__class__ = Raw
             else:
@@ -285,7 +296,7 @@ def list_family(node: ListNode) -> Adopt:
         list.extend(self, kept if item is None else [item.adopt(v, journal, self, None) for v in kept])
         return self
 
-    return adopt
+    return adopt, Clean, Raw
 
 
 def _is_at(self: list[Any], index: Any, value: Any) -> bool:

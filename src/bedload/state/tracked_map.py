@@ -63,6 +63,9 @@ class TrackedCounter(Tracked, Counter[Any]):
         return plain
 
 
+_NONE: Any = frozenset()
+
+
 class MapLog(dict[Any, Any]):
     """Changed key to old value."""
 
@@ -70,7 +73,7 @@ class MapLog(dict[Any, Any]):
 
     def __init__(self) -> None:
         super().__init__()
-        self.deleted: set[Any] = set()
+        self.deleted: set[Any] = _NONE
         """Committed keys that were deleted, even if they are back."""
         self.order: dict[Any, Any] | None = None
         """The keys in order, from before the first such deletion. A dict, as its copy is the fastest."""
@@ -84,7 +87,7 @@ class MapLog(dict[Any, Any]):
             self[key] = dict.__getitem__(current, key)
         if self[key] is not MISSING and key not in self.deleted:
             if self.order is None:
-                self.order = dict.copy(current)
+                self.order, self.deleted = dict.copy(current), set()
             self.deleted.add(key)
 
     def committed(self, current: Any) -> dict[Any, Any]:
@@ -136,25 +139,28 @@ class MapLog(dict[Any, Any]):
 
 
 _MUTATORS = ("clear", "popitem", "setdefault", "update", "__delitem__", "__init__", "__ior__", "__setitem__")
-_COUNTING = ("subtract", "__iadd__", "__iand__", "__isub__", "_keep_positive")
+COUNTING = ("subtract", "__iadd__", "__iand__", "__isub__", "_keep_positive")
 
 
 @tracks(MapNode)
 @cache
 def map_family(node: MapNode) -> Adopt:
     """The classes of one declared dict type."""
-    clean = _classes(TrackedMap, dict, handling(node.value))
-    return _adopter(clean, node, handling(node.value))
+    clean, _ = map_classes(TrackedMap, dict, handling(node.value))
+    return map_adopter(clean, node, handling(node.value))
 
 
 @tracks(CounterNode)
 @cache
 def counter_family(node: CounterNode) -> Adopt:
     """The classes of one declared Counter type."""
-    return _adopter(_classes(TrackedCounter, Counter, None, *_COUNTING), node, None)
+    clean, _ = map_classes(TrackedCounter, Counter, None, *COUNTING)
+    return map_adopter(clean, node, None)
 
 
-def _adopter(clean: type[Any], node: TypeNode, item: Handling | None) -> Adopt:
+def map_adopter(clean: type[Any], node: TypeNode, item: Handling | None) -> Adopt:
+    """How a dict, or a Counter, is adopted into a class."""
+
     def adopt(value: Any, journal: Journal, owner: Tracked | None, key: Any) -> Any:
         if not isinstance(value, dict):
             raise mismatch(node, value)
@@ -169,7 +175,10 @@ def _adopter(clean: type[Any], node: TypeNode, item: Handling | None) -> Adopt:
     return adopt
 
 
-def _classes(base: Any, builtin: Any, item: Handling | None, *more: str) -> type[Any]:
+def map_classes(
+    base: Any, builtin: Any, item: Handling | None, *more: str, small: int = SMALL
+) -> tuple[type[Any], type[Any]]:
+    """The class between epochs, and that with a log of entries, which maps of more than ``small`` entries have."""
     plain, dirty = (item.plain, item.dirty) if item else (as_is, never)
     shallow = base._bl_shallow
 
@@ -180,7 +189,7 @@ def _classes(base: Any, builtin: Any, item: Handling | None, *more: str) -> type
 
         def _bl_begin(self) -> None:
             live: Any = self  # mypy does not see the slots of a base that is a variable
-            if len(live) <= SMALL:
+            if len(live) <= small:
                 live._bl_log = dict.copy(live)
                 live.__class__ = Raw
             else:
@@ -355,4 +364,4 @@ def _classes(base: Any, builtin: Any, item: Handling | None, *more: str) -> type
                 Counter.update(self if self else self._bl_full(), *args, **kwargs)
 
     named(base, Shared, Clean, Raw, Logged)
-    return Clean
+    return Clean, Logged

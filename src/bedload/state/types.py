@@ -94,6 +94,8 @@ class TupleNode(TypeNode):
 
     items: tuple[TypeNode, ...]
     repeated: bool = False
+    names: tuple[str, ...] = ()
+    """Of the items where they are stored, if they have some; else they are f0, f1, ..."""
 
     @property
     def mutable(self) -> bool:
@@ -106,7 +108,8 @@ class TupleNode(TypeNode):
         return all(item.hashable for item in self.items)
 
     def __str__(self) -> str:
-        inner = ", ".join(map(str, self.items)) + (", ..." if self.repeated else "")
+        named = [f"{name}: {item}" for name, item in zip(self.names, self.items, strict=bool(self.names))]
+        inner = ", ".join(named or map(str, self.items)) + (", ..." if self.repeated else "")
         return f"tuple[{inner or '()'}]"
 
 
@@ -233,6 +236,14 @@ class OpaqueNode(TypeNode):
 
     def __str__(self) -> str:
         return getattr(self.annotation, "__name__", None) or str(self.annotation)
+
+
+@dataclasses.dataclass(frozen=True)
+class TimersNode(TypeNode):
+    """The timers of a key (:mod:`bedload.state.timers`): a tuple that is replaced, and never changes in place."""
+
+    def __str__(self) -> str:
+        return "timers"
 
 
 class UnknownType(Exception):

@@ -28,9 +28,11 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import pyarrow as pa
 
+from bedload.core.epoch import EpochTime
 from bedload.core.ids import KeyGroup
 from bedload.state import RecordLayout
 from bedload.state.settling import Settling
+from bedload.state.timers import TimerClock
 from bedload.store.deltas import Written
 from bedload.store.shelf import Selection, Shelf
 
@@ -119,8 +121,11 @@ class StateTable(Protocol):
         """
         ...
 
-    def foresee(self, keys: int) -> None:
-        """About so many keys will be taken in: make ready for them what costs no memory before they come."""
+    def foresee(self, keys: int, groups: int = 0) -> None:
+        """About so many keys will be taken in, of so many key groups if that is known.
+
+        Make ready for them what costs no memory before they come.
+        """
         ...
 
     def take_in(self, state: pa.RecordBatch) -> None:
@@ -172,14 +177,18 @@ class KeyGroupStore(Protocol):
 
     An object is an instance of the class that the store was made with. Its attributes are the state, as the
     :class:`~bedload.state.RecordLayout` has it, and besides ``_bedload_key`` and ``_bedload_image``
-    (:data:`~bedload.store.rows.ROW_SLOTS`). The objects that :meth:`touch` gave are live until the epoch ends: operator
+    (:func:`~bedload.store.rows.row_slots`). The objects that :meth:`touch` gave are live until the epoch ends: operator
     code changes them in place, at any time before the seal.
     """
 
     group: KeyGroup
 
-    def rebind(self, row: type) -> None:
-        """New code for the same state, between epochs: objects are of this class from now on."""
+    def rebind(self, row: type, layout: RecordLayout) -> None:
+        """New code for the same state, between epochs: objects are of this class from now on.
+
+        The layout has the same variables in the same order; new keys start with its defaults, and it says how long
+        entries live.
+        """
         ...
 
     # --- epochs ---
@@ -241,8 +250,8 @@ class KeyGroupStore(Protocol):
         """For each key, whether the epoch has touched it."""
         ...
 
-    def touched_keys(self) -> list[Any]:
-        """Keys that the epoch has touched, each once."""
+    def touched(self) -> list[Any]:
+        """The objects that the epoch has touched, also those of keys that it removed; the list is the caller's."""
         ...
 
     @property
@@ -252,6 +261,38 @@ class KeyGroupStore(Protocol):
 
     def current(self, keys: Sequence[Any]) -> list[Any]:
         """Objects with the current state of these keys, to be encoded and not changed; None for a key without state."""
+        ...
+
+    # --- timers: keys by when their first one may be due. An abort puts back what was taken ---
+
+    def arm(self, clock: TimerClock, at: int, key: Any) -> None:
+        """A key may have something due at that time, and has nothing due before."""
+        ...
+
+    def next_due(self, clock: TimerClock) -> int:
+        """Nothing is due before that time."""
+        ...
+
+    def may_be_due(self, time: EpochTime) -> list[Any]:
+        """Keys that may have something due."""
+        ...
+
+    def take_due(self, time: EpochTime) -> list[Any]:
+        """The same, each once. Whoever takes them has them armed again: they may have timers still."""
+        ...
+
+    def arm_again(self, keys: Sequence[Any]) -> None:
+        """These keys were taken."""
+        ...
+
+    # --- what expires ---
+
+    def overdue(self) -> list[Any]:
+        """Keys that may have something due in the epoch, and were not touched since that came up."""
+        ...
+
+    def sweep(self, keys: Collection[Any]) -> None:
+        """Take out what is due in those of the overdue keys that are named; the others are asked of again."""
         ...
 
     # --- seeing it ---

@@ -30,6 +30,7 @@ from bedload.keys.kinds import value_type
 from bedload.state import Changes, RecordLayout, StateSpec, codec
 from bedload.state.arrow import arrow_type, decoded_column, encoded_column
 from bedload.state.kinds import VariableKind
+from bedload.state.number_columns import NumberColumns
 from bedload.state.patches import Patch, has_patches, pack_patches, patch_encoder
 from bedload.state.types import OpaqueNode, OptionalNode, StructNode
 
@@ -223,9 +224,14 @@ def rows_delta(
 
 
 def rows_state(
-    layout: RecordLayout, rows: Sequence[Any], keys: list[Any], groups: Groups, key_types: Sequence[pa.DataType]
+    layout: RecordLayout,
+    numbers: NumberColumns,
+    rows: Sequence[Any],
+    keys: list[Any],
+    groups: Groups,
+    key_types: Sequence[pa.DataType],
 ) -> pa.RecordBatch:
-    """The whole state of live objects in delta form; a key whose object is None is removed."""
+    """The whole sealed state of objects in delta form; a key whose object is None is removed."""
     there = [row is not None for row in rows]
     gone = [] if all(there) else [key for key, has in zip(keys, there, strict=True) if not has]
     ops = np.zeros(len(keys), np.int8)
@@ -234,9 +240,11 @@ def rows_state(
         mask = np.array(there)
         groups = np.concatenate((groups[mask], groups[~mask]))
         ops[len(rows) :] = REMOVE
-    columns = {}
+    columns, made = {}, numbers.of(rows)
     for spec in layout.specs:
-        column = whole_column(spec, list(map(attrgetter(spec.name), rows)), keys[: len(rows)])
+        column = made.get(spec.name)
+        if column is None:
+            column = whole_column(spec, list(map(attrgetter(spec.name), rows)), keys[: len(rows)])
         columns[spec.name] = _extended(column, len(gone)) if gone else column
     return delta_batch(groups, ops, key_arrays(keys, key_types), columns)
 

@@ -18,6 +18,8 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from bedload.keys.lookup import distinct
+
 Hashes: TypeAlias = npt.NDArray[np.int64]
 Numbers: TypeAlias = npt.NDArray[np.int64]
 
@@ -85,7 +87,7 @@ class Entries:
 
     def find(self, hashes: Hashes) -> Numbers:
         """The entries with these hashes."""
-        wanted = np.unique(hashes)
+        wanted = distinct(hashes)
         found = [_between(run, wanted) for run in self._runs]
         return np.concatenate(found) if found else np.empty(0, np.int64)
 
@@ -110,7 +112,7 @@ class Entries:
             return
         hashes, entries = self._hashes[begin:end], np.arange(begin, end)
         groups = frozenset(np.unique(self._groups[begin:end]).tolist())
-        wanted = np.unique(hashes)
+        wanted = distinct(hashes)
         while self._runs and len(self._runs[-1].hashes) <= min(max(2 * len(hashes), _TINY), _RUN):
             last = self._runs.pop()
             hashes, entries = np.concatenate((last.hashes, hashes)), np.concatenate((last.entries, entries))
@@ -123,11 +125,11 @@ class Entries:
             # Keys of one hash are of one key group.
             if not other.groups.isdisjoint(groups):
                 alike = _between(other, wanted)
-                twins += [alike, _between(run, np.unique(self._hashes[alike]))]
+                twins += [alike, _between(run, distinct(self._hashes[alike]))]
         self._runs.append(run)
         marked = np.concatenate(twins)
         if len(marked):
-            marked = np.unique(marked)
+            marked = distinct(marked)
             self._twins += int(np.count_nonzero(~self._shared[marked]))
             self._shared[marked] = True
 

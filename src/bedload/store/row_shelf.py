@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from itertools import compress
+from itertools import chain, compress
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,12 @@ import pyarrow as pa
 from bedload.core.errors import ProtocolError
 from bedload.core.ids import KeyGroup
 from bedload.keys import hash_columns
+from bedload.keys.lookup import distinct
 from bedload.state import RecordLayout
+from bedload.state.arrays import ArrayNode
+from bedload.state.number_columns import NumberColumns
+from bedload.state.patches import is_small
+from bedload.state.weight import has_width, weigher, weight_of
 from bedload.store.base import KeyGroupStore
 from bedload.store.deltas import GROUP, delta_batch, joined, key_arrays, rows_state, sorted_by_group, spans
 from bedload.store.entries import Entries, Hashes, Numbers, Unnamed
@@ -22,6 +29,10 @@ from bedload.store.shelf import NO_HASHES, AnyShelf, Flags, Selection
 
 Waiting = Callable[[Collection[KeyGroup]], Hashes]
 """The hashes of the keys in these key groups that have rows which the seal will run."""
+
+_key_of = attrgetter("_bedload_key")
+_FIXED = 16
+"""Bytes of a small value."""
 
 _Keys = tuple[list[Any], Hashes, npt.NDArray[np.int16]]
 """Keys, their hashes, their key groups."""
@@ -44,29 +55,55 @@ class RowShelf(AnyShelf[list[Any]]):
         super().__init__(selection, entries, max(selection.groups, default=-1) + 1, expected, [])
         self._stores = stores
         self._layout = layout
+        self._numbers = NumberColumns(layout.specs)
         self._types = tuple(key_types)
+        self._long_keys = not all(map(has_width, self._types))
+        large = [it for it in layout.specs if not (is_small(it.type) or isinstance(it.type, ArrayNode))]
+        self._weighers = [(attrgetter(spec.name), weigher(spec.type)) for spec in large]
+        self._each_bytes = _FIXED * (1 + len(self._types) + len(layout.specs)) + layout.array_bytes
         self._waiting = waiting
         self._drop = drop
         self._keys: list[Any] = []
+        self._unnoted: list[tuple[KeyGroup, list[Any]]] = []
+        """Objects that sealed epochs have touched, by key group."""
+        self._undiscarded: list[Any] = []
+        """Keys of the key group that is being dropped, where that takes several steps."""
 
-    def note(self) -> Hashes:
-        """The hashes of the touched keys; new ones join the shelf."""
-        touched = [
-            (group, store.touched_keys())
-            for group in self._selection.groups
-            if self._begun[group] and (store := self._stores.get(group)) is not None and store.sizes().touched
-        ]
-        keys, hashes, groups = self._meant(touched)
+    def sealed(self) -> None:
+        """An epoch is sealed: what it touched has to be noted."""
+        for group in self._selection.groups:
+            store = self._stores.get(group)
+            if self._begun[group] and store is not None and store.sizes().touched:
+                self._unnoted.append((group, store.touched()))
+
+    @property
+    def unnoted(self) -> int:
+        """So many objects have to be looked at."""
+        return sum(len(objs) for _, objs in self._unnoted)
+
+    def note_some(self, keys: int) -> Hashes:
+        """The hashes of so many touched keys; new ones join the shelf."""
+        parts: list[tuple[KeyGroup, list[Any]]] = []
+        while self._unnoted and keys > 0:
+            group, objs = self._unnoted[-1]
+            parts.append((group, list(map(_key_of, objs[-keys:]))))
+            del objs[-keys:]
+            keys -= len(parts[-1][1])
+            if not objs:
+                self._unnoted.pop()
+        touched, hashes, groups = self._meant(parts)
         known = set(self._keys_of(self._entries.find(hashes)))
-        if not known.issuperset(keys):
-            new = np.fromiter((key not in known for key in keys), np.bool_, len(keys))
-            self._add(list(compress(keys, new)), hashes[new], groups[new])
+        if not known.issuperset(touched):
+            # SUBTLE: a key may be named twice, as one that was removed and made again, or of two epochs.
+            new = {key: i for i, key in enumerate(touched) if key not in known}
+            places = np.fromiter(new.values(), np.int64, len(new))
+            self._add(new, hashes[places], groups[places])
             self._noted = True
-        return np.unique(hashes) if self._entries.any_shared else hashes
+        return distinct(hashes) if self._entries.any_shared else hashes
 
     def _held_in(self, group: KeyGroup) -> list[Any]:
         store = self._stores.get(group)
-        return [] if store is None else [key for keys in store.scan() for key in keys]
+        return [] if store is None else list(chain.from_iterable(store.scan()))
 
     def _put(self, some: list[Any], group: KeyGroup) -> Hashes:
         if not self.named:
@@ -87,21 +124,58 @@ class RowShelf(AnyShelf[list[Any]]):
         store = self._stores.get(group)
         return 0 if store is None else store.sizes().keys
 
-    def _forget(self, groups: list[KeyGroup]) -> None:
-        groups = [group for group in groups if group in self._stores]
-        if len(self._waiting(groups)) and any(map(self._wait, groups)):
+    def let_go(self, keys: int) -> bool:
+        """Give back what it takes for so many keys; whether that was all."""
+        del self._keys[-keys:]
+        return not self._keys
+
+    def _forget(self, groups: list[KeyGroup], keys: int) -> int:
+        groups_here = [group for group in groups if group in self._stores]
+        if len(self._waiting(groups_here)) and any(map(self._wait, groups_here)):
             raise ProtocolError("keys were dropped while rows of them wait for the end of the epoch; end it first")
-        self._drop(group for group in groups if self._selection.admits_all(group))
-        for group in groups:
-            if not self._selection.admits_all(group):
-                keys, _, _ = self._meant([(group, self._held_in(group))])
-                check_untouched(self._stores[group], keys)
-                self._stores[group].discard(keys)
+        for done, group in enumerate(groups):
+            store, whole = self._stores.get(group), self._selection.admits_all(group)
+            if store is None:
+                continue
+            if not whole or store.sizes().keys > keys:
+                if not self._undiscarded:
+                    self._undiscarded = self._held_in(group)
+                some = self._undiscarded[-keys:]
+                if not whole:
+                    some, _, _ = self._meant([(group, some)])
+                check_untouched(store, some)
+                store.discard(some)
+                del self._undiscarded[-keys:]
+                if self._undiscarded:
+                    return done
+            if whole:
+                self._drop([group])
+                self._undiscarded = []  # SUBTLE: a group that was large is dropped at once when few keys are left of it
+        return len(groups)
 
     def _wait(self, group: KeyGroup) -> bool:
         """Whether rows of keys that are meant wait for the seal."""
         hashes = self._waiting([group])
         return bool(self._selection.admits(hashes, np.full(len(hashes), group)).any())
+
+    @property
+    def _most_each(self) -> float:
+        return math.inf if self._long_keys or self._weighers else self._each_bytes
+
+    def _weight(self, entries: Numbers) -> int:
+        keys = self._keys_of(entries)
+        total = self._each_bytes * len(keys)
+        if self._long_keys:
+            total += weight_of(keys)
+        if self._weighers:
+            for group, first, end in spans(self.groups[entries]):
+                store = self._stores.get(group)
+                rows = [] if store is None else [row for row in store.current(keys[first:end]) if row is not None]
+                total += sum(weigh(list(map(get, rows))) for get, weigh in self._weighers)
+        return total
+
+    def _key(self, entries: Numbers) -> Any:
+        return self._keys[int(entries[0])]
 
     def _held(self, entries: Numbers) -> Flags | None:
         open_groups = {
@@ -128,14 +202,16 @@ class RowShelf(AnyShelf[list[Any]]):
                 some = list(compress(some, (not flag for flag in flags)))
             rows += [None] * len(some) if store is None else store.current(some)
         if not resting:
-            return rows_state(self._layout, rows, keys, groups, self._types)
+            return rows_state(self._layout, self._numbers, rows, keys, groups, self._types)
         ops = np.zeros(np.count_nonzero(asleep), np.int8)
         states = joined(resting)
         columns = dict(zip(self._layout.names, states.columns, strict=True))
         batch = delta_batch(groups[asleep], ops, key_arrays(list(compress(keys, asleep)), self._types), columns)
         if not rows:
             return batch
-        live = rows_state(self._layout, rows, list(compress(keys, ~asleep)), groups[~asleep], self._types)
+        live = rows_state(
+            self._layout, self._numbers, rows, list(compress(keys, ~asleep)), groups[~asleep], self._types
+        )
         both = joined([batch, live])
         return sorted_by_group(both, both.column(GROUP).to_numpy())
 

@@ -52,8 +52,10 @@ class RowTable:
             layout = RecordLayout(sorted(layout.specs, key=lambda spec: self.layout.names.index(spec.name)))
         self.layout, self._row = layout, row
         self._key_columns, self._key_types = key_columns, tuple(key_types)
+        if layout.expiries is not None:
+            layout.expiries.watch(row)
         for store in self.stores.values():
-            store.rebind(row)
+            store.rebind(row, layout)
 
     # --- epochs ---
 
@@ -141,7 +143,7 @@ class RowTable:
             self._put(stores.__getitem__, found.spans, freeze_keys(found.keys), found.state)
         self.stores.update(stores)
 
-    def foresee(self, keys: int) -> None:
+    def foresee(self, keys: int, groups: int = 0) -> None:
         """About so many keys will be taken in: each gets its memory when it comes."""
 
     def take_in(self, state: pa.RecordBatch) -> None:

@@ -7,11 +7,11 @@ unit.
 ::
 
     shelve ──▶ list_some, collect_range, list_some, …   the sweep
-               seal ──▶ note ──▶ collect(noted hashes)   at each epoch that changes the keys meanwhile
+               sealed, note_some, note_some, … ──▶ collect(noted hashes)   at each epoch that changes the keys meanwhile
                drop_some, drop_some, …                   when they live elsewhere
 
 Nothing here takes longer because there are more keys: a shelf is empty at first, and lists its keys key group by key
-group, some at a time; and it drops them like that.
+group, some at a time; it drops them like that, and so it notes what an epoch touched, also when that epoch is over.
 
 Invariants:
 
@@ -19,7 +19,7 @@ Invariants:
   nothing was ever collected, so nothing of them needs to be noted;
 
 - what is collected is the state as of the last commit, or as of the seal of a sealed epoch. Keys that an epoch before
-  its seal has touched are left out, and named; the seal's :meth:`Shelf.note` names them again;
+  its seal has touched are left out, and named; what is noted of that epoch names them again;
 - a key that was on the shelf and has no state is a REMOVE row. So if an epoch was collected after its seal and
   aborted, the hashes that it noted, collected once more, put the copy right;
 - a unit is never divided: not between what is given and what is left out, and not between two ranges;
@@ -42,8 +42,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from bedload.core.errors import TooLarge
 from bedload.core.ids import KeyGroup
-from bedload.keys.lookup import among
+from bedload.keys.lookup import among, distinct
 from bedload.store.entries import Entries, Hashes, Numbers
 
 Flags = npt.NDArray[np.bool_]
@@ -53,8 +54,11 @@ Collected = tuple[pa.RecordBatch | None, Hashes]
 NO_HASHES: Hashes = np.empty(0, np.int64)
 _SAMPLE = 32
 """Keys to look at for a first estimate of their size."""
+_SAMPLE_BYTES = 1 << 20
 _GUESS = 64.0
 """Bytes per key when none can be looked at."""
+LARGEST = (1 << 31) - 1
+"""Bytes of the state of one key: an Arrow column of strings has no more."""
 _GROUP = 64
 """To forget a key group takes as long as to forget so many keys, however few it has."""
 
@@ -114,8 +118,25 @@ class Shelf(Protocol):
         """Whether all keys of these key groups, as far as they are meant, are on it."""
         ...
 
-    def note(self) -> Hashes:
-        """The hashes of the keys that the epoch has touched; between its seal and its end. New ones join the shelf."""
+    def sealed(self) -> None:
+        """An epoch is sealed: what it touched has to be noted, now or later."""
+        ...
+
+    @property
+    def unnoted(self) -> int:
+        """So many touched keys have to be noted."""
+        ...
+
+    def note_some(self, keys: int) -> Hashes:
+        """The hashes of so many of them. New ones join the shelf."""
+        ...
+
+    def fitting(self, hashes: Hashes, most: int) -> int:
+        """So many of these, from the first on, have state of so many bytes at most, about; at least one."""
+        ...
+
+    def fitting_in_range(self, first: int, count: int, most: int) -> int:
+        """The same of a range."""
         ...
 
     def collect(self, hashes: Hashes) -> Collected:
@@ -131,10 +152,14 @@ class Shelf(Protocol):
         ...
 
     def drop_some(self, keys: int) -> bool:
-        """Forget about so many keys in the runtime, whole key groups at a time, without before-images.
+        """Forget about so many keys in the runtime, key group by key group, without before-images.
 
         No epoch may have touched them. Whether that was all.
         """
+        ...
+
+    def let_go(self, keys: int) -> bool:
+        """It is of no use any more: give back what it takes for so many keys. Whether that was all."""
         ...
 
 
@@ -182,6 +207,8 @@ Some = TypeVar("Some", list[Any], npt.NDArray[np.int64])
 class AnyShelf(Generic[Some]):
     """What both layouts have in common. A layout knows which keys are held back, and makes the batches."""
 
+    _each = 1
+
     def __init__(self, selection: Selection, entries: Entries, key_groups: int, expected: int, nothing: Some) -> None:
         self.expected = expected
         self.whole = 0
@@ -194,7 +221,7 @@ class AnyShelf(Generic[Some]):
         self._begun = np.zeros(key_groups, np.bool_)
         self._listing: KeyGroup | None = None
         self._pending: Some = nothing
-        """Keys of the key group that is being listed."""
+        """Keys of the key group that is being listed, or places of so many keys each."""
         self._put_so_far = 0
         """How many of them are on the shelf."""
         self._noted = False
@@ -229,10 +256,10 @@ class AnyShelf(Generic[Some]):
                 self._begun[self._listing] = True
                 self._noted = False
                 self._pending, self._put_so_far = self._held_in(self._listing), 0
-            part = self._pending[self._put_so_far : self._put_so_far + keys]
+            part = self._pending[self._put_so_far : self._put_so_far + max(1, keys // self._each)]
             if len(part):
                 touched.append(self._put(part, self._listing))
-                keys -= len(part)
+                keys -= len(part) * self._each
                 self._put_so_far += len(part)
             if self._put_so_far == len(self._pending):
                 whole.append(self._listing)
@@ -253,22 +280,50 @@ class AnyShelf(Generic[Some]):
         return bool(self._selection.admits(hash_of(), np.array([group])).any())
 
     def drop_some(self, keys: int) -> bool:
-        """Forget about so many keys, whole key groups at a time."""
+        """Forget about so many keys."""
         self._leave()
         some: list[KeyGroup] = []
+        step = keys
         while keys > 0 and len(some) < len(self._undropped):
             some.append(self._undropped[len(some)])
             keys -= max(_GROUP, self._count(some[-1]))
-        self._forget(some)
-        del self._undropped[: len(some)]
-        return not self._undropped and self._tidied(keys)
+        del self._undropped[: self._forget(some, step)]
+        return not self._undropped and self._tidied(keys) and self.let_go(step)
+
+    def let_go(self, keys: int) -> bool:
+        """Give back what it takes for so many keys; whether that was all."""
+        self._leave()
+        return True
 
     @property
     def nbytes_hint(self) -> float:
         """Bytes per key of the last batches; before the first one, of some keys."""
         if not self._rows and len(self._entries):
-            self.collect_range(0, _SAMPLE)
+            self.collect_range(0, self.fitting_in_range(0, _SAMPLE, _SAMPLE_BYTES))
         return self._bytes / self._rows if self._rows else _GUESS
+
+    def fitting(self, hashes: Hashes, most: int) -> int:
+        """So many of these, from the first on, have state of so many bytes at most; at least one."""
+        return self._fitting(len(hashes), most, lambda count: self._entries.find(hashes[:count]))
+
+    def fitting_in_range(self, first: int, count: int, most: int) -> int:
+        """The same of a range."""
+        return self._fitting(count, most, lambda count: self._entries.span(first, count))
+
+    def _fitting(self, count: int, most: int, entries_of: Callable[[int], Numbers]) -> int:
+        each = self._most_each
+        while count and count * each > most:
+            entries = entries_of(count)
+            weight = self._weight(entries)
+            if weight <= most or (count == 1 and weight <= LARGEST):
+                break
+            if count == 1:
+                raise TooLarge(
+                    f"the state of key {self._key(entries)!r} has about {weight:,} bytes, and at most {LARGEST:,} "
+                    "of a key can be sent to another worker: keep less under one key"
+                )
+            count //= 2
+        return count
 
     def collect(self, hashes: Hashes) -> Collected:
         """The current state of the keys with these hashes."""
@@ -278,6 +333,11 @@ class AnyShelf(Generic[Some]):
         """The current state of the keys of a range."""
         return self._collect(self._entries.span(first, count))
 
+    def _weighed(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        # The last batches count for more: what is swept now is like what is swept next.
+        self._rows, self._bytes = self._rows // 2 + batch.num_rows, self._bytes // 2 + batch.nbytes
+        return batch
+
     def _collect(self, entries: Numbers) -> Collected:
         groups = self.groups[entries]
         if (groups[1:] < groups[:-1]).any():
@@ -285,19 +345,16 @@ class AnyShelf(Generic[Some]):
         left = NO_HASHES
         held = self._held(entries)
         if held is not None and held.any():
-            left = np.unique(self.hashes[entries[held]])
+            left = distinct(self.hashes[entries[held]])
             if self._entries.any_shared:
                 held = among(left, self.hashes[entries])
             entries = entries[~held]
         if not len(entries):
             return None, left
-        batch = self._batch(entries)
-        # The last batches count for more: what is swept now is like what is swept next.
-        self._rows, self._bytes = self._rows // 2 + batch.num_rows, self._bytes // 2 + batch.nbytes
-        return batch, left
+        return self._weighed(self._batch(entries)), left
 
     def _held_in(self, group: KeyGroup) -> Some:
-        """The keys with committed or current state of a key group."""
+        """Where the keys with committed or current state of a key group are, or they themselves."""
         raise NotImplementedError
 
     def _put(self, some: Some, group: KeyGroup) -> Hashes:
@@ -311,13 +368,26 @@ class AnyShelf(Generic[Some]):
         """How many keys of a key group there are."""
         raise NotImplementedError
 
-    def _forget(self, groups: list[KeyGroup]) -> None:
-        """Drop the keys of key groups that are meant."""
+    def _forget(self, groups: list[KeyGroup], keys: int) -> int:
+        """Drop the keys of key groups that are meant, of many keys so many; of how many groups none is left."""
         raise NotImplementedError
 
     def _tidied(self, keys: int) -> bool:
         """After the last one: look at so much of what they may have left behind; whether nothing is."""
         return True
+
+    @property
+    def _most_each(self) -> float:
+        """No key has more bytes of state, if that is known without a look at them."""
+        raise NotImplementedError
+
+    def _weight(self, entries: Numbers) -> int:
+        """About the bytes of their state."""
+        raise NotImplementedError
+
+    def _key(self, entries: Numbers) -> Any:
+        """The first of these keys."""
+        raise NotImplementedError
 
     def _held(self, entries: Numbers) -> Flags | None:
         """Which of them, in the order of their key groups, an epoch has touched that is not sealed; None: not one."""

@@ -13,18 +13,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from bedload.core.epoch import EpochTime
+from bedload.core.durations import Duration
 from bedload.core.errors import EpochError, SchemaError
 from bedload.core.ids import Epoch, KeyGroup, WorkerId
 from bedload.keys import DEFAULT_KEY_GROUPS, canonical_key, check_key_groups
+from bedload.state.ttl import Clock
 from bedload.store import Changes
 from bedload.testing.applied import AnyOperator, Applied, Subject, an_aggregate, an_operator
 from bedload.testing.committed import CommittedState
 from bedload.testing.input import Columns, InputFormat, Rows, as_schema
+from bedload.testing.passing_time import PassingTime
 from bedload.worker.allowance import Allowance
 from bedload.worker.runtime import Runtime
 
@@ -40,14 +43,15 @@ LIMITS = (
 Output = dict[str, Any]
 
 
-class OperatorHarness:
+class OperatorHarness(PassingTime):
     """Runs an ``Operator``, a ``VectorOperator`` or an aggregate without Spark.
 
     ``operator``: its class, or one with parameters (``Sessions(gap=30)``). ``schema``: the output's columns, as for
     :meth:`bedload.Cluster.apply`: a DDL string or a struct type of Spark's; or
     a pyarrow schema, or a mapping of names to Arrow types. ``key``: the key column, or a list of them. ``input``: the
     input's columns in the same forms. Without it, a column's type is that of its first value that is not null.
-    ``key_groups``: how many. ``epoch_bytes``: as for ``attach``, but no limit if it is left out.
+    ``key_groups``: how many. ``epoch_bytes``: as for ``attach``, but no limit if it is left out. ``ttl`` and ``clock``
+    are of whole keys, as for ``apply``.
 
     ::
 
@@ -57,7 +61,8 @@ class OperatorHarness:
 
     :meth:`aggregate` makes one for aggregates. Rows are dicts; tuples, if there is ``input``; Arrow data; or a pandas
     or Polars DataFrame. ``now`` and ``watermark`` are what ``ctx.now`` and ``ctx.watermark`` say in the next epoch: set
-    them as you like.
+    them, or run an epoch without rows later with :meth:`advance_time` and :meth:`advance_watermark`. :meth:`timers`
+    says what a key has been set.
 
     Its limits: one worker; Arrow's types, not Spark's; no retries, second actions or lost workers.
     """
@@ -71,8 +76,10 @@ class OperatorHarness:
         input: Columns | None = None,  # noqa: A002 - the user's word for it
         key_groups: int = DEFAULT_KEY_GROUPS,
         epoch_bytes: int | None = None,
+        ttl: Duration | None = None,
+        clock: Clock | None = None,
     ) -> None:
-        self._take_up(an_operator(operator, schema), key, input, key_groups, epoch_bytes)
+        self._take_up(an_operator(operator, schema, ttl, clock), key, input, key_groups, epoch_bytes)
 
     @classmethod
     def aggregate(
@@ -82,6 +89,8 @@ class OperatorHarness:
         input: Columns | None = None,  # noqa: A002 - the user's word for it
         key_groups: int = DEFAULT_KEY_GROUPS,
         epoch_bytes: int | None = None,
+        ttl: Duration | None = None,
+        clock: Clock | None = None,
         **aggregates: Function,
     ) -> OperatorHarness:
         """A harness for aggregates, named as for :meth:`bedload.Cluster.aggregate`.
@@ -92,7 +101,7 @@ class OperatorHarness:
             assert harness.run_epoch([{"car": "a", "speed": 50.0}]) == [{"car": "a", "n": 1, "mean": 50.0}]
         """
         made = cls.__new__(cls)
-        made._take_up(an_aggregate(aggregates), key, input, key_groups, epoch_bytes)
+        made._take_up(an_aggregate(aggregates, ttl, clock), key, input, key_groups, epoch_bytes)
         return made
 
     def _take_up(
@@ -111,8 +120,7 @@ class OperatorHarness:
         self._epoch = Epoch(-1)
         self._open = False
         self._sealed = False
-        self.now = 0
-        self.watermark = 0
+        self._start_time()
 
     # --- epochs ---
 
@@ -136,6 +144,7 @@ class OperatorHarness:
         runtime = self._opened()
         if self._sealed:
             return []
+        runtime.allow = partial(self._allowance.check, self._epoch, runtime)
         outputs = self._guarded(runtime.seal)
         self._sealed = True
         return outputs
@@ -160,6 +169,13 @@ class OperatorHarness:
             self._batch([])
             self._begin()
         return outputs + self.commit()
+
+    def _run_quiet_epoch(self) -> list[Output]:
+        return self.run_epoch()
+
+    def _check_between_epochs(self) -> None:
+        if self._open:
+            raise EpochError(f"epoch {self._epoch} is open, and has its time: commit() or abort() it first")
 
     @contextmanager
     def epoch(self) -> Iterator[OperatorHarness]:
@@ -228,7 +244,7 @@ class OperatorHarness:
             self._epoch = Epoch(self._epoch + 1)
             self._allowance.begin()
             self._runtime.begin(self._epoch, [KeyGroup(group) for group in range(self._key_groups)])
-            self._runtime.set_time(EpochTime(self.watermark, self.now))
+            self._runtime.set_time(self._begin_time())
             self._open = True
         return self._runtime
 

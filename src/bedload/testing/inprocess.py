@@ -37,8 +37,9 @@ from bedload.control.instructions import (
 )
 from bedload.control.members import workers_at
 from bedload.core.clock import Clock, SystemClock
+from bedload.core.durations import Duration
 from bedload.core.epoch import EpochTime
-from bedload.core.errors import BedloadError, WorkerLost, WorkerStartFailed
+from bedload.core.errors import BedloadError, EpochError, WorkerLost, WorkerStartFailed
 from bedload.core.ids import DeploymentId, Epoch, QueryId, RunId, WorkerId
 from bedload.core.limits import LIMITS, Limits
 from bedload.keys import DEFAULT_KEY_GROUPS, canonical_key, check_key_groups
@@ -47,15 +48,17 @@ from bedload.protocol import messages as m
 from bedload.protocol.combining import Combining
 from bedload.protocol.feeder import FeederSession, Send
 from bedload.protocol.split import unpack
+from bedload.state.ttl import Clock as TtlClock
 from bedload.testing.applied import AnyOperator, Subject, an_aggregate, an_operator
 from bedload.testing.attempt import TaskAttempt
 from bedload.testing.changing import Changing
 from bedload.testing.committed import CommittedState
 from bedload.testing.harness import Output, as_rows
 from bedload.testing.input import Columns, InputFormat, Rows, as_schema
+from bedload.testing.passing_time import PassingTime
 from bedload.worker.durability import Hurry, Load
 from bedload.worker.machine import COORDINATOR, Out, WorkerMachine
-from bedload.worker.moving import Neighbour
+from bedload.worker.peers import Neighbour
 
 if TYPE_CHECKING:
     from bedload.operators.aggregates import Function
@@ -72,7 +75,7 @@ class _Numbers:
     stage: int = 0
 
 
-class InProcessCluster(Changing):
+class InProcessCluster(Changing, PassingTime):
     """Workers and a coordinator in this process, running one operator for one query.
 
     ``operator``, ``schema``, ``key``, ``input`` (which is needed here) and ``key_groups`` are as for
@@ -80,7 +83,8 @@ class InProcessCluster(Changing):
     list of rows per source partition and gives all outputs; the epoch is committed as Spark does it, when the next one
     opens or when its progress event comes (``progress=True``).
     ``now`` and ``watermark`` are what ``ctx.now`` and ``ctx.watermark`` say in the next epoch that begins; a replay has
-    what its epoch had.
+    what its epoch had. ``advance_time``, ``advance_watermark`` and ``timers`` are as for a harness; ``ttl`` and
+    ``ttl_clock`` are ``ttl`` and ``clock`` of ``apply``.
     """
 
     query = QueryId("query")
@@ -96,8 +100,11 @@ class InProcessCluster(Changing):
         key_groups: int = DEFAULT_KEY_GROUPS,
         clock: Clock | None = None,
         limits: Limits = LIMITS,
+        ttl: Duration | None = None,
+        ttl_clock: TtlClock | None = None,
     ) -> None:
-        self._start(an_operator(operator, schema), key, input, workers, key_groups, clock or SystemClock(), limits)
+        subject = an_operator(operator, schema, ttl, ttl_clock)
+        self._start(subject, key, input, workers, key_groups, clock or SystemClock(), limits)
 
     @classmethod
     def aggregate(
@@ -107,11 +114,13 @@ class InProcessCluster(Changing):
         input: Columns,  # noqa: A002 - the user's word for it
         workers: int = 2,
         key_groups: int = DEFAULT_KEY_GROUPS,
+        ttl: Duration | None = None,
+        clock: TtlClock | None = None,
         **aggregates: Function,
     ) -> InProcessCluster:
         """A cluster that runs aggregates, named as for :meth:`bedload.Cluster.aggregate`."""
         made = cls.__new__(cls)
-        made._start(an_aggregate(aggregates), key, input, workers, key_groups, SystemClock(), LIMITS)
+        made._start(an_aggregate(aggregates, ttl, clock), key, input, workers, key_groups, SystemClock(), LIMITS)
         return made
 
     def _start(
@@ -136,8 +145,7 @@ class InProcessCluster(Changing):
         self.coordinator = Coordinator(workers_at(dict.fromkeys(ids, _ADDRESS)), clock=clock, limits=limits)
         self.run = RunId("run-0")
         self.epoch = Epoch(0)
-        self.now = 0
-        self.watermark = 0
+        self._start_time()
         self._times: dict[Epoch, EpochTime] = {}
         self.ended: list[EpochEnded] = []
         self.moves: list[MoveRecord] = []
@@ -158,12 +166,19 @@ class InProcessCluster(Changing):
 
     # --- what Spark does ---
 
-    def run_epoch(self, partitions: Sequence[Rows | list[Rows]], *, progress: bool = True) -> list[Output]:
-        """Run the next epoch: for each source partition its rows, or a list of batches of rows."""
+    def run_epoch(self, partitions: Sequence[Rows | list[Rows]] = ([],), *, progress: bool = True) -> list[Output]:
+        """Run the next epoch: for each source partition its rows, or a list of batches of rows; else it has none."""
         self._batches = [self._as_batches(rows) for rows in partitions]
         outputs = self.action()
         self.commit(progress=progress)
         return outputs
+
+    def _run_quiet_epoch(self) -> list[Output]:
+        return self.run_epoch()
+
+    def _check_between_epochs(self) -> None:
+        if self.epoch in self._times:
+            raise EpochError(f"epoch {self.epoch} has begun, and has its time: have it end, and commit() it first")
 
     def begin_epoch(self, partitions: Sequence[Rows | list[Rows]]) -> None:
         """Have the next epoch's rows ready for :meth:`action` and :meth:`attempt`."""
@@ -260,8 +275,9 @@ class InProcessCluster(Changing):
                     self._replies[to] = message
                 case InspectStage(operator=operator, turn=turn, stage=stage):
                     count = len(self._batches)
-                    time = self._times.setdefault(self.epoch, EpochTime(self.watermark, self.now))
-                    facts = StageFacts(count, count, time)
+                    if self.epoch not in self._times:
+                        self._times[self.epoch] = self._begin_time()
+                    facts = StageFacts(count, count, self._times[self.epoch])
                     waiting += self.coordinator.stage_inspected(operator, turn, stage, facts)
                 case InspectQuery(pause=pause) if pause:
                     self._later.append(step)  # nothing happens until the test does something

@@ -5,10 +5,12 @@ is larger than the worker's memory must fail with an error. Otherwise the operat
 state of all keys is gone.
 
 Both are counted after each batch: the bytes of outputs exactly, those of before-images as the runtime estimates them.
+What a seal puts out is looked at while it is made: any number of timers may be due in one.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 import pyarrow as pa
@@ -18,9 +20,17 @@ from bedload.core.ids import Epoch, OperatorName, WorkerId
 
 _MB = 1_000_000
 
+Allow = Callable[[int], None]
+"""Told how many bytes of outputs there are that were not taken yet; raises if they are too many."""
+
 
 class Holding(Protocol):
     """Who keeps something for the epoch under way."""
+
+    @property
+    def timed(self) -> bool:
+        """Whether it has timers."""
+        ...
 
     def held_bytes(self) -> int:
         """Roughly how much."""
@@ -46,18 +56,23 @@ class Allowance:
         """Count an output that has to be kept; raise if the epoch has become too large."""
         if output is not None:
             self._outputs += output.nbytes
+        self.check(epoch, runtime)
+
+    def check(self, epoch: Epoch, runtime: Holding, more: int = 0) -> None:
+        """Raise if the epoch is too large with so many bytes of outputs that will have to be kept."""
         if self.limit is None:
             return
-        images = runtime.held_bytes()
-        if self._outputs + images > self.limit:
+        images, outputs = runtime.held_bytes(), self._outputs + more
+        if outputs + images > self.limit:
+            timers = "have fewer timers due at the same time (they fire in one epoch), " if runtime.timed else ""
             raise TooLarge(
                 f"operator {self._name}, epoch {epoch}, worker {self._worker}: the epoch is too large for a worker. "
-                f"Its outputs take {self._outputs / _MB:,.1f} MB, rows and before-images about {images / _MB:,.1f} "
+                f"Its outputs take {outputs / _MB:,.1f} MB, rows and before-images about {images / _MB:,.1f} "
                 f"MB, and {self.limit / _MB:,.1f} MB is the limit. Make the triggers smaller (maxFilesPerTrigger, "
-                "maxOffsetsPerTrigger), use more workers, or attach with a larger epoch_bytes",
+                f"maxOffsetsPerTrigger), {timers}use more workers, or attach with a larger epoch_bytes",
                 operator=self._name,
                 epoch=epoch,
                 worker=self._worker,
-                bytes=self._outputs + images,
+                bytes=outputs + images,
                 limit=self.limit,
             )

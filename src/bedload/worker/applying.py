@@ -5,6 +5,8 @@ The phases and invariants are those of :mod:`bedload.worker.machine`.
 
 from __future__ import annotations
 
+from functools import partial
+
 import pyarrow as pa
 
 from bedload.core.clock import Clock
@@ -40,7 +42,7 @@ class Applying:
         is_open, is_sealed = current and hosted.phase is Phase.OPEN, current and hosted.phase is Phase.SEALED
         match message:
             case m.Time() if is_open and hosted.runtime is not None:
-                hosted.timed = True
+                hosted.time = message.time
                 hosted.runtime.set_time(message.time)
                 return self.flush(hosted)
             case m.Expect() if is_open:
@@ -224,6 +226,8 @@ class Applying:
             if not hosted.parking.empty:
                 return []  # the last state to arrive comes back here
             try:
+                if (steps := _waits_for_timers(hosted)) is not None:
+                    return steps  # so does the last that has something due
                 return self._seal(hosted)
             except Exception as error:
                 return self.fail(hosted, as_ours(error))
@@ -242,7 +246,9 @@ class Applying:
         runtime = hosted.runtime
         assert runtime is not None
         started = self._clock.monotonic()
-        output = runtime.seal()
+        if (allowance := hosted.allowance) is not None:
+            runtime.allow = partial(allowance.check, hosted.epoch, runtime)
+        output = runtime.seal(None if hosted.holdings.by_groups else hosted.holdings.here)
         _hold(hosted, output)
         written = self._durability.persist(
             Seal(self._worker, hosted.name, hosted.query, hosted.epoch, hosted.turn, runtime.delta)
@@ -256,7 +262,9 @@ class Applying:
         sealing = self._clock.monotonic() - started
         busy = hosted.weight.busy + sealing
         stats = EpochStats(rows=runtime.rows, keys=runtime.keys, busy=busy, sealing=sealing, bytes=written)
-        sealed = m.Sealed(self._worker, hosted.name, hosted.turn, stats)
+        # Of what is on its way nobody here knows when it is due.
+        due = runtime.next_due() if hosted.holdings.whole else None
+        sealed = m.Sealed(self._worker, hosted.name, hosted.turn, stats, due)
         out: list[Out] = [(COORDINATOR, sealed, None), *copies]
         for feeder in sharing:
             out += [(peer, m.Finished(hosted.turn), feeder.share) for peer in feeder.waiting]
@@ -295,6 +303,13 @@ def _resume(hosted: Hosted, name: m.FeederId, number: int, rows: pa.RecordBatch,
     applied.output, applied.outputs = _one_output(applied.outputs), []
     peers, applied.waiting = applied.waiting or [], None
     return [(peer, m.Applied(hosted.turn, number), applied.output) for peer in peers]
+
+
+def _waits_for_timers(hosted: Hosted) -> list[Out] | None:
+    """What to send while keys on their way may have something due; None: the epoch may be sealed."""
+    if hosted.runtime is None or not hosted.runtime.timed or hosted.time is None:
+        return None
+    return hosted.moving.in_transit.waits(hosted.turn, hosted.time)
 
 
 def _hold(hosted: Hosted, output: pa.RecordBatch | None) -> None:

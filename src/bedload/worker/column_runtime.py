@@ -14,18 +14,27 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from bedload.core.epoch import EpochTime
+from bedload.core.epoch import Due, EpochTime
 from bedload.core.errors import BedloadError, OperatorFailed
 from bedload.core.ids import NO_EPOCH, Epoch, KeyGroup, OperatorName, WorkerId
 from bedload.keys import groups_in, hash_columns, without_groups
+from bedload.keys.lookup import Hashes
 from bedload.state.kinds import Layout, VariableKind
-from bedload.store.columns import ColumnTable, warm_up
-from bedload.store.columns.index import Slots
+from bedload.state.timers import TimerClock
+from bedload.store.columns import ColumnSpec, ColumnTable, warm_up
+from bedload.store.columns.index import Flags, Slots
 from bedload.store.deltas import StateVariable
+from bedload.store.due import NEVER
+from bedload.store.shelf import NO_HASHES
+from bedload.worker.batch_context import BatchContext
+from bedload.worker.expiry import KeyTtl, VariableTtl
 from bedload.worker.failures import operator_failed, report
-from bedload.worker.operator import BatchContext
-from bedload.worker.slots import COMBINED, PartialLogic, SlotLogic
+from bedload.worker.firing import Owns
+from bedload.worker.slots import COMBINED, PartialLogic, SlotLogic, TimedLogic
 from bedload.worker.table_runtime import TableRuntime
+from bedload.worker.timers import due_at
+from bedload.worker.vector_firing import due_slots, fire, owned
+from bedload.worker.vector_timers import BatchTimer, TimerColumn
 
 _T = TypeVar("_T")
 
@@ -42,6 +51,13 @@ class ColumnDeployment:
     key_groups: int
     epoch_bytes: int | None = None
     """What an epoch may take at a worker beside the state; None: what the worker finds right."""
+    ttl: KeyTtl | None = None
+    """How long a key lives without a row; None: for good."""
+
+    @property
+    def state_columns(self) -> tuple[ColumnSpec, ...]:
+        """The logic's state columns, and that of the expiries."""
+        return (*self.logic.columns, *(() if self.ttl is None else (self.ttl.spec,)))
 
     @property
     def layout(self) -> Layout:
@@ -53,8 +69,13 @@ class ColumnDeployment:
         """The state columns."""
         return tuple(
             StateVariable(spec.name, VariableKind.COLUMN, str(spec.type), pa.field(spec.name, spec.type))
-            for spec in self.logic.columns
+            for spec in self.state_columns
         )
+
+    @property
+    def timed(self) -> bool:
+        """Whether its keys have timers, or expire."""
+        return any(spec.times for spec in self.state_columns)
 
     def prepare(self) -> None:
         """Compile what the first batch would wait for."""
@@ -70,8 +91,9 @@ class ColumnRuntime(TableRuntime[ColumnTable]):
 
     def __init__(self, deployment: ColumnDeployment, worker: WorkerId) -> None:
         self._worker = worker
-        self._context = BatchContext(deployment.name, worker, NO_EPOCH)
-        self._table = ColumnTable(deployment.key_types, deployment.logic.columns, deployment.key_groups)
+        self._context = BatchContext(deployment.name, worker)
+        self._table = ColumnTable(deployment.key_types, deployment.state_columns, deployment.key_groups)
+        self._groups: frozenset[KeyGroup] = frozenset()
         self.rows = 0
         self.durable = False
         self._is_set_up = False
@@ -79,7 +101,14 @@ class ColumnRuntime(TableRuntime[ColumnTable]):
 
     def _bind(self, deployment: ColumnDeployment) -> None:
         self.deployment = deployment
-        self._logic = deployment.logic
+        logic = self._logic = deployment.logic
+        timed = logic if isinstance(logic, TimedLogic) else None
+        self._timers: tuple[TimerColumn, ...] = () if timed is None else timed.timers
+        # A key that is gone takes its variables with it, so it comes first.
+        self._expiring: tuple[KeyTtl | VariableTtl, ...] = () if deployment.ttl is None else (deployment.ttl,)
+        self._expiring += () if timed is None else timed.lives
+        self._expiries = frozenset(it.column for it in self._expiring)
+        self._context._have(self._timers)
         self._context._begin(NO_EPOCH)  # setup belongs to none, also of code that comes later
         self._call("setup", lambda: self._logic.setup(self._context))
         self._is_set_up = True
@@ -87,6 +116,7 @@ class ColumnRuntime(TableRuntime[ColumnTable]):
     def redeploy(self, deployment: Any) -> None:
         """New code for the same state, between epochs."""
         report(self.close())
+        self._table.rebind(deployment.state_columns)
         self._bind(deployment)
 
     def close(self) -> OperatorFailed | None:
@@ -103,6 +133,7 @@ class ColumnRuntime(TableRuntime[ColumnTable]):
 
     def begin(self, epoch: Epoch, groups: Iterable[KeyGroup]) -> None:
         """An epoch begins."""
+        self._groups = frozenset(groups)
         self._table.begin(groups)
         self._context._begin(epoch)
         self.rows = 0
@@ -120,7 +151,10 @@ class ColumnRuntime(TableRuntime[ColumnTable]):
         self.rows += batch.num_rows
         rows = without_groups(batch)
         partial = self._is_partial(batch)
+        known = len(self._table.index.touched)
         slots = self._table.locate(self._key_columns(batch, partial), groups_in(batch))
+        for it in self._expiring:
+            it.renew(self._table, self._table.index.touched[known:], self._time)
         if partial:
             self._call("process", lambda: self._merge(slots, rows))
             return None
@@ -139,14 +173,83 @@ class ColumnRuntime(TableRuntime[ColumnTable]):
         assert isinstance(self._logic, PartialLogic)
         self._logic.update_partial(self._table, slots, rows, self._context)
 
-    def seal(self) -> pa.RecordBatch | None:
-        """All rows of the epoch are here; the outputs for the keys that changed."""
-        changed = self._table.changed()
-        outputs = None
+    @property
+    def timed(self) -> bool:
+        """Whether its keys have timers, or expire."""
+        return bool(self._timers or self._expiring)
+
+    def next_due(self) -> Due | None:
+        """The earliest that a timer, or the end of a key, may be due."""
+        columns = [(timer.column, timer.clock) for timer in self._timers]
+        columns += [(it.column, it.clock) for it in self._expiring]
+        found: dict[TimerClock, int] = {}
+        for column, clock in columns:
+            found[clock] = min(found.get(clock, NEVER), self._table.times(column).next)
+        return due_at(found) if columns else None
+
+    def due_hashes(self, groups: Iterable[KeyGroup], time: EpochTime) -> Hashes:
+        """Keys of these key groups that have something due."""
+        due = self._due(time, groups)
+        return hash_columns(self._table.keys(due)) if len(due) else NO_HASHES
+
+    def seal(self, owns: Owns | None = None) -> pa.RecordBatch | None:
+        """All rows of the epoch are here: the outputs of timers that are due, then those for the keys that changed."""
+        known, fired = len(self._table.index.touched), list[Slots]()
+        outputs = self._call("on_timer", lambda: self._fire(owns, fired)) if self.timed else []
+        changed = self._table.changed(but=self._expiries)
+        if self._expiring and len(changed):
+            changed = self._heard(changed, known, fired)
         if len(changed):
-            outputs = self._call("result", lambda: self._logic.result(self._table, changed, self._context))
+            made = self._call("result", lambda: self._logic.result(self._table, changed, self._context))
+            outputs += [] if made is None else [made]
         self._table.seal()
+        return outputs[0] if len(outputs) == 1 else pa.concat_batches(outputs) if outputs else None
+
+    def _heard(self, changed: Slots, known: int, fired: list[Slots]) -> Slots:
+        """Those keys that had rows, so that they were among the first touched, or whose timers fired."""
+        mark = self._table.index.mark
+        heard: Flags = np.zeros(len(self._table.index.touched) + 1, np.bool_)
+        heard[: known + 1] = True
+        for slots in fired:
+            heard[mark[slots]] = True
+        return changed[heard[mark[changed]]]
+
+    def _fire(self, owns: Owns | None, fired: list[Slots]) -> list[pa.RecordBatch]:
+        """What is due expires, and then fires; ``fired`` gets the keys of timers."""
+        table, time, outputs = self._table, self._time, list[pa.RecordBatch]()
+        due = owned(table, self._due(time, self._groups), owns)
+        if self._expiring:
+            table.touch(due)
+        for it in self._expiring:
+            if it.begun(time):
+                it.expire(table, due, time)
+        if self._timers:
+            logic = self._logic
+            assert isinstance(logic, TimedLogic)
+            taken = 0
+
+            def call(slots: Slots, timer: BatchTimer) -> None:
+                nonlocal taken
+                fired.append(slots)
+                made = logic.fire(table, slots, timer, self._context)
+                if made is not None:
+                    outputs.append(made)
+                    taken += made.nbytes
+                    if self.allow is not None:
+                        self.allow(taken)
+
+            fire(table, self._timers, due, time, call)
         return outputs
+
+    def _due(self, time: EpochTime, groups: Iterable[KeyGroup]) -> Slots:
+        columns = [(timer.column, timer.clock) for timer in self._timers]
+        columns += [(it.column, it.clock) for it in self._expiring if it.begun(time)]
+        return due_slots(self._table, columns, time, groups) if columns else np.empty(0, np.int64)
+
+    @property
+    def _time(self) -> EpochTime:
+        assert self._context._time is not None, "rows came before the time of their epoch"
+        return self._context._time
 
     def _call(self, method: str, function: Callable[[], _T]) -> _T:
         try:

@@ -81,6 +81,8 @@ class Loaded:
     """In state form; None: they are empty."""
     bytes: int = 0
     """What has been read so far."""
+    expected: int = 0
+    """With the first of an order: about how many keys there will be."""
 
 
 @dataclass(frozen=True)

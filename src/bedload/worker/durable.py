@@ -16,7 +16,8 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Set
+import weakref
+from collections.abc import Callable, Iterator, Set
 from typing import Any, TypeAlias
 
 import msgspec
@@ -33,6 +34,9 @@ from bedload.core.ids import Generation, KeyGroup, OperatorName, Ticket, WorkerI
 from bedload.protocol import messages as m
 from bedload.worker.durability import Hurry, Load, Loaded, LoadFailed, Seal
 
+AHEAD = 4
+"""Chunks that were delivered and are not put in: with those that are being read, about a hundred megabytes. As many
+again may be in a hurry, as these are put in first."""
 _PATIENCE_SECONDS = 600.0
 """A child that has given no sign of life for so long is ended. It gives one for each file and chunk that it has read;
 before the first one it starts Python and reads the records, and each call to the store has a deadline of its own."""
@@ -78,36 +82,75 @@ class CheckpointDurability:
         return written
 
 
+class _Reading:
+    """An order that is being read: what of it is in a hurry, and how much was delivered that is not put in."""
+
+    def __init__(self) -> None:
+        self.first: set[KeyGroup] = set()
+        """Key groups that somebody waits for, or has waited for."""
+        self._given: set[KeyGroup] = set()
+        self._ahead = self._hasty = 0
+        """Chunks that were delivered and are not put in, and those of them that were in a hurry."""
+        self._change = threading.Condition()
+
+    def hurry(self, groups: tuple[KeyGroup, ...]) -> None:
+        """Somebody waits for these."""
+        with self._change:
+            self.first.update(groups)
+            self._change.notify()
+
+    def give(self, news: Loaded, deliver: Callable[[Loaded], None]) -> None:
+        """Deliver it as soon as there is room; or at once, so that what is in a hurry can come, if that has room."""
+        with self._change:
+            self._change.wait_for(
+                lambda: self._ahead < AHEAD or (self._hasty < AHEAD and not self.first <= self._given)
+            )
+            self._given.update(news.groups)
+            hasty = int(not self.first.isdisjoint(news.groups))
+            self._ahead += 1
+            self._hasty += hasty
+        # The worker lets go of it when it is put in, and when it is not wanted any more: there is no third way.
+        weakref.finalize(news, self._taken, hasty).atexit = False
+        deliver(news)
+
+    def _taken(self, hasty: int) -> None:
+        with self._change:
+            self._ahead -= 1
+            self._hasty -= hasty
+            self._change.notify()
+
+
 class Loader:
-    """Reads state back in the background."""
+    """Reads state back in the background, not much faster than the worker puts it in."""
 
     def __init__(self, storage: Storage, generation: Generation) -> None:
         self._storage = storage
         self._generation = generation
-        self._first: dict[tuple[OperatorName, Ticket], set[KeyGroup]] = {}
-        """Of the orders that are being read: the key groups that somebody waits for."""
+        self._orders: dict[tuple[OperatorName, Ticket], _Reading] = {}
 
     def hurry(self, message: Hurry) -> None:
         """These key groups of an order come first; if it is read already, that is over."""
-        self._first.get((message.operator, message.ticket), set()).update(message.groups)
+        reading = self._orders.get((message.operator, message.ticket))
+        if reading is not None:
+            reading.hurry(message.groups)
 
     def start(self, order: Load, deliver: Callable[[Loaded | LoadFailed], None]) -> None:
         """Read what an order says; ``deliver`` gets it, some key groups at a time, on another thread."""
-        self._first[order.operator, order.ticket] = set()
+        self._orders[order.operator, order.ticket] = _Reading()
         threading.Thread(target=self._run, args=(order, deliver), name="bedload-load", daemon=True).start()
 
     def _run(self, order: Load, deliver: Callable[[Loaded | LoadFailed], None]) -> None:
         try:
-            first = self._first[order.operator, order.ticket]
-            for news in load(self._storage, self._generation, order, first=first):
-                deliver(news)
+            reading = self._orders[order.operator, order.ticket]
+            for news in load(self._storage, self._generation, order, first=reading.first):
+                reading.give(news, deliver)
         except BedloadError as error:
             deliver(LoadFailed(order.operator, order.ticket, error))
         except Exception as error:
             problem = CheckpointError(f"operator {order.operator}: its state could not be read: {error!r}")
             deliver(LoadFailed(order.operator, order.ticket, problem))
         finally:
-            del self._first[order.operator, order.ticket]
+            del self._orders[order.operator, order.ticket]
 
 
 def load(
@@ -118,7 +161,7 @@ def load(
     first: Set[int] = frozenset(),
     threads: int | None = None,
     pools: Pools = THREADS,
-) -> Any:
+) -> Iterator[Loaded]:
     """Read what an order says, some key groups at a time: what is in ``first`` by then before the rest."""
     # Compiled code comes with it, which a worker without state to read back can do without.
     from bedload.checkpoint.restore import Restore
@@ -134,9 +177,12 @@ def load(
     restore = Restore(
         storage, order.operator, target, wanted.plan, schemas=wanted.schemas, threads=threads, pools=pools
     )
+    expected = restore.expected(order.groups)
     try:
         for groups, state in restore.chunks(order.groups, first=first, progress=progress):
-            yield Loaded(order.operator, order.ticket, tuple(KeyGroup(group) for group in groups), state, read)
+            named = tuple(KeyGroup(group) for group in groups)
+            yield Loaded(order.operator, order.ticket, named, state, read, expected)
+            expected = 0
     except CheckpointDamaged as error:
         check_fence(storage, generation)  # a newer attachment deletes what its own state does not need
         raise advise(storage, order.operator, order.base, error) from error

@@ -33,7 +33,10 @@ _HINT = (
     "Other attributes cannot be assigned. {name} has the state variables: {variables}."
 )
 
-_OWN = tuple(f"{Path(__file__).parent.parent / part}{os.sep}" for part in ("worker", "state", "store"))
+_OF_KEYS = ("process", "result", "on_timer", "handleInputRows", "handleExpiredTimer", "handleInitialState")
+"""Methods that are called about a key."""
+
+_OWN = tuple(f"{Path(__file__).parent.parent / part}{os.sep}" for part in ("worker", "state", "store", "spark/drop_in"))
 """Where code of ours is that operators call, or that calls them."""
 
 
@@ -54,7 +57,7 @@ def operator_failed(
     elif isinstance(error, TypeError) and TrackedList.__name__ in text:
         hint = _C_CODE
     where = f", key {key!r}" if key is not _NO_KEY else ""
-    where += f", epoch {epoch}" if method in ("process", "result", "seal") else ""
+    where += f", epoch {epoch}" if method in (*_OF_KEYS, "seal") else ""
     return OperatorFailed(
         f"{method} of operator {name}{where}, worker {worker} raised {type(error).__name__}: {text}\n{trace}{hint}",
         operator=name,
@@ -78,7 +81,7 @@ def located(error: BedloadError, name: OperatorName, method: str, *, epoch: Epoc
         return error
     where = f"operator {name}, epoch {epoch}" + (f", key {key!r}" if key is not _NO_KEY else "")
     trace = ""
-    if method in ("process", "result"):
+    if method in _OF_KEYS:
         trace = "\n" + "".join(traceback.format_tb(_skip_own(error.__traceback__))[:1]).rstrip()
     details = {"operator": name, "epoch": epoch} | ({"key": key} if key is not _NO_KEY else {}) | error.details
     return type(error)(f"{where}: {error.message}{trace}", **details)
@@ -123,7 +126,9 @@ def _of_state(error: AttributeError) -> str:
         chosen = next((it for it in declared if isinstance(it, Parameter)), None)
         if chosen is not None:
             return f"\n{chosen.name} is a parameter of {chosen.operator}, and {chosen.advice}."
-    variables = ", ".join(spec.name for spec in state_of(type(missed))) or "none"
+    variables = (
+        ", ".join(spec.name for spec in state_of(type(missed)) if not spec.name.startswith("bedload_")) or "none"
+    )
     return _HINT.format(name=type(missed).__name__, variables=variables)
 
 
@@ -135,7 +140,7 @@ def _is_users(place: TracebackType) -> bool:
 
 def _skip_own(trace: Any) -> Any:
     # A generator runs when its outputs are collected, so not all of our frames are of one module.
-    own = f"{__package__}."
+    own = (f"{__package__}.", "bedload.spark.drop_in.")
     while trace is not None and trace.tb_next is not None:
         if not str(trace.tb_frame.f_globals.get("__name__")).startswith(own):
             break

@@ -32,10 +32,61 @@ class Grouped(NamedTuple):
 def group_rows(keys: list[pa.Array], groups: np.ndarray) -> Grouped:
     """Group the rows of a sub-batch, given its key columns and the key group of each row."""
     codes, distinct = _encode(keys)
-    count = len(distinct[0])
+    group_of = _groups_of(codes, groups, len(distinct[0]))
+    rank = np.argsort(group_of, kind="stable")
+    order, bounds = _in_order(codes, rank)
+    ordered = pa.array(rank)
+    sorted_groups = group_of[rank]
+    cuts = [0, *(np.flatnonzero(np.diff(sorted_groups)) + 1).tolist(), len(rank)]
+    return Grouped(
+        freeze_keys([column.take(ordered) for column in distinct]),
+        bounds.tolist(),
+        order,
+        [(KeyGroup(int(sorted_groups[a])), a, b) for a, b in pairwise(cuts)],
+    )
+
+
+class Ascending(NamedTuple):
+    """The keys of a batch in ascending order, nulls first, and where their rows are."""
+
+    columns: list[pa.Array]
+    """The columns of the keys, a row for each."""
+    groups: np.ndarray
+    """Their key groups."""
+    bounds: list[int]
+    order: np.ndarray
+
+
+def sort_rows(keys: list[pa.Array], groups: np.ndarray) -> Ascending:
+    """The same in the order of the keys, over all key groups."""
+    codes, distinct = _encode(keys)
+    rank = _ascending(distinct)
+    order, bounds = _in_order(codes, rank)
+    ordered = pa.array(rank)
+    group_of = _groups_of(codes, groups, len(rank))
+    return Ascending([column.take(ordered) for column in distinct], group_of[rank], bounds.tolist(), order)
+
+
+def _ascending(columns: list[pa.Array]) -> np.ndarray:
+    by = [(column, "ascending") for column in columns]
+    # Where a column has nulls, whether there is one comes before the value.
+    by = [pair for it in by for pair in ([(it[0].is_null(), "descending"), it] if it[0].null_count else [it])]
+    names = [str(i) for i in range(len(by))]
+    table = pa.table([column for column, _ in by], names)
+    keys = [(name, order) for name, (_, order) in zip(names, by, strict=True)]
+    found: np.ndarray = pc.sort_indices(table, keys).to_numpy()
+    return found
+
+
+def _groups_of(codes: np.ndarray, groups: np.ndarray, count: int) -> np.ndarray:
     group_of = np.empty(count, dtype=np.int16)
     group_of[codes] = groups
-    rank = np.argsort(group_of, kind="stable")
+    return group_of
+
+
+def _in_order(codes: np.ndarray, rank: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The rows in an order of their keys, and where the rows of each begin."""
+    count = len(rank)
     position = np.empty(count, dtype=np.uint16 if count <= 65536 else np.uint32)
     position[rank] = np.arange(count, dtype=position.dtype)
     placed = position[codes]
@@ -43,15 +94,7 @@ def group_rows(keys: list[pa.Array], groups: np.ndarray) -> Grouped:
     order = np.argsort(placed, kind="stable")
     bounds = np.zeros(count + 1, dtype=np.int64)
     np.cumsum(np.bincount(placed, minlength=count), out=bounds[1:])
-    ordered = pa.array(rank)
-    sorted_groups = group_of[rank]
-    cuts = [0, *(np.flatnonzero(np.diff(sorted_groups)) + 1).tolist(), count]
-    return Grouped(
-        freeze_keys([column.take(ordered) for column in distinct]),
-        bounds.tolist(),
-        order,
-        [(KeyGroup(int(sorted_groups[a])), a, b) for a, b in pairwise(cuts)],
-    )
+    return order, bounds
 
 
 def _encode(keys: list[pa.Array]) -> tuple[np.ndarray, list[pa.Array]]:

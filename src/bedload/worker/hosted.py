@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from bedload.core.clock import Clock
+from bedload.core.epoch import EpochTime
 from bedload.core.errors import BedloadError, ProtocolError
 from bedload.core.ids import (
     NO_EPOCH,
@@ -159,8 +160,8 @@ class Hosted:
     query: QueryId = NO_QUERY
     committed: tuple[Epoch, QueryId] = NO_EPOCH, NO_QUERY
     """The last committed epoch, which live reads show, and whose it was."""
-    timed: bool = False
-    """Whether the time of the epoch is known: before that no row of it is applied."""
+    time: EpochTime | None = None
+    """The time of the epoch; None: it is not known, and before that no row of it is applied."""
     feeders: dict[m.FeederId, Feeder] = field(default_factory=dict)
     ends: Ends = field(default_factory=Ends)
     error: BedloadError | None = None
@@ -176,19 +177,20 @@ class Hosted:
     def at(cls, worker: WorkerId, name: OperatorName, clock: Clock, limits: Limits) -> Hosted:
         """An operator that a worker hears of for the first time."""
         holdings = Holdings()
-        parking = Parking(holdings)
+        parking = Parking(holdings, limits)
         restoring = Restoring(worker, name, holdings, clock, limits)
         return cls(name, holdings, parking, restoring, Moving(worker, name, parking, clock, limits))
 
     @property
     def unfinished(self) -> bool:
-        """Whether there is something to send, to forget or to put in."""
-        return self.moving.sender is not None or bool(self.moving.drops) or self.restoring.busy
+        """Whether there is something to send, to forget, to count, to put in or to give out."""
+        moving = self.moving.sender is not None or self.moving.drops or self.moving.counts
+        return moving or self.restoring.busy or self.parking.due
 
     @property
     def waits_for_time(self) -> bool:
         """Whether a turn is under way, and its time is not known."""
-        return self.phase is Phase.OPEN and not self.timed
+        return self.phase is Phase.OPEN and self.time is None
 
     def no_feeders(self) -> None:
         """A turn begins, or is over."""

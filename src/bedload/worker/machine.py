@@ -38,12 +38,11 @@ from bedload.worker.applying import Applying
 from bedload.worker.durability import Durability, InMemoryOnly, Loaded, LoadFailed
 from bedload.worker.failures import as_ours, report
 from bedload.worker.hosted import Hosted, Phase
-from bedload.worker.moving import Neighbour
-from bedload.worker.peers import COORDINATOR, LOADER, Out, Peer
+from bedload.worker.peers import COORDINATOR, LOADER, Neighbour, Out, Peer
 from bedload.worker.reads import find
 from bedload.worker.runtime import Runtime, Startable
 
-Mover = m.Ship | m.HandOver | m.Shipped | m.Fetch | m.Copy | m.Flip | m.Weigh
+Mover = m.Ship | m.HandOver | m.Shipped | m.Fetch | m.AskDue | m.DueKeys | m.Copy | m.Flip | m.Weigh
 
 
 class WorkerMachine:
@@ -60,13 +59,8 @@ class WorkerMachine:
         idle: Callable[[], float] = lambda: 1.0,
     ) -> None:
         """``idle``: the share of its time that the worker has to spare."""
-        self.worker = worker
-        self._idle = idle
-        self._load = load
-        self._clock = clock
-        self._durable = durability is not None
-        self._epoch_bytes = epoch_bytes
-        self._limits = limits
+        self.worker, self._durable, self._epoch_bytes = worker, durability is not None, epoch_bytes
+        self._idle, self._load, self._clock, self._limits = idle, load, clock, limits
         self._applying = Applying(worker, clock, durability or InMemoryOnly())
         self._hosted: dict[OperatorName, Hosted] = {}
 
@@ -77,7 +71,7 @@ class WorkerMachine:
         match message:
             case m.Join() | m.Apply() | m.Done() | m.Backlog():
                 return self._applying.from_feeder(self._at(message.operator), peer, message, body)
-            case m.Ship() | m.HandOver() | m.Shipped() | m.Fetch() | m.Copy() | m.Flip() | m.Weigh():
+            case _ if isinstance(message, Mover):
                 return self._from_mover(peer, message, body)
             case m.Release():
                 return self._release(message)
@@ -106,10 +100,13 @@ class WorkerMachine:
         return [step for hosted in self._hosted.values() for step in self._applying.gone(hosted, peer)]
 
     def pump(self) -> tuple[list[Out], float | None]:
-        """Send a little, or put a little in; and in how many seconds to call again, None: after the next event."""
+        """Do a little of what is to be done; and in how many seconds to call again, None: after the next event."""
         out, pauses = list[Out](), list[float]()
         for hosted in self._hosted.values():
             moving, active = hosted.moving, hosted.code.active
+            if hosted.parking.due:
+                out += self._resume(hosted, hosted.parking.free_some(self._clock.monotonic()))
+                pauses.append(0.0)
             if hosted.restoring.busy:
                 out += [*hosted.restoring.hurry(), *self._install(hosted)]
                 pauses.append(0.0)
@@ -118,6 +115,9 @@ class WorkerMachine:
                 if released := moving.drop_some():
                     out += [*released, *self._answer_reads(hosted)]
                 pauses.append(self._clock.monotonic() - started)  # as long for others
+            if moving.counts:
+                out += moving.count_some()
+                pauses.append(0.0)
             if hosted.runtime is None or not moving.may_send:
                 continue
             assert moving.sender is not None
@@ -125,6 +125,7 @@ class WorkerMachine:
             try:
                 if active is None:
                     raise BedloadError("no version of its code runs here: setup failed in the last one")
+                out += hosted.moving.in_transit.answers(hosted.runtime)
                 sent, pause = moving.send(active, self._idle())
             except Exception as error:
                 out += moving.fail(moving.sender.move, "send", error)
@@ -138,12 +139,12 @@ class WorkerMachine:
 
     @property
     def moving(self) -> bool:
-        """Whether there is something to send, to forget or to put in."""
+        """Whether there is something to send, to forget, to put in or to give out."""
         return any(hosted.unfinished for hosted in self._hosted.values())
 
     def unsent(self, message: m.Message, error: Exception) -> list[Out]:
         """Something is too large to be sent to another worker."""
-        assert isinstance(message, m.Ship | m.HandOver | m.Shipped | m.Fetch)
+        assert isinstance(message, m.Ship | m.HandOver | m.Shipped | m.Fetch | m.AskDue | m.DueKeys)
         return self._at(message.operator).moving.fail(message.move, "send", error)
 
     def last_words(self, error: BaseException) -> Out:
@@ -229,7 +230,7 @@ class WorkerMachine:
             # SUBTLE: the coordinator always ends a turn before it begins another on this FIFO channel.
             raise ProtocolError(f"{message} while turn {hosted.turn} is {hosted.phase.name}")
         hosted.turn, hosted.epoch, hosted.query = message.turn, message.epoch, message.query
-        hosted.phase, hosted.error, hosted.timed, hosted.weight.busy = Phase.OPEN, None, False, 0.0
+        hosted.phase, hosted.error, hosted.time, hosted.weight.busy = Phase.OPEN, None, None, 0.0
         hosted.no_feeders()
         out: list[Out] = []
         try:
@@ -238,7 +239,7 @@ class WorkerMachine:
                 hosted.restoring.error = None  # it needs nothing, so it is told to read nothing
             if hosted.restoring.error is not None:
                 raise hosted.restoring.error
-            if gone := hosted.holdings.begin(message.groups, message.guests):
+            if gone := hosted.holdings.begin(message.groups, message.guests, message.away):
                 runtime.drop(gone)
             limit = hosted.code.shipped[message.deployment].epoch_bytes
             hosted.allowance = Allowance(hosted.name, self.worker, self._epoch_bytes if limit is None else limit)
@@ -340,6 +341,8 @@ class WorkerMachine:
                 return self._from_owner(hosted, peer, message, body)
             case m.Shipped() | m.Fetch():
                 hosted.moving.heard(message, body)
+            case m.AskDue() | m.DueKeys():
+                return [*hosted.moving.in_transit.heard(message, body), *self._applying.seal_if_done(hosted)]
             case m.Copy():
                 runtime = self._running(hosted, message.deployment)
                 hosted.moving.copy(message, runtime, hosted.turn if hosted.phase is Phase.SEALED else None)

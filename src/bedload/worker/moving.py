@@ -7,9 +7,8 @@ installed as committed, whatever epoch is under way; once a move failed here, no
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from functools import partial
 
-import numpy as np
 import pyarrow as pa
 
 from bedload.core.clock import Clock
@@ -17,10 +16,11 @@ from bedload.core.errors import BedloadError, MoveFailed
 from bedload.core.ids import NO_MOVE, DeploymentId, KeyGroup, MoveId, OperatorName, Turn, WorkerId
 from bedload.core.limits import LIMITS, Limits
 from bedload.keys import key_groups
-from bedload.keys.lookup import Hashes, distinct
+from bedload.keys.lookup import Hashes
 from bedload.migration.hash_set import pack, state_hashes, unpack
 from bedload.migration.holdings import Presence, groups_of
 from bedload.migration.lane import Parcel
+from bedload.migration.lots import MovedKeys, shelve
 from bedload.migration.parking import Freed, Parking
 from bedload.migration.receiver import Receiver, Receiving, waits, whole_only
 from bedload.migration.sender import Sender
@@ -28,21 +28,14 @@ from bedload.migration.slices import Slices, Step, timed
 from bedload.protocol import messages as m
 from bedload.protocol.messages import Body
 from bedload.protocol.split import pack_whole, unpack_whole
-from bedload.store.shelf import Selection, Shelf
+from bedload.store.shelf import Shelf
 from bedload.worker.failures import bug
-from bedload.worker.peers import COORDINATOR, Out
+from bedload.worker.in_transit import InTransit
+from bedload.worker.peers import COORDINATOR, Neighbour, Out
 from bedload.worker.runtime import Runtime
 
-_MANY = 1 << 20
 _DROP_KEYS = 1 << 14
 """Keys to forget in a step, about."""
-
-
-class Neighbour(NamedTuple):
-    """Another worker, to be called."""
-
-    worker: WorkerId
-    address: str
 
 
 class Moving:
@@ -62,13 +55,14 @@ class Moving:
         """What lives elsewhere since a move is over, and has to be forgotten here."""
         self._released: list[MoveId] = []
         """Moves whose end is told when that is done."""
+        self._unneeded: list[Shelf] = []
+        """Of moves that were called off."""
+        self._uncounted: MovedKeys | None = None
+        """What has arrived and is being counted."""
         self._addresses: dict[WorkerId, str] = {}
-        self._worker = worker
-        self._name = name
-        self._parking = parking
-        self._holdings = parking.holdings
-        self._clock = clock
-        self._limits = limits
+        self._worker, self._name, self._clock, self._limits = worker, name, clock, limits
+        self._parking, self._holdings = parking, parking.holdings
+        self.in_transit = InTransit(worker, name, self._holdings, self)
 
     # --- both ends ---
 
@@ -112,13 +106,14 @@ class Moving:
             traceback=bug(error).message,
         )
 
+    @timed(Step.WANT)
     def neighbour_gone(self, neighbour: Neighbour) -> list[Out]:
         """The connection to another worker broke: what was on it goes again."""
         if self.sender is not None:
             self.sender.broken(neighbour.worker)
-        if self.receiver is not None and neighbour.worker in self.receiver.sources:
-            return self.ask(self._parking.waiting_keys())
-        return []
+        if self.receiver is None or neighbour.worker not in self.receiver.sources:
+            return []
+        return [*self.ask(self._parking.waiting_keys()), *self.in_transit.neighbour_gone(neighbour)]
 
     def superseded(self, base: Turn, groups: tuple[KeyGroup, ...], runtime: Runtime) -> list[Out]:
         """Key groups are read back that were on their way, or the state of another turn than what leaves is of."""
@@ -141,11 +136,12 @@ class Moving:
         if sender is not None:
             if message.called_off:
                 holdings.take_back(kept)
+                self._unneeded += sender.shelves
             else:
                 self._dropping += sender.shelves
             self.sender = None
         elif runtime is not None and not message.called_off:
-            self._dropping += [_shelve(runtime, lot) for lot in kept]
+            self._dropping += [shelve(runtime, lot) for lot in kept]
             holdings.owned -= groups_of(kept)
         self._over = max(self._over, message.move)
         if message.move == self.failed and message.called_off:
@@ -154,7 +150,7 @@ class Moving:
             if message.called_off:
                 holdings.called_off(message.arriving)
                 if runtime is not None:
-                    self._dropping += [_shelve(runtime, lot) for lot in message.arriving]
+                    self._dropping += [shelve(runtime, lot) for lot in message.arriving]
             else:
                 holdings.taken_over()
                 if not receiver.complete:
@@ -168,17 +164,17 @@ class Moving:
     @property
     def drops(self) -> bool:
         """Whether something has to be forgotten."""
-        return bool(self._dropping)
+        return bool(self._dropping or self._unneeded)
 
     def drop_some(self) -> list[Out]:
         """Forget a little of what lives elsewhere; if that was the last of it, the word for the coordinator."""
-        self._drop_some()
+        with self.slices.timing(Step.DROP):
+            if self._dropping:
+                if self._dropping[-1].drop_some(_DROP_KEYS):
+                    self._dropping.pop()
+            elif self._unneeded and self._unneeded[-1].let_go(_DROP_KEYS):
+                self._unneeded.pop()
         return [] if self._dropping else self._told_released()
-
-    @timed(Step.DROP)
-    def _drop_some(self) -> None:
-        if self._dropping and self._dropping[-1].drop_some(_DROP_KEYS):
-            self._dropping.pop()
 
     def drop_all(self) -> list[Out]:
         """The same at once: something else is about to come into its place."""
@@ -219,9 +215,8 @@ class Moving:
         return self.sender if self.sender is not None and self.sender.move == move else None
 
     def _make_sender(self, move: MoveId, terms: m.Terms, lots: tuple[m.Lot, ...], runtime: Runtime) -> Sender:
-        shelves = lambda lot: _shelve(runtime, lot, named=not whole_only(terms))  # noqa: E731
-        groups, limits = self._holdings.key_groups, self._limits
-        sender = Sender(move, terms, lots, shelves, groups, self._clock, limits, self.slices)
+        shelves, groups = partial(shelve, runtime, named=not whole_only(terms)), self._holdings.key_groups
+        sender = Sender(move, terms, lots, shelves, groups, self._clock, self._limits, self.slices)
         self._holdings.keep(move, lots)
         return sender
 
@@ -236,10 +231,10 @@ class Moving:
     def sealed(self, turn: Turn) -> list[Out]:
         """What the sealed epoch has changed of what is copied ahead goes again. The epoch itself is not at stake."""
         sender = self.sender
-        if sender is None:
+        if sender is None or sender.move == self.failed:
             return []
         try:
-            with self.slices.timing(Step.NOTE):
+            with self.slices.timing(Step.SEAL):
                 sender.sealed(turn)
         except Exception as error:
             return self.fail(sender.move, "send", error)
@@ -255,6 +250,7 @@ class Moving:
         if self.sender is not None:
             self.sender.aborted()
 
+    @timed(Step.WANT)
     def backlog(self, hashes: Hashes) -> list[Out]:
         """Feeders have rows of these keys."""
         sender = self.sender
@@ -265,6 +261,7 @@ class Moving:
                 return self.fail(sender.move, "send", error)
         return []
 
+    @timed(Step.WANT)
     def heard(self, message: m.Shipped | m.Fetch, body: Body) -> None:
         """A new owner has something, or waits for it."""
         sender = self._sends(message.move)
@@ -286,6 +283,7 @@ class Moving:
         """Whether there is something to send, and all of it is here."""
         return self.sender is not None and not self._holdings.left and self.sender.move != self.failed
 
+    @timed(Step.SEND)
     def send(self, deployment: DeploymentId, idle: float) -> tuple[list[Out], float | None]:
         """A little of what has to go; and in how many seconds to go on, None: when something has happened."""
         sender = self.sender
@@ -299,17 +297,19 @@ class Moving:
         return out, pause
 
     def _out(self, sender: Sender, parcel: Parcel, deployment: DeploymentId) -> Out:
-        to = self._neighbour(parcel.target)
+        to = self.neighbour(parcel.target)
         said = self._name, sender.move, self._worker, parcel.number
         if parcel.base is not None:
-            return to, m.HandOver(*said, parcel.base), pack(parcel.hashes)
+            return to, m.HandOver(*said, parcel.base, parcel.first, parcel.more), pack(parcel.hashes)
         # While copying ahead the new owner has no use for the hashes: it is told what is stale instead.
         nameless = parcel.ahead or whole_only(sender.terms)
         hashes = b"" if nameless else pack(parcel.hashes)
-        ship = m.Ship(*said, deployment, hashes, parcel.groups, parcel.last, parcel.ahead, parcel.expected)
+        foreseen = parcel.expected, parcel.of_groups
+        ship = m.Ship(*said, deployment, hashes, parcel.groups, parcel.last, parcel.ahead, *foreseen)
         return to, ship, None if parcel.state is None else pack_whole(parcel.state)
 
-    def _neighbour(self, worker: WorkerId) -> Neighbour:
+    def neighbour(self, worker: WorkerId) -> Neighbour:
+        """Another worker of the move."""
         return Neighbour(worker, self._addresses[worker])
 
     # --- the new owner's end ---
@@ -332,8 +332,8 @@ class Moving:
         """Take in what an old owner sends: rows that can go on."""
         assert self.receiver is not None
         if isinstance(message, m.HandOver):
-            now, stale = self._clock.monotonic(), unpack(body)
-            return self.receiver.handed_over(message.source, message.number, message.base, stale, now)
+            said = message.source, message.number, message.base, unpack(body), self._clock.monotonic()
+            return self.receiver.handed_over(*said, first=message.first, more=message.more)
         assert runtime is not None
         return self._ship(self.receiver, message, body, runtime)
 
@@ -349,7 +349,7 @@ class Moving:
                 keep = receiver.wanted(message.source, state_hashes(state))
                 state = state if keep.all() else state.filter(pa.array(keep))
         if message.expected:
-            runtime.foresee(message.expected)
+            runtime.foresee(message.expected, message.of_groups)
         if state is not None and state.num_rows:
             runtime.take_in(state)
         now = self._clock.monotonic()
@@ -358,14 +358,30 @@ class Moving:
 
     def arrived(self, runtime: Runtime | None) -> list[Out]:
         """If all is here by now: the word for the coordinator."""
-        receiver, parking = self.receiver, self._parking
-        if receiver is None or not receiver.becomes_complete():
+        if self.receiver is None or not self.receiver.becomes_complete():
             return []
-        asked = len(distinct(np.concatenate(parking.asked))) if parking.asked else 0
-        waited = waits(parking.waits).astype("<f8").tobytes()
         assert runtime is not None
-        keys = sum(_count(runtime, lot) for lot in receiver.handed)
-        news = m.Arrived(self._worker, self._name, receiver.move, keys, receiver.bytes, asked, parking.rows)
+        self._uncounted = MovedKeys(runtime, self.receiver.handed)
+        return self.count_some()
+
+    @property
+    def counts(self) -> bool:
+        """Whether it is to be counted what has arrived."""
+        return self._uncounted is not None
+
+    @timed(Step.COUNT)
+    def count_some(self) -> list[Out]:
+        """Count a little of what has arrived; if that was the last of it, the word for the coordinator."""
+        receiver, parking = self.receiver, self._parking
+        if self._uncounted is None or receiver is None or not receiver.complete:
+            self._uncounted = None  # the move is over
+            return []
+        if (keys := self._uncounted.count_some()) is None:
+            return []
+        self._uncounted = None
+        waited = waits(parking.waits(self._clock.monotonic())).astype("<f8").tobytes()
+        told = keys, receiver.bytes, len(parking.asked), parking.rows
+        news = m.Arrived(self._worker, self._name, receiver.move, *told)
         return [(COORDINATOR, news, waited)]
 
     @property
@@ -380,19 +396,4 @@ class Moving:
             return []
         split = receiver.split(hashes, lambda some: key_groups(some, self._holdings.key_groups))
         fetch = m.Fetch(self._name, receiver.move, self._worker)
-        return [(self._neighbour(source), fetch, pack(keys)) for source, keys in split.items()]
-
-
-def _count(runtime: Runtime, lot: m.Lot) -> int:
-    """How many keys with state a lot has brought. Single keys that were named need not have any."""
-    single = runtime.shelve(Selection((), single=lot.key_groups, only=np.array(lot.keys, np.int64)))
-    while not single.listed:
-        single.list_some(_MANY)
-    return runtime.keys_in(lot.groups) + len(single.hashes)
-
-
-def _shelve(runtime: Runtime, lot: m.Lot, *, named: bool = True) -> Shelf:
-    """What passes from one worker to another; without names if it can be."""
-    stay, keys = np.array(lot.stay, np.int64), np.array(lot.keys, np.int64)
-    named = named or bool(lot.stay or lot.keys)
-    return runtime.shelve(Selection(lot.groups, stay, lot.key_groups, keys, named=named))
+        return [(self.neighbour(source), fetch, pack(keys)) for source, keys in split.items()]

@@ -23,11 +23,16 @@ from typing import Any, ClassVar, TypeVar
 from bedload.core.epoch import EpochTime
 from bedload.core.errors import DefinitionError, StateTypeError
 from bedload.core.ids import Epoch, WorkerId
-from bedload.state import Declaration, StateSpec, build_specs
-from bedload.store import ROW_SLOTS
+from bedload.state import Declaration, RecordLayout, StateSpec, build_specs
+from bedload.state.expiries import with_expiries
+from bedload.state.specs import TIMERS
+from bedload.state.timers import Timer
+from bedload.state.ttl import Ttl
+from bedload.store import row_slots
 from bedload.worker.attributes import check_attributes
 from bedload.worker.parameters import PARAMETERS, Configured, Parameter, Values, parameters_of, values_of
 from bedload.worker.rows import Rows
+from bedload.worker.timers import OperatorTimers
 
 _T = TypeVar("_T")
 _NO_VALUES: Values = MappingProxyType({})
@@ -36,7 +41,7 @@ _NO_VALUES: Values = MappingProxyType({})
 class Context:
     """What an operator may know about its call: the name of the ``operator``, ``worker`` and ``epoch``, the time."""
 
-    __slots__ = ("_forgotten", "_time", "epoch", "operator", "worker")
+    __slots__ = ("_forgotten", "_time", "_timers", "epoch", "operator", "worker")
 
     _forgotten: bool
     """Whether the call under way asked to forget its key. The runtime clears it where an epoch begins or ends."""
@@ -44,6 +49,7 @@ class Context:
     def __init__(self, operator: str, worker: WorkerId, epoch: Epoch) -> None:
         self.operator = operator
         self.worker = worker
+        self._timers: OperatorTimers | None = None
         self._begin(epoch)
 
     def _begin(self, epoch: Epoch) -> None:
@@ -57,8 +63,7 @@ class Context:
         """The time of the epoch, in milliseconds since 1970: when Spark first planned its batch.
 
         It is the same for all rows of an epoch, on every replay and at every worker. Use it instead of the machine's
-        clock, which would give another state each time. An operator is called for keys that have rows: there are no
-        timers yet.
+        clock, which would give another state each time.
         """
         return self._epoch_time("now").processing
 
@@ -69,6 +74,29 @@ class Context:
         0 if the query has no ``withWatermark``, or no row has moved it yet. It is the same on every replay.
         """
         return self._epoch_time("watermark").watermark
+
+    def is_late(self, at: Any) -> Any:
+        """Whether the watermark has passed an event time, in milliseconds since 1970: nobody waits for such a row.
+
+        Of an array it says so for each item.
+        """
+        return at < self.watermark
+
+    @property
+    def timers(self) -> OperatorTimers:
+        """The timers of the current key, by event time; ``ctx.timers.processing`` are those by the epochs' own time.
+
+        ::
+
+            ctx.timers.set(ctx.watermark + 60_000)              # on_timer is called when the watermark is there
+            ctx.timers.processing.set(ctx.now + 60_000, "report")
+            ctx.timers.delete(); ctx.timers.list()
+        """
+        if self._timers is None:
+            raise DefinitionError(
+                f"operator {self.operator} has no on_timer(self, key, timer, ctx): define it, and its keys have timers"
+            )
+        return self._timers
 
     def _epoch_time(self, name: str) -> EpochTime:
         if self._time is None:
@@ -84,19 +112,6 @@ class Context:
 
     def __repr__(self) -> str:
         return f"Context(operator={self.operator!r}, worker={self.worker}, epoch={self.epoch})"
-
-
-class BatchContext(Context):
-    """The context of code that takes many keys in one call."""
-
-    __slots__ = ()
-
-    def forget(self) -> None:
-        """Refuse: there is no current key."""
-        raise DefinitionError(
-            f"operator {self.operator}: ctx.forget() is for operators on rows, whose calls are about one key; "
-            f"a VectorOperator keeps its keys"
-        )
 
 
 class OperatorMeta(type):
@@ -137,6 +152,8 @@ class OperatorMeta(type):
                 f"operator {name}: {', '.join(both)} is a parameter and a state variable; give one of them another name"
             )
         if bases:
+            if issubclass(cls, Operator) and cls.timed() and TIMERS not in cls.__bedload_specs__:
+                cls.__bedload_specs__ += (TIMERS,)
             check_attributes(cls, cls.__bedload_specs__)
         return cls
 
@@ -223,6 +240,19 @@ class Operator(metaclass=OperatorMeta):
         """Give the output for a key that changed in the epoch."""
         raise NotImplementedError
 
+    def on_timer(self, key: Any, timer: Timer, ctx: Context) -> Iterable[Any] | None:
+        """A timer of the key is due: at the end of an epoch, whether the key had rows in it or not.
+
+        It may return rows, set timers and change state as ``process`` does. Timers fire in the order of their time, and
+        of keys where that is the same; one that is set here for a time that has come fires in the same epoch.
+        """
+        raise NotImplementedError
+
+    @classmethod
+    def timed(cls) -> bool:
+        """Whether its keys have timers: whether it defines ``on_timer``."""
+        return cls.on_timer is not Operator.on_timer
+
     def setup(self, ctx: Context) -> None:
         """Make what all keys of a worker share; called once per worker, on an object without a key."""
 
@@ -230,9 +260,9 @@ class Operator(metaclass=OperatorMeta):
         """Release what :meth:`setup` made; called once, on the same object."""
 
 
-def state_of(operator: type[Operator]) -> tuple[StateSpec, ...]:
-    """The operator's state variables."""
-    return operator.__bedload_specs__
+def state_of(operator: type[Operator], ttl: Ttl | None = None) -> tuple[StateSpec, ...]:
+    """The operator's state variables, with the hidden ones; ``ttl`` is that of whole keys."""
+    return with_expiries(operator.__bedload_specs__, ttl)
 
 
 def check_operator(operator: object) -> type[Operator]:
@@ -248,6 +278,7 @@ def check_operator(operator: object) -> type[Operator]:
         raise DefinitionError(f"operator {operator.__name__}: grouped must be True or False")
     _check_signature(operator, "process", ("key", "rows", "ctx"))
     _check_signature(operator, "result", ("key", "ctx"))
+    _check_signature(operator, "on_timer", ("key", "timer", "ctx"))
     return operator
 
 
@@ -262,13 +293,16 @@ def _check_signature(operator: type[Operator], method: str, names: tuple[str, ..
         ) from error
 
 
-def make_shared(operator: type[Operator], parameters: Values = _NO_VALUES) -> tuple[Operator, type[Operator]]:
-    """The object for ``setup`` and ``close``, and the class of the per-key objects.
+def make_shared(
+    operator: type[Operator], parameters: Values = _NO_VALUES, layout: RecordLayout | None = None
+) -> tuple[Operator, type[Operator]]:
+    """The object for ``setup`` and ``close``, and the class of the per-key objects; ``layout`` is that of their state.
 
     Attributes that ``setup`` sets on the first become visible, read-only, on all objects of the
     second: they and the parameters are put on its class by :func:`share`.
     """
-    row = _subclass(operator, _slots((*(spec.name for spec in state_of(operator)), *ROW_SLOTS)))
+    layout = RecordLayout(state_of(operator)) if layout is None else layout
+    row = _subclass(operator, slots_class((*layout.names, *row_slots(layout))))
     if row.__dictoffset__:  # a base class that is no operator has no slots, and would let everything be assigned
         row.__setattr__ = _declared_only  # type: ignore[method-assign]
     return make_holder(operator, parameters), row
@@ -282,13 +316,13 @@ def _declared_only(self: Any, name: str, value: Any) -> None:
 
 def make_holder(operator: type[_T], parameters: Values) -> _T:
     """An object of an operator that is no key's, with a place for what ``setup`` makes."""
-    holder = object.__new__(_subclass(operator, _slots(("__dict__",))))
+    holder = object.__new__(_subclass(operator, slots_class(("__dict__",))))
     holder.__dict__[PARAMETERS] = parameters
     return holder
 
 
 @cache
-def _slots(names: tuple[str, ...]) -> type:
+def slots_class(names: tuple[str, ...]) -> type:
     """A class that is nothing but these slots.
 
     SUBTLE: two versions of an operator with the same state share it, so that objects of the one can become
@@ -306,6 +340,11 @@ def _subclass(operator: type[_T], slots: type) -> type[_T]:
 
 def share(holder: Operator, row: type[Operator]) -> None:
     """Put the parameters, and what ``setup`` made, on the class of the per-key objects."""
+    if taken := sorted(holder.__dict__.keys() & {spec.name for spec in row.__bedload_specs__}):
+        raise DefinitionError(
+            f"setup of operator {row.__name__} sets {', '.join(taken)}, which is a state variable: each key has its "
+            f"own, and setup belongs to none. Give it its value in the declaration or in process"
+        )
     # SUBTLE: a parameter's value takes the place of its descriptor, as reading a plain attribute of a class is faster.
     for name, item in {**holder.__dict__[PARAMETERS], **holder.__dict__}.items():
         # A function on a class would be a method, and be given the object of the key.

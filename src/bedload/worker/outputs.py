@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from bedload.core.errors import BedloadError, OutputError
+from bedload.worker.allowance import Allow
 from bedload.worker.fitting import NOT_FITTING, fitted
 from bedload.worker.misfits import misfit
 
@@ -24,9 +25,12 @@ _SOME = 4096
 class OutputRows:
     """Collects what operator code returns, and remembers for which key."""
 
-    __slots__ = ("_done", "_operator", "_schema", "keys", "rows")
+    __slots__ = ("_allow", "_bytes", "_done", "_operator", "_schema", "keys", "rows")
 
-    def __init__(self, operator: str, schema: pa.Schema) -> None:
+    def __init__(self, operator: str, schema: pa.Schema, allow: Allow | None = None) -> None:
+        """``allow`` is told how many bytes there are, now and then while rows come, and raises if they are too many."""
+        self._allow = allow
+        self._bytes = 0
         self._operator = operator
         self._schema = schema
         self._done: list[list[pa.Array]] = []
@@ -86,6 +90,9 @@ class OutputRows:
         except (*NOT_FITTING, BedloadError) as error:
             raise self._explain(error) from error
         self._done.append(arrays)
+        self._bytes += sum(array.nbytes for array in arrays)
+        if self._allow is not None:
+            self._allow(self._bytes)
         self.rows.clear()  # in place: the hot loops hold them
         self.keys.clear()
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from typing import NamedTuple
 
+from bedload.core.ids import WorkerId
 from bedload.protocol import messages as m
 from bedload.protocol.messages import Body
 from bedload.worker.durability import Hurry, Load
@@ -16,5 +18,13 @@ COORDINATOR: Peer = "coordinator"
 
 LOADER: Peer = "loader"
 """The peer for orders to read state back."""
+
+
+class Neighbour(NamedTuple):
+    """Another worker, to be called."""
+
+    worker: WorkerId
+    address: str
+
 
 Out = tuple[Peer, m.Message | Load | Hurry, Body]

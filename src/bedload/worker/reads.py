@@ -10,7 +10,7 @@ from bedload.keys import freeze_keys, hash_columns
 from bedload.keys.lookup import Hashes
 from bedload.protocol import messages as m
 from bedload.protocol.messages import Body
-from bedload.protocol.split import unpack_whole
+from bedload.protocol.split import pack_whole, unpack_whole
 from bedload.worker.hosted import Hosted
 from bedload.worker.peers import Out, Peer
 
@@ -46,4 +46,5 @@ def find(
     if runtime is not None and body is not None:
         state = runtime.read_batch(message.group, freeze_keys(unpack_whole(body).columns)[0])
     answer = m.ReadAnswer(state is not None, *hosted.committed)
-    return [(peer, answer, None if state is None else state.serialize())]
+    # SUBTLE: with its schema. New code may declare the variables in another order than they have here.
+    return [(peer, answer, None if state is None else pack_whole(state))]

@@ -141,13 +141,13 @@ class Restoring:
         """Put a little in of what is here; what is all put in now, and so counts as here."""
         if not self._chunks:
             return None
-        started = self._clock.monotonic()
+        started = self._clock.processor()
         asked = self._holdings.asked
         chunk = next((it for it in self._chunks if not asked.isdisjoint(it.news.groups)), self._chunks[0])
         self._install_some(chunk, runtime)
         if chunk.over:
             self._arrive(chunk)
-        took = self._clock.monotonic() - started
+        took = self._clock.processor() - started
         self._longest = max(self._longest, took)
         most = self._limits.install_rows
         fitting = most if took <= 0 else int(self._rows * self._limits.install_seconds / took)
@@ -161,6 +161,8 @@ class Restoring:
 
     def _install_some(self, chunk: _Chunk, runtime: Runtime) -> None:
         message, wanted = self.orders[chunk.news.ticket]
+        if chunk.news.expected and not chunk.row:
+            runtime.foresee(chunk.news.expected)
         groups, state, begun, expect = chunk.cut(self._rows)
         still = [group for group in groups if group in wanted]
         if state is not None and len(still) < len(groups):

@@ -17,24 +17,31 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from bedload.core.epoch import EpochTime
+from bedload.core.epoch import Due, EpochTime
 from bedload.core.errors import BedloadError, DataError, DefinitionError, OperatorFailed, ProtocolError
 from bedload.core.ids import NO_EPOCH, Epoch, KeyGroup, OperatorName, WorkerId
 from bedload.keys import groups_in, hash_columns
+from bedload.keys.lookup import Hashes
 from bedload.state import RecordLayout
 from bedload.state.kinds import Layout
+from bedload.state.specs import StateSpec
+from bedload.state.timers import VARIABLE, Timer, TimerClock
+from bedload.state.ttl import CODE, Ttl
 from bedload.store import KeyGroupStore, MakeStore
-from bedload.store.deltas import StateVariable, describe
+from bedload.store.deltas import StateVariable, describe, key_arrays
+from bedload.store.due import NEVER
 from bedload.store.resting import RestingStore
 from bedload.store.row_table import RowTable
-from bedload.store.shelf import Selection, Shelf
+from bedload.store.shelf import NO_HASHES, Selection, Shelf
 from bedload.worker.failures import located, operator_failed, report
+from bedload.worker.firing import Firing, Owns, owned
 from bedload.worker.grouping import Grouped, group_rows
 from bedload.worker.operator import Context, Operator, make_shared, share, state_of
 from bedload.worker.outputs import OutputRows
 from bedload.worker.parameters import Values
 from bedload.worker.rows import Rows, SortedBatch, row_type, rows_of
 from bedload.worker.table_runtime import TableRuntime
+from bedload.worker.timers import CurrentKey, OperatorTimers, due_at
 
 _T = TypeVar("_T")
 _end_of = itemgetter(2)
@@ -58,6 +65,13 @@ class Deployment:
     epoch_bytes: int | None = None
     """What an epoch may take at a worker beside the state; None: what the worker finds right."""
     parameters: Values = field(default_factory=dict)
+    ttl: Ttl | None = None
+    """How long a key lives without a row."""
+
+    @property
+    def specs(self) -> tuple[StateSpec, ...]:
+        """The state variables as they are declared, with the hidden ones."""
+        return state_of(self.operator, self.ttl)
 
     @property
     def layout(self) -> Layout:
@@ -67,7 +81,12 @@ class Deployment:
     @property
     def variables(self) -> tuple[StateVariable, ...]:
         """The state variables."""
-        return describe(state_of(self.operator))
+        return describe(self.specs)
+
+    @property
+    def timed(self) -> bool:
+        """Whether its keys have timers, or something of them expires."""
+        return self.operator.timed() or any(spec.ttl is not None for spec in self.specs)
 
     def prepare(self) -> None:
         """Nothing to do: rows run as they are."""
@@ -80,7 +99,7 @@ class Deployment:
 class OperatorRuntime(TableRuntime[RowTable]):
     """One operator at one worker: its code, its key groups, its current epoch."""
 
-    def __init__(self, deployment: Deployment, worker: WorkerId, make_store: MakeStore = RestingStore) -> None:
+    def __init__(self, deployment: Any, worker: WorkerId, make_store: MakeStore = RestingStore) -> None:
         self._worker = worker
         self._table = RowTable(deployment.name, make_store)
         self._context = Context(deployment.name, worker, NO_EPOCH)
@@ -93,10 +112,13 @@ class OperatorRuntime(TableRuntime[RowTable]):
         self.durable = False
         self._bind(deployment)
 
-    def _bind(self, deployment: Deployment) -> None:
+    def _bind(self, deployment: Any) -> None:
         self.deployment = deployment
         operator = deployment.operator
-        holder, row = make_shared(operator, deployment.parameters)
+        layout = RecordLayout(deployment.specs)
+        holder, row = make_shared(operator, deployment.parameters, layout)
+        self._current = CurrentKey(deployment.name) if operator.timed() else None
+        self._context._timers = None if self._current is None else OperatorTimers(self._current)
         self._context._begin(NO_EPOCH)  # setup belongs to none, also of code that comes later
         self._call("setup", lambda: holder.setup(self._context))
         if self._context._forgotten:
@@ -108,7 +130,8 @@ class OperatorRuntime(TableRuntime[RowTable]):
         share(holder, row)
         self._row_type = row_type(deployment.columns)
         self._holder, self._row = holder, row
-        self._table.bind(RecordLayout(state_of(operator)), row, len(deployment.key), deployment.key_types)
+        self._table.bind(layout, row, len(deployment.key), deployment.key_types)
+        self._expiries = self._table.layout.expiries
         self._grouped = operator.grouped
         self._has_result = operator.result is not Operator.result
 
@@ -131,15 +154,20 @@ class OperatorRuntime(TableRuntime[RowTable]):
 
     def begin(self, epoch: Epoch, groups: Iterable[KeyGroup]) -> None:
         """An epoch begins, in which the worker owns these key groups."""
+        groups = self._groups = frozenset(groups)
         self._context._begin(epoch)
         self._waiting, self._waiting_bytes = [], 0
         self._images, self._look_at = 0, _FIRST_LOOK
         self.rows = 0
+        if self._current is not None:
+            self._current.armed.clear()
         self._table.begin(groups)
 
     def set_time(self, time: EpochTime) -> None:
         """The time of the epoch that has begun: once, and before its first row."""
         self._context._time = time
+        if self._expiries is not None:
+            self._expiries.begin(time)
 
     def hashes(self, batch: pa.RecordBatch) -> npt.NDArray[np.int64]:
         """The hash of the key of each row of a sub-batch."""
@@ -154,20 +182,42 @@ class OperatorRuntime(TableRuntime[RowTable]):
             return None
         return self._call("process", lambda: self._process(batch).batch())
 
-    def seal(self) -> pa.RecordBatch | None:
+    def seal(self, owns: Owns | None = None) -> pa.RecordBatch | None:
         """All rows of the epoch are here: run what waits for that; the outputs that leave now."""
-        return self._call("seal", self._seal)
+        return self._call("seal", lambda: self._seal(owns))
 
-    def _seal(self) -> pa.RecordBatch | None:
-        outputs = OutputRows(self.deployment.name, self.deployment.output)
+    def _seal(self, owns: Owns | None) -> pa.RecordBatch | None:
+        outputs = OutputRows(self.deployment.name, self.deployment.output, self.allow)
         if self._waiting:
             whole = pa.Table.from_batches(self._waiting).combine_chunks().to_batches()
             self._waiting = []
             for batch in whole:
                 self._process(batch, outputs)
+        if self._expiries is not None:
+            self._sweep(owns)
+        if self._current is not None:
+            self._fire(self._current, outputs, owns)
         results = (lambda store: self._results(store, outputs)) if self._has_result else None
         self._table.seal(results, durable=self.durable)
         return outputs.batch()
+
+    @property
+    def timed(self) -> bool:
+        """Whether its keys may have something due: timers, or what expires."""
+        return self._current is not None or self._expiries is not None
+
+    def due_hashes(self, groups: Iterable[KeyGroup], time: EpochTime) -> Hashes:
+        """Keys of these key groups that may have something due."""
+        stores = (store for group in groups if (store := self._table.stores.get(group)) is not None)
+        keys = [key for store in stores for key in store.may_be_due(time)]
+        return hash_columns(key_arrays(keys, self.deployment.key_types)) if keys else NO_HASHES
+
+    def next_due(self) -> Due | None:
+        """The earliest that something of a key may be due."""
+        if not self.timed:
+            return None
+        stores = [store for group, store in self._table.stores.items() if group in self._groups]
+        return due_at({clock: min((it.next_due(clock) for it in stores), default=NEVER) for clock in TimerClock})
 
     def drop(self, groups: Iterable[KeyGroup]) -> None:
         """Forget the state of these key groups; no epoch may have touched them."""
@@ -216,15 +266,23 @@ class OperatorRuntime(TableRuntime[RowTable]):
         grouped = group_rows([batch.column(i) for i in deployment.key], group_column)
         keys, stores = grouped.keys, self._table.stores
         parts = [(stores[group], keys[start:stop]) for group, start, stop in grouped.groups]
+        expiries = self._expiries
         objects: Iterable[Any] = chain.from_iterable(_in_turn(parts, outputs))
-        if not self._table.layout.scalars_only:
+        if not self._table.layout.scalars_only or (expiries is not None and expiries.watches_code):
             # SUBTLE: a call may change a container of another key of the batch, and so all have to be open before it.
             objects = list(objects)
+        if expiries is not None and expiries.key is not None:
+            objects = list(objects)
+            expiries.renew(objects)
         view = SortedBatch(batch, deployment.columns, self._row_type, grouped.order)
         context, process = self._context, self._row.process
         add_row, add_key = outputs.rows.append, outputs.keys.append
         key: Any = None
+        if self._current is not None:
+            objects = self._current.each(objects)
         try:
+            if expiries is not None:
+                CODE.runs = expiries.watches_code
             for key, item, rows in zip(keys, objects, rows_of(view, grouped.bounds), strict=True):
                 returned = process(item, key, rows, context)
                 if returned is not None:
@@ -240,14 +298,58 @@ class OperatorRuntime(TableRuntime[RowTable]):
             raise self._located("process", error, key=key) from error
         except BaseException as error:
             raise self._failed("process", error, key=key) from error
+        finally:
+            CODE.runs = False
+            if self._current is not None:
+                self._current.item = None
+        if self._current is not None and self._current.armed:
+            group_of = {key: group for group, start, stop in grouped.groups for key in keys[start:stop]}
+            for key, clock, at in self._current.armed:
+                stores[group_of[key]].arm(clock, at, key)
+            self._current.armed.clear()
         return outputs
+
+    def _sweep(self, owns: Owns | None) -> None:
+        """Take out what is due in keys that have no rows."""
+        for group, store in self._table.stores.items():
+            if group in self._groups and (keys := store.overdue()):
+                store.sweep(set(keys if owns is None else owned(group, keys, owns, self.deployment.key_types)))
+
+    def _fire(self, current: CurrentKey, outputs: OutputRows, owns: Owns | None) -> None:
+        """Call ``on_timer`` for what is due."""
+        context, on_timer = self._context, self._row.on_timer
+        assert context._time is not None
+        firing = Firing(current, context._time, self.deployment.key_types)
+        firing.collect([store for group, store in self._table.stores.items() if group in self._groups], owns)
+
+        def call(item: Any, key: Any, timer: Timer, store: KeyGroupStore) -> None:
+            try:
+                CODE.runs = self._expiries is not None and self._expiries.watches_code
+                returned = on_timer(item, key, timer, context)
+                if returned is not None:
+                    outputs.add(key, returned)
+                if context._forgotten:
+                    context._forgotten = False
+                    store.forget([key])
+                    setattr(item, VARIABLE, ())
+            except BedloadError as error:
+                raise self._located("on_timer", error, key=key) from error
+            except BaseException as error:
+                raise self._failed("on_timer", error, key=key) from error
+            finally:
+                CODE.runs = False
+            outputs.settle()
+
+        firing.run(call)
 
     def _results(self, store: KeyGroupStore, outputs: OutputRows) -> None:
         context, result = self._context, self._row.result
         add_row, add_key = outputs.rows.append, outputs.keys.append
         key: Any = None
         try:
-            for item in store.changed():
+            changed = store.changed()
+            CODE.runs = self._expiries is not None and self._expiries.watches_code
+            for item in changed:
                 key = item._bedload_key
                 returned = result(item, key, context)
                 if type(returned) is tuple:
@@ -262,6 +364,8 @@ class OperatorRuntime(TableRuntime[RowTable]):
             raise self._located("result", error, key=key) from error
         except BaseException as error:
             raise self._failed("result", error, key=key) from error
+        finally:
+            CODE.runs = False
         outputs.settle()
 
     def _forget(self, key: Any, rows: Rows, grouped: Grouped) -> None:

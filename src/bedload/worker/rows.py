@@ -7,6 +7,7 @@ the whole sub-batch into tuples, column by column, which costs a fraction of doi
 
 from __future__ import annotations
 
+import datetime as dt
 from collections import namedtuple
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -75,8 +76,34 @@ def values(column: pa.Array) -> list[Any]:
     ):
         plain: list[Any] = column.to_numpy(zero_copy_only=False).tolist()
         return plain
+    if column.null_count == 0 and _has_zone(kind):
+        found = _moments(column)
+        if found is not None:
+            return found
     objects: list[Any] = column.to_pylist()
     return objects
+
+
+def _moments(column: pa.Array) -> list[Any] | None:
+    """Timestamps with a zone, in a fraction of the time that Arrow takes; None: there is one that Python has not."""
+    numbers = column.cast(pa.int64()).to_numpy()
+    if not len(numbers) or numbers.min() < _FIRST or numbers.max() > _LAST:
+        return None
+    zone = pa.lib.string_to_tzinfo(column.type.tz)
+    if column.type.tz == "UTC":
+        epoch = dt.datetime(1970, 1, 1, tzinfo=zone)
+        return [epoch + since for since in numbers.astype("m8[us]").tolist()]
+    of_utc = zone.fromutc
+    return [of_utc(moment.replace(tzinfo=zone)) for moment in numbers.astype("M8[us]").tolist()]
+
+
+def _has_zone(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_timestamp(kind) and kind.tz is not None and kind.unit == "us")
+
+
+_DAY = 86_400_000_000
+_FIRST, _LAST = (dt.date.min.toordinal() - 719_163 + 2) * _DAY, (dt.date.max.toordinal() - 719_163 - 2) * _DAY
+"""Inside of what Python has in every zone."""
 
 
 class SortedBatch:
@@ -92,6 +119,11 @@ class SortedBatch:
         self._rows: list[Any] | None = None
         self._sorted: dict[int, pa.Array] = {}
         self._table: pa.RecordBatch | None = None
+
+    @property
+    def made(self) -> bool:
+        """Whether somebody has looked at the rows as objects."""
+        return self._rows is not None
 
     def rows(self) -> list[Any]:
         """All rows as objects."""

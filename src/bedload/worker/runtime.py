@@ -13,13 +13,16 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from bedload.core.epoch import EpochTime
+from bedload.core.epoch import Due, EpochTime
 from bedload.core.errors import OperatorFailed
 from bedload.core.ids import Epoch, KeyGroup, OperatorName, WorkerId
+from bedload.keys.lookup import Hashes
 from bedload.state.kinds import Layout
 from bedload.store import Changes
 from bedload.store.deltas import StateVariable
 from bedload.store.shelf import Selection, Shelf
+from bedload.worker.allowance import Allow
+from bedload.worker.firing import Owns
 
 
 class Runtime(Protocol):
@@ -29,6 +32,21 @@ class Runtime(Protocol):
     """Input rows of the current epoch."""
     durable: bool
     """Set it if every seal is followed by a :meth:`delta`: then part of the work is done on the way."""
+    allow: Allow | None
+    """Set it to be asked while a seal makes outputs."""
+
+    @property
+    def timed(self) -> bool:
+        """Whether its keys have timers."""
+        ...
+
+    def due_hashes(self, groups: Iterable[KeyGroup], time: EpochTime) -> Hashes:
+        """Keys of these key groups that may have timers which are due."""
+        ...
+
+    def next_due(self) -> Due | None:
+        """The earliest that something of what is here may be due; None: it has nothing that ever is."""
+        ...
 
     def redeploy(self, deployment: Any) -> None:
         """New code for the same state, between epochs."""
@@ -54,8 +72,8 @@ class Runtime(Protocol):
         """Take a sub-batch; the outputs that leave at once."""
         ...
 
-    def seal(self) -> pa.RecordBatch | None:
-        """All rows of the epoch are here; the outputs that leave now."""
+    def seal(self, owns: Owns | None = None) -> pa.RecordBatch | None:
+        """All rows of the epoch are here; the outputs that leave now. ``owns``: which keys' timers may fire."""
         ...
 
     def changes(self) -> Iterator[Changes]:
@@ -89,8 +107,11 @@ class Runtime(Protocol):
         """The keys with state that are meant, to go elsewhere. At any time, whether an epoch is under way or not."""
         ...
 
-    def foresee(self, keys: int) -> None:
-        """About so many keys will be taken in: make ready for them what costs no memory before they come."""
+    def foresee(self, keys: int, groups: int = 0) -> None:
+        """About so many keys will be taken in, of so many key groups if that is known.
+
+        Make ready for them what costs no memory before they come.
+        """
         ...
 
     def take_in(self, state: pa.RecordBatch) -> None:
@@ -169,6 +190,11 @@ class Startable(Protocol):
     @property
     def variables(self) -> tuple[StateVariable, ...]:
         """The state variables, with what is to be known of them without the operator's code."""
+        ...
+
+    @property
+    def timed(self) -> bool:
+        """Whether its keys have timers, or expire: whether there is something to do without rows."""
         ...
 
     @property

@@ -43,8 +43,7 @@ def state_schema(
 
 
 def _variables(deployment: Startable, specs: Mapping[str, StateSpec]) -> Iterator[Variable]:
-    logic = _logic(deployment)
-    columns = {} if logic is None else {column.name: column for column in logic.columns}
+    columns = {column.name: column for column in getattr(deployment, "state_columns", ())}
     for name, kind, text, field in deployment.variables:
         _check_storable(deployment.name, f"state variable {name!r} ({text})", field.type)
         spec = specs.get(name)

@@ -10,6 +10,7 @@ import pyarrow as pa
 from bedload.core.ids import KeyGroup
 from bedload.store import Changes, StateTable
 from bedload.store.shelf import Selection, Shelf
+from bedload.worker.allowance import Allow
 
 Table = TypeVar("Table", bound=StateTable)
 _T = TypeVar("_T")
@@ -18,6 +19,7 @@ _T = TypeVar("_T")
 class TableRuntime(Generic[Table]):
     """The half of a :class:`~bedload.worker.runtime.Runtime` that runs no operator code."""
 
+    allow: Allow | None = None
     _table: Table
 
     def _call(self, method: str, function: Callable[[], _T]) -> _T:
@@ -62,9 +64,9 @@ class TableRuntime(Generic[Table]):
         """The keys that are meant, to go elsewhere."""
         return self._table.shelve(selection)
 
-    def foresee(self, keys: int) -> None:
-        """About so many keys will be taken in."""
-        self._table.foresee(keys)
+    def foresee(self, keys: int, groups: int = 0) -> None:
+        """About so many keys will be taken in, of so many key groups if that is known."""
+        self._table.foresee(keys, groups)
 
     def take_in(self, state: pa.RecordBatch) -> None:
         """Put in what a shelf gave."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any, ClassVar
@@ -23,16 +23,19 @@ from bedload.state.types import OptionalNode, ScalarNode
 from bedload.store.columns import ColumnSpec, ColumnTable
 from bedload.store.columns.distinct import distinct
 from bedload.store.columns.index import Slots
+from bedload.worker.batch_context import BatchContext
+from bedload.worker.expiry import VariableTtl
 from bedload.worker.fitting import NOT_FITTING, recast
 from bedload.worker.misfits import misfit
-from bedload.worker.operator import Context, OperatorMeta, make_holder
+from bedload.worker.operator import OperatorMeta, make_holder
 from bedload.worker.parameters import Values
 from bedload.worker.vector_batch import VectorBatch
+from bedload.worker.vector_timers import BatchTimer, TimerColumn, timer_columns
 
 State = dict[str, npt.NDArray[Any]]
 
 _RETURN_IT = (
-    "The new state is what process returns, and the arrays that it gets cannot be changed: make new ones, as in "
+    "The new state is what the call returns, and the arrays that it gets cannot be changed: make new ones, as in "
     'x = state["x"] + 1, and return them: return {"x": x}'
 )
 
@@ -61,24 +64,48 @@ class VectorOperator(metaclass=OperatorMeta):
     date, and ``X | None`` of these. Dates come as ``datetime64[D]``. Where one is None, a number comes as NaN (an ``int
     | None`` as ``float64``), a date as NaT, and any other as None; NaN that is returned becomes None. Parameters are
     those of :class:`Operator`.
+
+    An operator that defines ``on_timer`` has timers: those by event time that ``timers`` names, and those by the time
+    of the epochs that ``processing_timers`` names. A key has at most one of each.
+
+    A variable with a TTL (``bl.value(0, ttl="1 hour")``) is the default again for keys for which no call has returned
+    it for so long; with ``refresh="read"``, none has got it either.
     """
 
     __slots__ = ()
 
     __bedload_specs__: ClassVar[tuple[StateSpec, ...]]
+    timers: ClassVar[tuple[str, ...]] = ("",)
+    processing_timers: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, **parameters: Any) -> None:
         """The operator with these parameters (:func:`bedload.param`), to be applied."""
 
-    def process(self, batch: VectorBatch, state: State, ctx: Context) -> Any:
+    def process(self, batch: VectorBatch, state: State, ctx: BatchContext) -> Any:
         """Take a batch and the state of its distinct keys; return the new state, or (new state, outputs)."""
         raise NotImplementedError
 
-    def result(self, keys: Any, state: State, ctx: Context) -> Any:
+    def result(self, keys: Any, state: State, ctx: BatchContext) -> Any:
         """Give the outputs for the keys that changed in the epoch."""
         raise NotImplementedError
 
-    def setup(self, ctx: Context) -> None:
+    def on_timer(self, keys: Any, timer: BatchTimer, state: State, ctx: BatchContext) -> Any:
+        """Timers of one name and clock are due: at the end of an epoch, whether the keys had rows in it or not.
+
+        ``keys`` are as in ``result``, and ``timer.at`` has the time of each; they come in the order of time, and of
+        keys where that is the same (null last). It returns what ``process`` does, and may set timers; one that is due
+        fires in the same epoch. Each key gets its timers in the order of their time, and of name and clock.
+        """
+        raise NotImplementedError
+
+    @classmethod
+    def timer_columns(cls) -> tuple[TimerColumn, ...]:
+        """The timers of each key, in the order in which those of one time fire; none without ``on_timer``."""
+        if cls.on_timer is VectorOperator.on_timer:
+            return ()
+        return timer_columns(cls.__name__, cls.timers, cls.processing_timers)
+
+    def setup(self, ctx: BatchContext) -> None:
         """Make what is needed; called once per worker."""
 
     def close(self) -> None:
@@ -89,7 +116,11 @@ def check_vector_operator(operator: type[VectorOperator]) -> None:
     """Raise a DefinitionError for an operator that cannot run."""
     if operator.process is VectorOperator.process:
         raise DefinitionError(f"operator {operator.__name__} has no process(self, batch, state, ctx)")
-    for method, names in (("process", ("batch", "state", "ctx")), ("result", ("keys", "state", "ctx"))):
+    for method, names in (
+        ("process", ("batch", "state", "ctx")),
+        ("result", ("keys", "state", "ctx")),
+        ("on_timer", ("keys", "timer", "state", "ctx")),
+    ):
         try:
             inspect.signature(getattr(operator, method)).bind(None, *names)
         except TypeError as error:
@@ -98,6 +129,7 @@ def check_vector_operator(operator: type[VectorOperator]) -> None:
                 f"{method}(self, {', '.join(names)}): {error}"
             ) from error
     vector_columns(operator)
+    operator.timer_columns()
 
 
 _TYPES = {
@@ -137,7 +169,21 @@ class VectorLogic:
 
     @cached_property
     def columns(self) -> tuple[ColumnSpec, ...]:
-        """The state columns."""
+        """The state columns: the operator's own, then those of its timers and of what expires."""
+        return (*self._own, *(timer.spec for timer in self.timers), *(it.spec for it in self.lives))
+
+    @cached_property
+    def timers(self) -> tuple[TimerColumn, ...]:
+        """The timers of each key."""
+        return self._operator.timer_columns()
+
+    @cached_property
+    def lives(self) -> tuple[VariableTtl, ...]:
+        """Which variables expire."""
+        return VariableTtl.of_variables(self._operator.__bedload_specs__)
+
+    @cached_property
+    def _own(self) -> tuple[ColumnSpec, ...]:
         return vector_columns(self._operator)
 
     @cached_property
@@ -147,7 +193,7 @@ class VectorLogic:
     def __reduce__(self) -> tuple[Any, ...]:
         return VectorLogic, (self._operator, self._output, dict(self._parameters))
 
-    def setup(self, ctx: Context) -> None:
+    def setup(self, ctx: BatchContext) -> None:
         """The operator's own."""
         self._user.setup(ctx)
 
@@ -155,40 +201,59 @@ class VectorLogic:
         """The operator's own."""
         self._user.close()
 
-    def update(self, table: ColumnTable, slots: Slots, batch: pa.RecordBatch, ctx: Context) -> pa.RecordBatch | None:
+    def update(
+        self, table: ColumnTable, slots: Slots, batch: pa.RecordBatch, ctx: BatchContext
+    ) -> pa.RecordBatch | None:
         """Gather the state of the batch's distinct keys, call ``process``, scatter what it returns."""
         met, index = distinct(slots)
         view = VectorBatch(batch, index.astype(np.int64), table.keys(met))
-        before = self._gather(table, met)
+        return self._taking("process", table, met, ctx, lambda state: self._user.process(view, state, ctx))
+
+    def fire(self, table: ColumnTable, slots: Slots, timer: BatchTimer, ctx: BatchContext) -> pa.RecordBatch | None:
+        """Call ``on_timer`` for these keys, and scatter what it returns."""
+        keys = _as_one(table.keys(slots))
+        return self._taking("on_timer", table, slots, ctx, lambda state: self._user.on_timer(keys, timer, state, ctx))
+
+    def _taking(
+        self, method: str, table: ColumnTable, slots: Slots, ctx: BatchContext, call: Callable[[State], Any]
+    ) -> pa.RecordBatch | None:
+        before = self._gather(table, slots)
         given = dict(before)
-        try:
-            returned = self._user.process(view, given, ctx)
-        except ValueError as error:
-            if "read-only" in str(error):
-                error.add_note(_RETURN_IT)
-            raise
-        state, outputs = returned if isinstance(returned, tuple) else (returned, None)
-        if state is not None:
-            self._scatter(table, met, state)
+        for it in self.lives:
+            it.handed_out(table, slots, ctx._epoch_time("now"))
+        with ctx._keys.about(table, slots, may_set=True):
+            try:
+                returned = call(given)
+            except ValueError as error:
+                if "read-only" in str(error):
+                    error.add_note(_RETURN_IT)
+                raise
+            state, outputs = returned if isinstance(returned, tuple) else (returned, None)
+            if state is not None:
+                self._scatter(method, table, slots, state)
+                for it in self.lives:
+                    if it.variable in state:
+                        it.written(table, slots, ctx._epoch_time("now"))
         assigned = (name for name, old in before.items() if given.get(name, old) is not old)
         lost = [name for name in assigned if name not in (state or ())]
         if lost:
             raise StateTypeError(
-                f"process of operator {self._operator.__name__} assigned state[{lost[0]!r}] and did not return it. "
+                f"{method} of operator {self._operator.__name__} assigned state[{lost[0]!r}] and did not return it. "
                 f"{_RETURN_IT}"
             )
         return self._batch(outputs)
 
-    def result(self, table: ColumnTable, slots: Slots, ctx: Context) -> pa.RecordBatch | None:
+    def result(self, table: ColumnTable, slots: Slots, ctx: BatchContext) -> pa.RecordBatch | None:
         """The outputs for the keys that changed."""
         if self._operator.result is VectorOperator.result:
             return None
-        keys = table.keys(slots)
-        return self._batch(self._user.result(keys[0] if len(keys) == 1 else keys, self._gather(table, slots), ctx))
+        with ctx._keys.about(table, slots, may_set=False):
+            outputs = self._user.result(_as_one(table.keys(slots)), self._gather(table, slots), ctx)
+        return self._batch(outputs)
 
     def _gather(self, table: ColumnTable, slots: Slots) -> State:
         state = {}
-        for spec in self.columns:
+        for spec in self._own:
             values = table.values(spec.name)[slots]
             if pa.types.is_date(spec.type):
                 values = values.astype("datetime64[D]")
@@ -203,18 +268,18 @@ class VectorLogic:
             state[spec.name] = values
         return state
 
-    def _scatter(self, table: ColumnTable, slots: Slots, state: Any) -> None:
+    def _scatter(self, method: str, table: ColumnTable, slots: Slots, state: Any) -> None:
         if not isinstance(state, Mapping):
             raise StateTypeError(
-                f"process of operator {self._operator.__name__} returned {type(state).__name__}; return a dict from "
+                f"{method} of operator {self._operator.__name__} returned {type(state).__name__}; return a dict from "
                 f"state variable to array, or a pair of that and outputs"
             )
-        known = {spec.name: spec for spec in self.columns}
+        known = {spec.name: spec for spec in self._own}
         for name, values in state.items():
             spec = known.get(name)
             if spec is None:
                 raise StateTypeError(
-                    f"process of operator {self._operator.__name__} returned state {name!r}, which is not declared; "
+                    f"{method} of operator {self._operator.__name__} returned state {name!r}, which is not declared; "
                     f"there are: {', '.join(known)}"
                 )
             array = self._state_array(name, values, spec.type)
@@ -228,8 +293,8 @@ class VectorLogic:
                 )
             if len(array) != len(slots):
                 raise StateTypeError(
-                    f"process of operator {self._operator.__name__}: state column {name!r} has {len(array)} values for "
-                    f"{len(slots)} keys"
+                    f"{method} of operator {self._operator.__name__}: state column {name!r} has {len(array)} values "
+                    f"for {len(slots)} keys"
                 )
             table.write_column(slots, name, array)
 
@@ -288,6 +353,11 @@ class VectorLogic:
         if not len(arrays[0]):
             return None
         return pa.RecordBatch.from_arrays(arrays, schema=self._output)
+
+
+def _as_one(keys: list[pa.Array]) -> Any:
+    """The keys as users get them: an array, or one for each key column."""
+    return keys[0] if len(keys) == 1 else keys
 
 
 def _as_array(values: Any) -> pa.Array:

@@ -85,9 +85,21 @@ def _same(words: Any, start: int, length: int, arena_words: Any, kept: int) -> b
 
 
 @jit
+def _copy(words: Any, start: int, length: int, target: Any, to: int) -> None:
+    """Copy bytes, eight at a time: up to seven more are written behind them."""
+    left = length
+    while left >= 8:
+        target[to].bits = words[start].bits
+        start += 8
+        to += 8
+        left -= 8
+    if left > 0:
+        target[to].bits = _tail(words, start, left)
+
+
+@jit
 def intern(
     words: Any,
-    data: Any,
     starts: Any,
     lengths: Any,
     valid: Any,
@@ -98,7 +110,7 @@ def intern(
     counters: Any,
     places: Any,
     arena_words: Any,
-    arena: Any,
+    room: int,
     numbers: Any,
 ) -> tuple[int, int]:
     """Fill ``numbers`` with the number of each row's bytes from row ``begin`` on: 0 for nulls, -1 for unknown ones.
@@ -121,7 +133,9 @@ def intern(
                 at = np.int64(hashes[i] >> _S33) & (tables[shard, _CAPACITY] - 1) if tables[shard, _CAPACITY] else 0
                 first[i] = entries[tables[shard, _OFFSET] + at]
             for i in range(count):
-                first[i] = max(places[max((first[i] & _LOW) - 1, 0)], 0)
+                # Of another value nothing is looked at: most keys of a state that comes are new.
+                alike = first[i] >> 32 == np.int64(hashes[i] >> _S33)
+                first[i] = max(places[max((first[i] & _LOW) - 1, 0) if alike else 0], 0)
             seen = np.uint64(0)
             for i in range(count):
                 seen ^= arena_words[first[i]].bits
@@ -153,7 +167,7 @@ def intern(
                 if tables[shard, _USED] >= tables[shard, _LIMIT]:
                     return row, NEED_TABLE
                 top = counters[TOP]
-                if top + HEADER + length + SLACK > arena.shape[0]:
+                if top + HEADER + length + SLACK > room:
                     return row, NEED_BYTES
                 found = counters[FREE_NUMBER]
                 if found >= 0:
@@ -164,10 +178,9 @@ def intern(
                         return row, NEED_NUMBERS
                     counters[NEXT_NUMBER] = found + 1
                 places[found] = top
-                for b in range(HEADER):
-                    arena[top + b] = np.uint8((length >> (8 * b)) & 255)
-                for b in range(length):
-                    arena[top + HEADER + b] = data[start + b]
+                # A word at a time: what is written too much lies behind the end, where there is room for it.
+                arena_words[top].bits = np.uint64(length)
+                _copy(words, start, length, arena_words, top + HEADER)
                 counters[TOP] = top + HEADER + length
                 entries[offset + at] = (tag << 32) | (found + 1)
                 tables[shard, _USED] += 1
@@ -254,22 +267,32 @@ def slide(
 
 
 @jit
-def measure(numbers: Any, null: Any, places: Any, arena_words: Any, ends: Any) -> None:
-    """Fill ``ends`` with where the bytes of each number end when they are written one after another."""
-    end = np.int64(0)
-    ends[0] = 0
-    for i in range(numbers.shape[0]):
-        if not null[i]:
-            end += _length(arena_words, places[numbers[i]])
-        ends[i + 1] = end
+def write(
+    numbers: Any, null: Any, begin: int, width: int, places: Any, arena_words: Any, ends: Any, target: Any
+) -> int:
+    """Write the bytes of each number from row ``begin`` on one after another, and where they end.
 
-
-@jit
-def write(numbers: Any, null: Any, places: Any, arena: Any, ends: Any, target: Any) -> None:
-    """Write the bytes of each number to where :func:`measure` has put it."""
-    for i in range(numbers.shape[0]):
-        if not null[i]:
-            source = places[numbers[i]] + HEADER
-            for b in range(ends[i], ends[i + 1]):
-                target[b] = arena[source]
-                source += 1
+    ``width``: of all values, 0 if each has its own. It stops before rows for which there is no room: how far it came.
+    Where those end is known then.
+    """
+    rows: int = numbers.shape[0]
+    starts = np.empty(CHUNK, np.int64)
+    chunk = begin
+    while chunk < rows:
+        count = min(CHUNK, rows - chunk)
+        for i in range(count):  # here and in the next pass the misses of many rows overlap
+            starts[i] = places[numbers[chunk + i]] if not null[chunk + i] else 0
+        end = ends[chunk]
+        for i in range(count):
+            if width > 0:
+                end += width
+            elif not null[chunk + i]:
+                end += _length(arena_words, starts[i])
+            ends[chunk + i + 1] = end
+        if end >= target.shape[0]:
+            return chunk
+        for row in range(chunk, chunk + count):
+            if not null[row]:
+                _copy(arena_words, starts[row - chunk] + HEADER, ends[row + 1] - ends[row], target, ends[row])
+        chunk += count
+    return rows

@@ -23,13 +23,20 @@ def _tag(key: Any) -> Any:
 
 
 @jit
-def insert(hashes: Any, begin: int, end: int, table: Any, shared: Any) -> int:
+def _home(key: Any, tag: int, homes: Any) -> Any:
+    """Where a hash wants to be: each key group has a part of the table."""
+    group = key % (homes.shape[0] - 1)
+    return homes[group] + (tag * (homes[group + 1] - homes[group]) >> 31)
+
+
+@jit
+def insert(hashes: Any, begin: int, end: int, homes: Any, table: Any, shared: Any) -> int:
     """Put entries into the table, and mark those with a hash that is there already; how many were marked."""
     mask = table.shape[0] - 1
     marked = 0
     for entry in range(begin, end):
         tag = _tag(hashes[entry])
-        at = tag & mask
+        at = _home(hashes[entry], tag, homes) & mask
         while table[at] != 0:
             if table[at] >> 32 == tag:
                 other = (table[at] & _LOW) - 1
@@ -43,7 +50,7 @@ def insert(hashes: Any, begin: int, end: int, table: Any, shared: Any) -> int:
 
 
 @jit
-def find(wanted: Any, hashes: Any, table: Any, seen: Any, several: bool, found: Any) -> int:
+def find(wanted: Any, hashes: Any, homes: Any, table: Any, seen: Any, several: bool, found: Any) -> int:
     """Fill ``found`` with the entries of these hashes, each once; how many there are.
 
     Unless ``several`` entries may have one hash, the first is all.
@@ -51,6 +58,7 @@ def find(wanted: Any, hashes: Any, table: Any, seen: Any, several: bool, found: 
     mask = table.shape[0] - 1
     rows = wanted.shape[0]
     tags = np.empty(CHUNK + 1, np.int64)
+    home = np.empty(CHUNK, np.int64)
     first = np.empty(CHUNK, np.int64)
     count = 0
     for chunk in range(0, rows, CHUNK):
@@ -58,15 +66,15 @@ def find(wanted: Any, hashes: Any, table: Any, seen: Any, several: bool, found: 
         # The loads of one pass do not wait for one another: the misses of many rows overlap.
         for i in range(size):
             tags[i] = _tag(wanted[chunk + i])
-            first[i] = table[tags[i] & mask]
+            home[i] = _home(wanted[chunk + i], tags[i], homes) & mask
+            first[i] = table[home[i]]
         ahead = np.int64(0)
         for i in range(size):
             entry = max((first[i] & _LOW) - 1, 0)
             ahead ^= hashes[entry] ^ seen[entry]
         tags[CHUNK] = ahead  # or the compiler would drop the loads
         for i in range(size):
-            tag, here = tags[i], first[i]
-            at = tag & mask
+            tag, at, here = tags[i], home[i], first[i]
             while here != 0:
                 if here >> 32 == tag:
                     entry = (here & _LOW) - 1

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from bedload.store.columns import kernels as k
 from bedload.store.columns.memory import GrowingArray
 
-_FIRST = 64
+FIRST = 64
 """Entries of a table's first size."""
 _STEEP = 1024
 """Up to this size a table grows fourfold: small ones are cheap, and growing costs a call each."""
@@ -32,10 +32,10 @@ class HashTables:
 
     def __init__(self, count: int) -> None:
         self.list = np.zeros((count, 4), np.int64)
-        self._load = 0.55 + 0.25 * (np.arange(count) * _GOLDEN % 1)
+        self._load = _loads(0, count)
         self._entries = GrowingArray(np.int64)
-        self._entries.resize(_FIRST)  # so that the place of a table without entries can be read
-        self._top = _FIRST
+        self._entries.resize(FIRST)  # so that the place of a table without entries can be read
+        self._top = FIRST
         self._free: dict[int, set[int]] = {}
         """Free places by size."""
 
@@ -49,25 +49,16 @@ class HashTables:
         """Memory of all tables."""
         return self._entries.nbytes + self.list.nbytes + self._load.nbytes
 
+    def extend(self) -> None:
+        """Have one more table."""
+        count = len(self.list)
+        self.list = np.concatenate((self.list, np.zeros((1, 4), np.int64)))
+        self._load = np.concatenate((self._load, _loads(count, 1)))
+
     def grow(self, table: int) -> None:
         """Make room in a table."""
         capacity = int(self.list[table, k.CAPACITY])
-        self._resize(table, max(_FIRST, capacity * (4 if capacity < _STEEP else 2)))
-
-    def expect(self, more: npt.NDArray[np.int64]) -> None:
-        """Make room, by table, for more entries at once, where that is most of what the table will have then."""
-        used, limit = self.list[:, k.USED], self.list[:, k.LIMIT]
-        for table in np.flatnonzero((used + more > limit) & (more > used)).tolist():
-            self.expect_in(table, int(more[table]))
-
-    def expect_in(self, table: int, more: int) -> None:
-        """Make room for more entries at once in one table."""
-        _, capacity, used, limit = self.list[table].tolist()
-        if used + more > limit:
-            capacity = max(_FIRST, capacity)
-            while int(capacity * self._load[table]) < used + more:
-                capacity *= 2
-            self._resize(table, capacity)
+        self._resize(table, max(FIRST, capacity * (4 if capacity < _STEEP else 2)))
 
     def foresee(self, more: int) -> None:
         """About so many entries will come."""
@@ -82,14 +73,14 @@ class HashTables:
     def sparse(self) -> list[int]:
         """Tables that have lost most of their entries, or all."""
         used, capacity = self.list[:, k.USED], self.list[:, k.CAPACITY]
-        few = (used * 16 <= capacity) & (capacity > _FIRST)
+        few = (used * 16 <= capacity) & (capacity > FIRST)
         return np.flatnonzero(few | ((used == 0) & (capacity > 0))).tolist()
 
     def fit(self, table: int) -> None:
         """Make a table as small as its entries allow."""
         capacity, used = int(self.list[table, k.CAPACITY]), int(self.list[table, k.USED])
         smaller = capacity
-        while smaller > _FIRST and used * 4 <= smaller:
+        while smaller > FIRST and used * 4 <= smaller:
             smaller //= 2
         if used == 0:
             self.drop(table)
@@ -132,7 +123,7 @@ class HashTables:
             assert capacity & (capacity - 1) == 0
             assert (entries >= 0).all()
             pieces.append((offset, capacity))
-        end = _FIRST
+        end = FIRST
         for place, size in sorted(pieces):
             assert place == end, f"entries from {end} to {place} belong to nobody, or to two"
             end = place + size
@@ -184,3 +175,8 @@ class HashTables:
 
     def _give_back_at(self, place: int, size: int) -> None:
         self._free.setdefault(size, set()).add(place)
+
+
+def _loads(first: int, count: int) -> npt.NDArray[np.float64]:
+    """How full tables may be."""
+    return np.asarray(0.55 + 0.25 * (np.arange(first, first + count) * _GOLDEN % 1), np.float64)

@@ -7,6 +7,8 @@
 
 Invariants (:meth:`KeyIndex.check`): a slot that the index names lies in a block of its key group; every other slot of
 the block is on the group's free list or was not given out yet; a block of nobody is on the list of free blocks.
+
+Why one file: every method works on the same few arrays, and keeps the same invariants of them.
 """
 
 from __future__ import annotations
@@ -21,10 +23,12 @@ from bedload.core.errors import ClusterError, ProtocolError
 from bedload.core.ids import KeyGroup
 from bedload.store.columns import kernels as k
 from bedload.store.columns.compiling import read_only
-from bedload.store.columns.hash_tables import HashTables
 from bedload.store.columns.memory import GrowingArray
+from bedload.store.columns.runs import Runs, Slots, Spans, runs_in
+from bedload.store.columns.split_tables import SplitTables
 
-Slots = npt.NDArray[np.int64]
+__all__ = ["BLOCK", "MAX_SLOTS", "Flags", "KeyIndex", "Slots"]
+
 Flags = npt.NDArray[np.bool_]
 
 BLOCK = 64
@@ -36,6 +40,8 @@ MAX_SLOTS = 2**31 - BLOCK
 KEPT_PLACES = 65536
 """Places for touched slots that are kept from one epoch to the next, however small the table is."""
 
+_TOGETHER = 1 << 15
+"""New keys whose tables are made, and filled, together: a megabyte, with what else is written."""
 
 _SORTED_BELOW = 4096
 """Slots of a key group that are sorted as they are."""
@@ -47,11 +53,11 @@ class KeyIndex:
     def __init__(self, key_groups: int, width: int, *, block: int = BLOCK, max_slots: int = MAX_SLOTS) -> None:
         self._block = block
         self._max_blocks = max_slots // block
-        self._counters = np.zeros(6, np.int64)
+        self._counters = np.zeros(8, np.int64)
         self._counters[k.BLOCK] = block
-        self._groups = np.zeros((key_groups, 3), np.int64)
+        self._groups = np.zeros((key_groups, 4), np.int64)
         self._groups[:, k.FREE] = -1
-        self._tables = HashTables(key_groups)
+        self._tables = SplitTables(key_groups)
         self._keys = GrowingArray(np.int64, width)
         self._mark = GrowingArray(np.int32)
         self._owner = GrowingArray(np.int32)
@@ -66,6 +72,11 @@ class KeyIndex:
     def key_groups(self) -> int:
         """Key groups that there can be."""
         return len(self._groups)
+
+    @property
+    def block(self) -> int:
+        """Slots in a block."""
+        return self._block
 
     @property
     def capacity(self) -> int:
@@ -111,28 +122,49 @@ class KeyIndex:
 
     def count(self, group: KeyGroup) -> int:
         """Keys of a key group."""
-        return int(self._tables.list[group, k.USED])
+        return int(self._groups[group, k.KEYS])
 
     def used_groups(self) -> npt.NDArray[np.int64]:
         """The key groups that have keys."""
-        return np.flatnonzero(self._tables.list[:, k.USED])
+        return np.flatnonzero(self._groups[:, k.KEYS])
 
     def slots_of(self, group: KeyGroup) -> Slots:
         """The slots of a key group, in ascending order."""
-        following, left, free = self._groups[group].tolist()
-        if free >= 0:
-            return self.slots_in([group])
-        # Every slot of its blocks has a key, but for those that were not given out yet.
-        blocks = np.flatnonzero(self._owner.array == group)
+        return self.slots_within(group, self.blocks_of(group))
+
+    def blocks_of(self, group: KeyGroup) -> Slots:
+        """The blocks of a key group, in ascending order."""
+        return np.flatnonzero(self._owner.array == group)
+
+    def slots_within(self, group: KeyGroup, blocks: Slots) -> Slots:
+        """The slots of a key group in some blocks, if they are still its own."""
+        blocks = blocks[blocks < len(self._owner)]
+        blocks = blocks[self._owner.array[blocks] == group]
         slots = (blocks[:, None] * self._block + np.arange(self._block)).ravel()
-        if not left:
-            return slots
-        first = int(np.searchsorted(slots, following))
-        return np.concatenate((slots[:first], slots[first + left :]))
+        following, left, free, _ = self._groups[group].tolist()
+        if left:
+            slots = slots[(slots < following) | (slots >= following + left)]
+        if free >= 0:
+            # In a free slot there are words, too. But nothing leads from them to it.
+            slots = slots[self.find(self.keys[slots], np.full(len(slots), group)) == slots]
+        return slots
+
+    def runs_within(self, group: KeyGroup, blocks: Slots) -> tuple[Slots, Slots]:
+        """The same as runs: where each begins, and how long it is."""
+        following, left, free, _ = self._groups[group].tolist()
+        if free < 0:
+            first, last = following // self._block, (following + left) // self._block
+            whole = blocks[(blocks < first) | (blocks >= last)] if left else blocks
+            begins, lengths = runs_in(whole)
+            begins, lengths = begins * self._block, lengths * self._block
+            if len(whole) == len(blocks) or following % self._block == 0 or first not in blocks:
+                return begins, lengths
+            return np.append(begins, first * self._block), np.append(lengths, following % self._block)
+        return runs_in(self.slots_within(group, blocks))
 
     def some_slots(self, group: KeyGroup, places: int) -> tuple[Slots, bool]:
         """Slots of a key group, those in so many places of its table, in no order; and whether it has no more."""
-        return self._tables.some(group, places), places >= int(self._tables.list[group, k.CAPACITY])
+        return self._tables.some_of(group, places)
 
     def all_slots(self) -> Slots:
         """Every slot that holds a key, by key group."""
@@ -140,7 +172,7 @@ class KeyIndex:
 
     def slots_in(self, groups: Sequence[int]) -> Slots:
         """The slots of different key groups, group by group, each in ascending order."""
-        parts = [self._tables.numbers(group) for group in groups]
+        parts = [self._tables.numbers_of(group) for group in groups]
         if len(parts) < 2 and sum(map(len, parts)) < _SORTED_BELOW:
             return np.sort(parts[0]) if parts else np.empty(0, np.int64)
         # Blocks are put in order instead of slots: they are few, and a sort of many slots costs more than all else.
@@ -182,8 +214,7 @@ class KeyIndex:
                 words,
                 of_group,
                 row,
-                self._tables.entries,
-                self._tables.list,
+                *self._tables.arrays,
                 self._groups,
                 self._counters,
                 self.keys,
@@ -195,75 +226,80 @@ class KeyIndex:
                 slots,
             )
             if why == k.NEED_TABLE:
-                self._tables.grow(int(of_group[row]))
+                self._tables.grow(int(self._counters[k.FULL]))
             elif why == k.NEED_SLOTS:
                 self._more_blocks()
             else:
                 return slots
 
-    def insert(self, words: npt.NDArray[np.int64], of_group: npt.NDArray[np.integer[Any]]) -> Slots | None:
+    def insert(self, words: npt.NDArray[np.int64], spans: Spans, more: int = 0) -> Runs | None:
         """New slots for keys that are not there, each once, as committed ones; None, and nothing was done, if one is.
 
-        For the table the same holds as for :meth:`locate`.
+        So many more keys of the last key group follow later. For the table the same holds as for :meth:`locate`.
         """
-        words, of_group = self._arguments(words, of_group)
-        slots = np.empty(len(words), np.int64)
-        row = 0
-        while True:
-            tables = self._tables
-            arrays = self._groups, self._counters, self.keys, self._owner.array, self._free_blocks
-            try:
-                row, why = k.insert(words, of_group, row, tables.entries, tables.list, *arrays, slots)
-                if why == k.NEED_TABLE:
-                    tables.grow(int(of_group[row]))
-                elif why == k.NEED_SLOTS:
-                    self._more_blocks()
-                elif why == k.KNOWN:
-                    self.remove(slots[:row])
-                    return None
-                else:
-                    return slots
-            except ClusterError:
-                self.remove(slots[:row])
-                raise
+        words, spans = read_only(words, np.int64), read_only(spans, np.int64)
+        self._check_groups(spans[:, 0])
+        counters, tables = self._counters, self._tables
+        # Slots that were freed are runs of their own, and so are blocks; else there are hardly any.
+        freed = (self._groups[spans[:, 0], k.FREE] >= 0).any()
+        most = len(words) if freed else len(words) // self._block
+        found = np.empty((3, most + 3 * len(spans)), np.int64)
+        counters[k.RUNS] = row = 0
 
-    def expect_spans(self, spans: Sequence[tuple[KeyGroup, int, int]], more: int) -> None:
-        """All of the keys to come, in these spans of rows, are new; so many of the last key group follow later."""
-        for number, (group, first, end) in enumerate(spans, 1):
-            self._tables.expect_in(group, end - first + (more if number == len(spans) else 0))
+        def runs() -> Runs:
+            begins, places, lengths = found[:, : counters[k.RUNS]]
+            return Runs.of(begins, places, lengths, row)
 
-    def expect(self, of_group: npt.NDArray[np.integer[Any]]) -> None:
-        """Most of the keys to come, of these groups, are new."""
-        self._tables.expect(np.bincount(np.asarray(of_group, np.int64), minlength=self.key_groups))
+        arrays = self._groups, counters
+        # Few key groups at a time: a table that was made just now is in the cache.
+        parts = np.split(spans, np.flatnonzero(np.diff(spans[:, 1] // _TOGETHER)) + 1)
+        try:
+            for i, part in enumerate(parts):
+                last = i == len(parts) - 1
+                tables.expect(part[:, 0], part[:, 2] - part[:, 1], more if last else 0)
+                why = k.NEED_TABLE
+                while why:
+                    space = self.keys, self._owner.array, self._free_blocks
+                    row, why = k.insert(words, part, row, *tables.arrays, *arrays, *space, found)
+                    if why == k.NEED_TABLE:
+                        tables.grow(int(counters[k.FULL]))
+                    elif why == k.NEED_SLOTS:
+                        self._more_blocks()
+                    elif why == k.KNOWN:
+                        self.remove(runs().slots)
+                        return None
+        except ClusterError:
+            self.remove(runs().slots)
+            raise
+        return runs()
 
-    def foresee(self, keys: int) -> None:
-        """About so many keys will come."""
+    def foresee(self, keys: int, groups: int = 0) -> None:
+        """About so many keys will come, of so many key groups if that is known."""
         for array in (self._keys, self._mark):
             array.foresee(self.capacity + keys)
-        self._tables.foresee(keys)
+        self._tables.foresee(keys, groups)
 
     def find(self, words: npt.NDArray[np.int64], of_group: npt.NDArray[np.integer[Any]]) -> Slots:
         """The slot of each key, -1 where there is none."""
         words, of_group = self._arguments(words, of_group)
         slots = np.empty(len(words), np.int64)
-        k.find(words, of_group, self._tables.entries, self._tables.list, self.keys, slots)
+        k.find(words, of_group, *self._tables.arrays, self.keys, slots)
         return slots
 
     def remove(self, slots: Slots) -> None:
         """Take keys out, each once, that no epoch has touched; their slots are free for other keys of their group."""
         tables = self._tables
         slots = read_only(slots, np.int64)
-        done = k.remove(slots, tables.entries, tables.list, self._groups, self._counters, self.keys, self._owner.array)
+        done = k.remove(slots, *tables.arrays, self._groups, self._counters, self.keys, self._owner.array)
         if done < len(slots):
             raise ProtocolError(f"slot {int(slots[done])} was freed, but it holds no key")
-        empty = []
-        for group in tables.sparse():
-            if tables.list[group, k.USED]:
-                tables.fit(group)
-            else:
-                empty.append(KeyGroup(group))
-        if empty:
-            self.drop(*empty)
+        for table in tables.sparse():
+            tables.fit(table)
+        # A key group without keys that has slots.
+        _, left, free, keys = self._groups.T
+        empty = np.flatnonzero((keys == 0) & ((left > 0) | (free >= 0)))
+        if len(empty):
+            self.drop(*map(KeyGroup, empty.tolist()))
 
     def drop(self, *groups: KeyGroup) -> None:
         """Take out all keys of groups, and give their blocks back for other groups."""
@@ -271,12 +307,24 @@ class KeyIndex:
         gone[list(groups)] = True
         for group in groups:
             self._counters[k.LIVE] -= self.count(group)
-            self._tables.drop(group)
-            self._groups[group] = 0, 0, -1
+            self._tables.drop_group(group)
+            self._groups[group] = 0, 0, -1, 0
         top = int(self._counters[k.NEXT_BLOCK])
         owner = self._owner.array[:top]
         owner[gone[owner]] = -1
         self._list_free_blocks(owner)
+
+    def touch(self, slots: Slots) -> None:
+        """Put those of these slots, which hold keys and are different ones, on the touched list that are not on it."""
+        slots = slots[self.mark[slots] == 0]
+        begin = int(self._counters[k.TOUCHED])
+        end = begin + len(slots)
+        self._touched.at_least(end)
+        self._fresh.at_least(end)
+        self._touched.array[begin:end] = slots
+        self._fresh.array[begin:end] = False
+        self.mark[slots] = np.arange(begin + 1, end + 1)
+        self._counters[k.TOUCHED] = end
 
     def untouch(self, since: int = 0) -> None:
         """Forget what was touched from this place on: all of it at the end of an epoch."""
@@ -301,7 +349,8 @@ class KeyIndex:
         for group in range(len(self._groups)):
             slots = self.slots_of(KeyGroup(group))
             live += len(slots)
-            following, left, link = self._groups[group].tolist()
+            assert self.count(KeyGroup(group)) == len(slots)
+            following, left, link, _ = self._groups[group].tolist()
             unused = list(range(following, following + left))
             chain = []
             while link >= 0:
@@ -310,6 +359,8 @@ class KeyIndex:
             blocks = np.flatnonzero(owner == group)
             own = (blocks[:, None] * self._block + np.arange(self._block)).ravel().tolist()
             held = slots.tolist()
+            runs = zip(*self.runs_within(KeyGroup(group), blocks), strict=True)
+            assert sorted(slot for begin, length in runs for slot in range(begin, begin + length)) == held
             assert sorted([*held, *chain, *unused]) == own, f"slots of group {group} are lost, shared or misplaced"
             assert not self.mark[[*chain, *unused]].any(), f"a free slot of group {group} is marked as touched"
             groups = np.full(len(slots), group, np.int32)
@@ -327,10 +378,13 @@ class KeyIndex:
         groups = read_only(of_group, np.int32)
         if len(groups) != len(words):
             raise ProtocolError(f"{len(words)} keys were given with {len(groups)} key groups")
+        self._check_groups(groups)
+        return read_only(words, np.int64), groups
+
+    def _check_groups(self, groups: npt.NDArray[np.integer[Any]]) -> None:
         # Kernels check no bounds.
         if len(groups) and not 0 <= groups.min() <= groups.max() < len(self._groups):
             raise ProtocolError(f"key groups must be from 0 to {len(self._groups) - 1}: some are not")
-        return read_only(words, np.int64), groups
 
     def _more_blocks(self) -> None:
         blocks = len(self._owner)

@@ -15,7 +15,7 @@ Invariant: a number below the next new one has a value that the hash tables find
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -34,11 +34,15 @@ _SLICE = 2048
 """Values that are looked at between two looks at how much work is left."""
 _PER_VALUE = 4
 """Values that a sweep looks at for each new one, at least: so there are at most twice as many as without pieces."""
+_GUESS = 24
+"""Bytes of a value, as long as there is none."""
+_SPARE = 64
+"""Bytes more than what values are likely to take."""
 _LONGEST = 2**31 - 1
 _WORD = np.dtype([("bits", "<u8")])
 
-NumbersOf = Callable[[int], npt.NDArray[np.int64]]
-"""From a key group to the numbers that its keys have."""
+NumbersOf = Callable[[int], Iterable[npt.NDArray[np.int64]]]
+"""From a key group to the numbers that its keys have, some at a time. Between two of them keys may come and go."""
 
 
 class Interner:
@@ -54,12 +58,27 @@ class Interner:
         self._arena = GrowingArray(np.uint8)
         self._arena.resize(256)
         self._arena_words = _by_eight(self._arena.array)
+        self.longest = 0
+        """No value has more bytes."""
         self._gone = 0
         self._made = 0
         """Values that were new since the last work on a sweep."""
         self._sweep: Iterator[int] | None = None
         self._used = np.zeros(0, np.bool_)
         """While a sweep marks and forgets: which numbers a key may have. Later ones are not looked at."""
+
+    def foresee(self, values: int) -> None:
+        """About so many more values will come."""
+        self._places.foresee(int(self._counters[b.NEXT_NUMBER]) + values)
+        self._arena.foresee(int(self._counters[b.TOP]) + values * self._each)
+        self._arena_words = _by_eight(self._arena.array)
+        self._tables.foresee(values)
+
+    @property
+    def _each(self) -> int:
+        """Bytes of a value and its length, on average."""
+        known = int(self._counters[b.LIVE])
+        return int(self._counters[b.LIVE_BYTES]) // known if known else _GUESS
 
     # --- values to numbers ---
 
@@ -68,6 +87,8 @@ class Interner:
         data, starts, lengths = bytes_of(column)
         if len(lengths) and int(lengths.max()) > _LONGEST:
             raise DataError(f"a key of {int(lengths.max())} bytes is too long: at most {_LONGEST} are possible")
+        if add and len(lengths):
+            self.longest = max(self.longest, int(lengths.max()))
         if len(data) < 16:
             # Eight bytes can be read, and there is more than one place to do so.
             data = np.concatenate((data, np.zeros(16, np.uint8)))
@@ -83,7 +104,6 @@ class Interner:
         while True:
             row, why = b.intern(
                 _by_eight(data),
-                data,
                 starts,
                 lengths,
                 valid,
@@ -94,7 +114,7 @@ class Interner:
                 self._counters,
                 self._places.array,
                 self._arena_words,
-                self._arena.array,
+                len(self._arena),
                 numbers,
             )
             if why == b.NEED_TABLE:
@@ -118,14 +138,17 @@ class Interner:
         count = len(numbers)
         numbers = read_only(numbers, np.int64)
         mask = read_only(np.zeros(count, np.bool_) if null is None else null, np.bool_)
-        places, arena = self._places.array, self._arena.array
-        ends = np.empty(count + 1, np.int64)
-        b.measure(numbers, mask, places, self._arena_words, ends)
         fixed = pa.types.is_fixed_size_binary(self._kind)
-        if fixed:
-            ends = np.arange(count + 1, dtype=np.int64) * self._kind.byte_width
-        data = np.zeros(int(ends[-1]), np.uint8) if fixed else np.empty(int(ends[-1]), np.uint8)
-        b.write(numbers, mask, places, arena, ends, data)
+        width = self._kind.byte_width if fixed else 0
+        ends = np.zeros(count + 1, np.int64)
+        room = np.zeros(count * (width or self._each) + _SPARE, np.uint8)
+        row = 0
+        while (
+            row := b.write(numbers, mask, row, width, self._places.array, self._arena_words, ends, _by_eight(room))
+        ) < count:
+            lacking = int(ends[min(row + b.CHUNK, count)]) + b.SLACK - len(room)
+            room = np.concatenate((room, np.zeros(lacking + (count - row) * self._each, np.uint8)))
+        data = room[: ends[-1]]
         validity = None if null is None else pa.array(~null).buffers()[1]
         if fixed:
             return pa.Array.from_buffers(self._kind, count, [validity, pa.py_buffer(data)])
@@ -135,6 +158,10 @@ class Interner:
                 raise DataError(f"the keys of one batch have {len(data)} bytes: extract fewer keys at a time")
             ends = ends.astype(np.int32)
         return pa.Array.from_buffers(self._kind, count, [validity, pa.py_buffer(ends), pa.py_buffer(data)])
+
+    def weight(self, numbers: npt.NDArray[np.int64]) -> int:
+        """Bytes of the values of these numbers."""
+        return int((self._arena_words["bits"][self._places.array[numbers]] & np.uint64(0xFFFFFFFF)).sum())
 
     # --- forgetting ---
 
@@ -173,9 +200,8 @@ class Interner:
         self._gone = 0
         self._used = np.zeros(int(self._counters[b.NEXT_NUMBER]), np.bool_)
         for group in range(groups):
-            numbers = numbers_of(group)
-            self._used[numbers[numbers < len(self._used)]] = True
-            if len(numbers):
+            for numbers in numbers_of(group):
+                self._used[numbers[numbers < len(self._used)]] = True
                 yield 1 + len(numbers) // 8  # it takes that much less than the rest
         for begin in range(0, len(self._used), _SLICE):
             end = min(begin + _SLICE, len(self._used))
@@ -232,5 +258,4 @@ class Interner:
 def _by_eight(data: npt.NDArray[np.uint8]) -> npt.NDArray[np.void]:
     """An array whose i-th element is the eight bytes from byte i on."""
     words: npt.NDArray[np.void] = np.ndarray((len(data) - 7,), _WORD, buffer=data, strides=(1,))
-    words.flags.writeable = False
     return words

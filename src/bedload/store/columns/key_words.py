@@ -7,7 +7,7 @@ key has one more word, with a bit for each column that is null; a key of a singl
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -27,6 +27,9 @@ Mask = npt.NDArray[np.bool_]
 
 MAX_COLUMNS = 63
 """One bit each in the word of nulls."""
+
+_BLOCKS = 128
+"""Blocks of slots whose keys are looked at together."""
 
 _EXACT = frozenset({KeyKind.SMALL_DECIMAL, KeyKind.LARGE_DECIMAL, KeyKind.FIXED_BINARY})
 
@@ -72,12 +75,26 @@ class KeyWords:
         return None if self._composite else _nulls(columns[0])
 
     def decode(self, words: Words) -> list[pa.Array]:
-        """The key columns of these words."""
+        """The key columns of these words, whose memory they may share."""
         out = []
         for i, coder in enumerate(self._columns):
             null = self._null(words, i)
             out.append(coder.decode(words[:, self._spans[i]], null if null is not None and null.any() else None))
         return out
+
+    @property
+    def longest(self) -> int:
+        """Bytes beside the words that no key has more of."""
+        return sum(coder.longest for coder in self._columns)
+
+    def weight(self, words: Words) -> int:
+        """Bytes beside the words that these keys have."""
+        return sum(coder.weight(self._given(words, i)) for i, coder in enumerate(self._columns))
+
+    def foresee(self, keys: int) -> None:
+        """About so many keys will come."""
+        for coder in self._columns:
+            coder.foresee(keys)
 
     def gone(self, keys: int) -> None:
         """Count keys that were taken out."""
@@ -95,7 +112,12 @@ class KeyWords:
         return done
 
     def _numbers_of(self, index: KeyIndex, i: int) -> NumbersOf:
-        return lambda group: self._given(index.keys[index.slots_of(KeyGroup(group))], i)
+        def parts(group: int) -> Iterator[npt.NDArray[np.int64]]:
+            blocks = index.blocks_of(KeyGroup(group))
+            for at in range(0, len(blocks), _BLOCKS):
+                yield self._given(index.keys[index.slots_within(KeyGroup(group), blocks[at : at + _BLOCKS])], i)
+
+        return parts
 
     @property
     def nbytes(self) -> int:
@@ -148,6 +170,13 @@ class _Coder(Protocol):
 
     def decode(self, words: Words, null: Mask | None) -> pa.Array: ...
 
+    @property
+    def longest(self) -> int: ...
+
+    def weight(self, words: npt.NDArray[np.int64]) -> int: ...
+
+    def foresee(self, keys: int) -> None: ...
+
     def gone(self, keys: int) -> None: ...
 
     def tidy(self, keys: int, groups: int, numbers_of: NumbersOf, work: int) -> bool: ...
@@ -175,9 +204,16 @@ class _Plain:
 
     width = 1
     nbytes = 0
+    longest = 0
 
     def __init__(self, data_type: pa.DataType) -> None:
         self._type = data_type
+
+    def weight(self, words: npt.NDArray[np.int64]) -> int:
+        return 0
+
+    def foresee(self, keys: int) -> None:
+        pass
 
     def gone(self, keys: int) -> None:
         pass
@@ -199,7 +235,7 @@ class _Integer(_Plain):
         if pa.types.is_boolean(self._type):
             return pa.array(words[:, 0].astype(np.bool_), mask=null)
         signed = {8: np.int8, 16: np.int16, 32: np.int32, 64: np.int64}[self._type.bit_width]
-        return _from_numbers(self._type, words[:, 0].astype(signed), null)
+        return _from_numbers(self._type, words[:, 0].astype(signed, copy=False), null)
 
 
 class _Float(_Plain):
@@ -232,7 +268,7 @@ class _Decimal(_Plain):
 
     def decode(self, words: Words, null: Mask | None) -> pa.Array:
         if self.width == 2:
-            return _from_numbers(self._type, np.ascontiguousarray(words), null)
+            return _from_numbers(self._type, words, null)
         both = np.empty((len(words), 2), np.int64)
         both[:, 0] = words[:, 0]
         both[:, 1] = words[:, 0] >> 63  # the sign
@@ -252,6 +288,16 @@ class _Interned(_Plain):
     def decode(self, words: Words, null: Mask | None) -> pa.Array:
         return self._interner.decode(words[:, 0], null)
 
+    @property
+    def longest(self) -> int:  # type: ignore[override]
+        return self._interner.longest
+
+    def weight(self, words: npt.NDArray[np.int64]) -> int:
+        return self._interner.weight(words)
+
+    def foresee(self, keys: int) -> None:
+        self._interner.foresee(keys)
+
     def gone(self, keys: int) -> None:
         self._interner.gone(keys)
 
@@ -268,7 +314,7 @@ class _Interned(_Plain):
 
 def _from_numbers(data_type: pa.DataType, numbers: npt.NDArray[Any], null: Mask | None) -> pa.Array:
     validity = None if null is None else pa.array(~null).buffers()[1]
-    return pa.Array.from_buffers(data_type, len(numbers), [validity, pa.py_buffer(numbers)])
+    return pa.Array.from_buffers(data_type, len(numbers), [validity, pa.py_buffer(np.ascontiguousarray(numbers))])
 
 
 def _nulls(column: pa.Array) -> Mask | None:

@@ -7,12 +7,15 @@ what changed is found by comparing two arrays.
 
 Invariants (:meth:`SlotTable.check`): every column has room for the index's slots; values of free slots mean
 nothing, except that they hold no Python objects; a deleted key keeps its slot, flagged, until the epoch ends.
+
+Why one file: every method is a step of an epoch, or of keys that come and go, over the same arrays.
 """
 
 from __future__ import annotations
 
+import math
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -21,10 +24,13 @@ import pyarrow as pa
 
 from bedload.core.errors import ProtocolError
 from bedload.core.ids import KeyGroup
-from bedload.store.columns.column import Column, ColumnSpec, Prepared, Values, as_runs
+from bedload.store.columns.column import Column, ColumnSpec, Prepared
 from bedload.store.columns.index import BLOCK, MAX_SLOTS, Flags, KeyIndex, Slots
 from bedload.store.columns.key_words import KeyWords
 from bedload.store.columns.memory import GrowingArray
+from bedload.store.columns.runs import Runs, as_runs, spans_of
+from bedload.store.columns.times import Times
+from bedload.store.columns.values import Values
 
 Groups = npt.NDArray[np.integer[Any]]
 
@@ -57,8 +63,9 @@ class SlotTable:
         self.columns = tuple(columns)
         self.words = KeyWords(key_types)
         self.index = KeyIndex(key_groups, self.words.width, block=block, max_slots=max_slots)
-        self._columns = {spec.name: Column(spec) for spec in columns}
+        self._columns = {spec.name: Column(spec, block) for spec in columns}
         self._values: list[Values] = [array for column in self._columns.values() for array in column.arrays]
+        self._times = {name: it.values for name, it in self._columns.items() if isinstance(it.values, Times)}
         self._deleted = GrowingArray(np.bool_)
         """By place: deleted in this epoch, and not made again."""
         self._remade = GrowingArray(np.bool_)
@@ -68,6 +75,11 @@ class SlotTable:
         """Whether the epoch under way is sealed: current values are fit to be seen."""
         self.watchers: weakref.WeakSet[Watcher] = weakref.WeakSet()
         self._make_room()
+
+    def rebind(self, columns: Sequence[ColumnSpec]) -> None:
+        """New code for the same state, between epochs: new keys start as it says."""
+        for spec in columns:
+            self._columns[spec.name].rebind(spec)
 
     # --- the current epoch ---
 
@@ -109,13 +121,21 @@ class SlotTable:
             raise ProtocolError("a key was deleted that the epoch has not located")
         self._deleted.array[places - 1] = True
         self._any_deleted = True
+        for times in self._times.values():
+            times.clear(slots)
 
-    def changed(self) -> Slots:
-        """Slots of the keys that exist and differ from the committed state, in the order of first touch."""
+    def changed(self, but: Collection[str] = ()) -> Slots:
+        """Slots of the keys that exist and differ from the committed state, in any column but some.
+
+        They are in the order of first touch.
+        """
         touched = self.index.touched
         differs: Flags = self.index.fresh.copy()
-        for column in self._columns.values():
-            differs |= column.differs(touched)
+        for name, column in self._columns.items():
+            if name not in but:
+                # Most often the first column says it of nearly all.
+                alike = np.flatnonzero(~differs) if differs.any() else slice(len(touched))
+                differs[alike] = column.differs(touched[alike], alike)
         if self._any_deleted:
             differs |= self._remade.array[: len(touched)]
             differs &= ~self._deleted.array[: len(touched)]
@@ -153,11 +173,6 @@ class SlotTable:
                 array.restore(old, ~fresh)
         self._end(touched[fresh])
 
-    def check_idle(self) -> None:
-        """Raise if an epoch is under way."""
-        if len(self.index.touched):
-            raise ProtocolError("the columns of an epoch that has not ended cannot be replaced")
-
     # --- the committed state ---
 
     def find(self, keys: Sequence[pa.Array], groups: Groups) -> Slots:
@@ -186,9 +201,31 @@ class SlotTable:
         """The current values in these slots."""
         return self._batch(slots, None)
 
+    def current_of(self, runs: Runs) -> tuple[list[pa.Array], dict[str, pa.Array]]:
+        """The keys and the current values of runs."""
+        values = {name: column.read_runs(runs) for name, column in self._columns.items()}
+        return self.words.decode(runs.take(self.index.keys)), values
+
     def keys(self, slots: Slots) -> list[pa.Array]:
         """The keys in these slots."""
         return self.words.decode(self.index.keys[slots])
+
+    @property
+    def most_each(self) -> float:
+        """No key has more bytes, with its state; infinite if that is not known without a look at them."""
+        if not all(spec.fixed for spec in self.columns):
+            return math.inf
+        return self.words.longest + self._width
+
+    def weight(self, slots: Slots) -> int:
+        """About the bytes of the keys in these slots and of their current values."""
+        values = sum(column.weight(slots) for column in self._columns.values())
+        return values + self._width * len(slots) + self.words.weight(self.index.keys[slots])
+
+    @property
+    def _width(self) -> int:
+        """Bytes of a key and its values that all have."""
+        return 8 * int(self.words.width) + sum(1 + spec.dtype.itemsize for spec in self.columns)
 
     # --- moving keys ---
 
@@ -198,17 +235,17 @@ class SlotTable:
         A column that the state does not have starts as for a new key. Live arrays may be replaced, as by
         :meth:`locate`.
         """
-        index = self.index
         # All that can fail comes before the first value is written.
         prepared, words = self._prepared(state), self.words.encode(keys)
-        index.expect(groups)
-        try:
-            slots = index.insert(words, groups)
-        finally:
-            self._make_room()
-        if slots is None:
-            slots = self._put_over(words, groups, len(index.touched))
-        self._fill(slots, prepared)
+        places: Slots | Runs | None = None
+        if (groups[1:] >= groups[:-1]).all():
+            try:
+                places = self.index.insert(words, spans_of(groups))
+            finally:
+                self._make_room()
+        if places is None:
+            places = self._put_over(words, groups, len(self.index.touched))
+        self._fill(places, prepared)
 
     def _put_over(self, words: npt.NDArray[np.int64], groups: Groups, known: int) -> Slots:
         """The slots of keys of which some are there, untouched; ``known``: so many slots were touched before."""
@@ -236,12 +273,17 @@ class SlotTable:
             raise ProtocolError(
                 f"key group {int(met[0])} was to be dropped, but the epoch under way has touched it; end it first"
             )
-        if len(self.watchers) or any(not spec.fixed for spec in self.columns):
+        if self.dear:
             for group in groups:
                 self._leave(self.index.slots_of(group))
         self.words.gone(sum(map(self.index.count, groups)))
         self.index.drop(*groups)
         self._tidy()
+
+    @property
+    def dear(self) -> bool:
+        """Whether something has to be done for each key that goes."""
+        return bool(len(self.watchers)) or any(spec.times or not spec.fixed for spec in self.columns)
 
     def tidy(self, work: int) -> bool:
         """Forget bytes that no key has any more, some at a time; whether there is nothing left to do."""
@@ -259,17 +301,10 @@ class SlotTable:
 
     @property
     def nbytes(self) -> int:
-        """Memory of the table, exact for numbers and for binary; other objects count as pointers.
-
-        It looks at every binary value.
-        """
+        """Memory, exact for numbers and for binary, of which every value is looked at; other objects are pointers."""
         arrays = sum(array.nbytes for array in self._values) + self._deleted.nbytes + self._remade.nbytes
         binary = sum(column.binary_bytes(self.index.touched) for column in self._columns.values())
         return self.index.nbytes + self.words.nbytes + arrays + binary
-
-    def image_bytes(self) -> int:
-        """Memory of the before-images; objects count as pointers."""
-        return len(self.index.touched) * sum(array.live.itemsize for array in self._values)
 
     def check(self) -> None:
         """Raise AssertionError unless the invariants hold. It looks at everything: for tests."""
@@ -281,6 +316,8 @@ class SlotTable:
             assert len(array.live) == self.index.capacity
             if array.live.dtype.kind == "O":
                 assert all(value is None for value in array.live[free]), "a free slot holds on to an object"
+            if isinstance(array, Times):
+                array.check(free)
         count = len(self.index.touched)
         assert not self._deleted.array[count:].any(), "a place is flagged that no slot has"
         assert not self._remade.array[count:].any(), "a place is flagged that no slot has"
@@ -314,11 +351,10 @@ class SlotTable:
         given = (name for name in self._columns if name in state.schema.names)
         return {name: self._columns[name].prepared(state.column(name)) for name in given}
 
-    def _fill(self, slots: Slots, prepared: dict[str, Prepared]) -> None:
-        runs = as_runs(slots)
+    def _fill(self, slots: Slots | Runs, prepared: dict[str, Prepared]) -> None:
         for name, column in self._columns.items():
             if name in prepared:
-                column.put(slots, prepared[name], runs)
+                column.put(slots, prepared[name])
             else:
                 for array in column.arrays:
                     array.start(slots)
@@ -373,8 +409,7 @@ class SlotTable:
         for watcher in self.watchers:
             watcher.freed(slots)
         for array in self._values:
-            if array.live.dtype.kind == "O":
-                array.live[slots] = None
+            array.leave(slots)
 
     def _tidy(self, gone: int = 0) -> None:
         """Follow the index if it gave blocks back, and forget some bytes that no key has any more."""

@@ -16,9 +16,11 @@ from bedload.core.errors import ProtocolError
 from bedload.core.ids import KeyGroup
 from bedload.keys import canonical_key, freeze_keys
 from bedload.store.base import SLICE, Changes, Plain, Sizes
+from bedload.store.columns.bare_shelf import BareShelf
 from bedload.store.columns.index import Flags, Slots
 from bedload.store.columns.shelf import ColumnShelf
 from bedload.store.columns.slot_table import SlotTable
+from bedload.store.columns.times import Times
 from bedload.store.deltas import PUT, REMOVE, Installable, delta_batch, incoming, installable
 from bedload.store.shelf import Selection
 
@@ -29,11 +31,36 @@ _SAMPLED_GROUPS, _SAMPLED_KEYS, _SAMPLED_PLACES = 4, 64, 1024
 class ColumnTable(SlotTable):
     """The state of one operator on columns at one worker."""
 
+    # --- times at which something is due ---
+
+    def touch(self, slots: Slots) -> None:
+        """Take the before-images of keys that are there, each once: they may be written now."""
+        known = len(self.index.touched)
+        self.sealed = False
+        self.index.touch(slots)
+        self._take_images(known)
+
+    def renew(self, slots: Slots) -> None:
+        """Have located keys start again, as new ones."""
+        if len(slots):
+            self.delete(slots)
+            self._revive(slots)
+
+    def reset(self, slots: Slots, name: str) -> None:
+        """Have one column of located slots hold what a new key does."""
+        for array in self._columns[name].arrays:
+            array.start(slots)
+
+    def times(self, name: str) -> Times:
+        """A column of times at which something is due. Those of located slots may be written with ``put``."""
+        return self._times[name]
+
     # --- epochs ---
 
     def begin(self, groups: Iterable[KeyGroup]) -> None:
         """Check that the last epoch was ended; key groups need no place of their own."""
-        self.check_idle()
+        if len(self.index.touched):
+            raise ProtocolError("the columns of an epoch that has not ended cannot be replaced")
 
     def changes(self) -> Iterator[Changes]:
         """The changed keys by key group, each with its whole row."""
@@ -96,9 +123,8 @@ class ColumnTable(SlotTable):
         Live arrays may be replaced.
         """
         prepared, words = self._prepared(found.state), self.words.encode(found.keys)
-        self.index.expect_spans(found.spans, expect)
         try:
-            slots = self.index.insert(words, found.groups)
+            slots = self.index.insert(words, np.array(found.spans, np.int64), expect)
             if slots is None:
                 raise ProtocolError("a key was put in that is there already, or twice")
         except BaseException:
@@ -108,9 +134,13 @@ class ColumnTable(SlotTable):
             self._make_room()
         self._fill(slots, prepared)
 
-    def foresee(self, keys: int) -> None:
-        """About so many keys will be taken in: their memory will be of huge pages, if there are any."""
-        self.index.foresee(keys)
+    def foresee(self, keys: int, groups: int = 0) -> None:
+        """About so many keys will be taken in: their memory will be of huge pages, if there are any.
+
+        If it is known of how many key groups they are, a key group will have room for all of its keys when it comes.
+        """
+        self.index.foresee(keys, groups)
+        self.words.foresee(keys)
         for array in self._values:
             array.foresee(self.index.capacity + keys)
 
@@ -127,9 +157,9 @@ class ColumnTable(SlotTable):
             self.put(news.keys, news.groups, news.state)
         self.discard(gone)
 
-    def shelve(self, selection: Selection) -> ColumnShelf:
+    def shelve(self, selection: Selection) -> ColumnShelf | BareShelf:
         """The keys that are meant, to go elsewhere."""
-        return ColumnShelf(self, selection)
+        return ColumnShelf(self, selection) if selection.named else BareShelf(self, selection)
 
     # --- seeing it ---
 
@@ -153,11 +183,18 @@ class ColumnTable(SlotTable):
 
     def sizes(self) -> Sizes:
         """How much is there."""
-        return Sizes(self.index.live, len(self.index.touched), len(self.index.used_groups()))
+        keys = self.index.live - len(self._gone())
+        return Sizes(keys, len(self.index.touched), len(self.index.used_groups()))
+
+    def image_bytes(self) -> int:
+        """Memory of the before-images; objects count as pointers."""
+        return len(self.index.touched) * sum(array.live.itemsize for array in self._values)
 
     def keys_in(self, groups: Iterable[KeyGroup]) -> int:
         """Keys with state in these key groups."""
-        return sum(map(self.index.count, groups))
+        groups = list(groups)
+        gone = np.isin(self.index.group_of(self._gone()), np.array(groups, np.int64))
+        return sum(map(self.index.count, groups)) - int(np.count_nonzero(gone))
 
     def encoded_bytes(self) -> int:
         """Roughly the encoded size of all state, from the committed state of some keys."""
@@ -185,6 +222,11 @@ class ColumnTable(SlotTable):
             slots, whole = self.index.some_slots(group, places)
             slots, places = slots[self._is_committed(slots)], 4 * places
         return slots[:_SAMPLED_KEYS]
+
+    def _gone(self) -> Slots:
+        """The slots of keys that the epoch has deleted."""
+        touched = self.index.touched
+        return touched[self._deleted.array[: len(touched)]] if self._any_deleted else touched[:0]
 
     def _frozen(self, slots: Slots) -> list[Any]:
         return freeze_keys(self.keys(slots)) if len(slots) else []

@@ -32,5 +32,5 @@ def warm_up() -> None:
     interner = Interner(pa.string())
     interner.encode(keys[0], add=True)
     interner.gone(2**20)
-    interner.tidy(0, 1, lambda _: np.zeros(1, np.int64), 2**20)
+    interner.tidy(0, 1, lambda _: [np.zeros(1, np.int64)], 2**20)
     compiled_entries.warm_up()

@@ -1,0 +1,47 @@
+"""How keys look to a processor: where they have timestamps, Spark gives them in several ways.
+
+With rows they are aware, in the session's zone, or in the pandas form naive ``Timestamp`` in it. With timers they are
+naive ``datetime``: in the zone of the worker, or in the pandas form in the session's. All other keys are themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import pyarrow as pa
+
+from bedload.spark.drop_in.rows import PandasForm
+from bedload.worker.rows import values
+
+
+def with_rows(column: pa.Array, form: PandasForm | None) -> list[Any]:
+    """A column of the key as ``handleInputRows`` gets it."""
+    if form is None or not pa.types.is_timestamp(column.type):
+        return values(column)
+    import pandas as pd  # type: ignore[import-untyped]
+
+    zone = form.time_zone
+    made = (None if it is None else pd.Timestamp(it) for it in values(column))
+    return [it if it is None or it.tzinfo is None else it.tz_convert(zone).tz_localize(None) for it in made]
+
+
+def with_timers(types: Sequence[pa.DataType], form: PandasForm | None) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
+    """What makes a key as ``handleExpiredTimer`` gets it."""
+    moments = frozenset(at for at, it in enumerate(types) if pa.types.is_timestamp(it) and it.tz is not None)
+    if not moments:
+        return _as_it_is
+    zone = None if form is None else ZoneInfo(form.time_zone)
+
+    def converted(key: tuple[Any, ...]) -> tuple[Any, ...]:
+        return tuple(
+            it.astimezone(zone).replace(tzinfo=None) if at in moments and it is not None else it
+            for at, it in enumerate(key)
+        )
+
+    return converted
+
+
+def _as_it_is(key: tuple[Any, ...]) -> tuple[Any, ...]:
+    return key

@@ -1,0 +1,109 @@
+"""The rows of an epoch at a worker, by key in ascending order, as a processor gets them.
+
+They are made when somebody looks: a processor that never reads its rows pays for none. The first one that does has all
+rows of the epoch made at once, column by column, which costs a fraction of doing it for each key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from bedload.spark.drop_in.named_rows import row_class
+from bedload.worker.rows import SortedBatch
+
+
+@dataclass(frozen=True)
+class PandasForm:
+    """How Spark is set up to exchange DataFrames with Python."""
+
+    time_zone: str
+    rows: int
+    """At most so many in a DataFrame."""
+    safe_check: bool = True
+    by_name: bool = True
+    int_to_decimal: bool = False
+    columns: tuple[int, ...] = ()
+    """The columns of the input that the processor gets, by position."""
+
+
+def rows_as_rows(batch: pa.RecordBatch, names: Sequence[str], order: np.ndarray) -> Callable[[int, int], Iterator[Any]]:
+    """Gives the rows from one place to another, in this order, as Rows."""
+    held = SortedBatch(batch, tuple(names), row_class(names), order)
+
+    def of_key(start: int, stop: int) -> Iterator[Any]:
+        return iter(held.rows()[start:stop]) if held.made else lazily(start, stop)
+
+    def lazily(start: int, stop: int) -> Iterator[Any]:
+        yield from held.rows()[start:stop]
+
+    return of_key
+
+
+def rows_as_frames(
+    batch: pa.RecordBatch, names: Sequence[str], order: np.ndarray, form: PandasForm
+) -> Callable[[int, int], Iterator[Any]]:
+    """The same as DataFrames."""
+    made: list[Any] = []
+
+    def of_key(start: int, stop: int) -> Iterator[Any]:
+        import pandas as pd  # type: ignore[import-untyped]
+
+        if not made:
+            made.extend(_frame(batch, names, order, form))
+        whole, exact = made
+        for at in range(start, stop, form.rows):
+            end = min(stop, at + form.rows)
+            part = whole.iloc[at:end]
+            part.index = pd.RangeIndex(end - at)
+            for place, found, valid in exact:
+                if valid[at:end].all():
+                    part.isetitem(place, found[at:end])
+            yield part
+
+    return of_key
+
+
+def _frame(batch: pa.RecordBatch, names: Sequence[str], order: np.ndarray, form: PandasForm) -> tuple[Any, Any]:
+    """All rows, and the columns in which nulls of some keys must not be seen in the frames of others."""
+    import pandas as pd
+    from pyspark.sql.conversion import ArrowBatchTransformer
+
+    chosen = pa.RecordBatch.from_arrays(
+        [batch.column(at) for at in form.columns], names=[names[at] for at in form.columns]
+    ).take(pa.array(order))
+    columns = ArrowBatchTransformer.to_pandas(chosen, timezone=form.time_zone)
+    series = [_widened(column) for column in columns]
+    frame = pd.concat(series, axis=1)
+    frame.columns = [_label(names[at], i) for i, at in enumerate(form.columns)]
+    return frame, [
+        (place, *_exact(column))
+        for place, column in enumerate(chosen.columns)
+        if column.null_count and (pa.types.is_integer(column.type) or pa.types.is_boolean(column.type))
+    ]
+
+
+def _exact(column: pa.Array) -> tuple[np.ndarray, np.ndarray]:
+    """The values of a column as they are where it has no null, and where that is."""
+    is_flag = pa.types.is_boolean(column.type)
+    found = column.fill_null(False if is_flag else 0).to_numpy(zero_copy_only=False)
+    return found if is_flag else found.astype(np.int64), column.is_valid().to_numpy(zero_copy_only=False)
+
+
+def _widened(column: Any) -> Any:
+    """A column of the types that a named tuple would leave: all integers are int64, all floats float64."""
+    kind = column.dtype
+    if isinstance(kind, np.dtype) and kind.kind in "iuf" and kind.itemsize < 8:
+        return column.astype(np.float64 if kind.kind == "f" else np.int64)
+    return column
+
+
+def _label(name: str, at: int) -> str:
+    """A column's name, as a named tuple would have it."""
+    import keyword
+
+    return name if name.isidentifier() and not keyword.iskeyword(name) and name[0] != "_" else f"_{at}"

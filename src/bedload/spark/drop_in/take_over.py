@@ -1,0 +1,128 @@
+"""The state that a query of Spark's left in its own store, as the first state of a processor here.
+
+Spark's ``statestore`` source reads one variable at a time, and the timers. They are put together by key, in the form
+that a state of Bedload's has: expiries beside the values, timers as a variable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
+from pyspark.sql.types import ArrayType, DataType, DecimalType, MapType, StringType, StructType
+
+from bedload.spark.drop_in.declaring import Declared
+from bedload.spark.drop_in.runtime import ProcessorDeployment
+from bedload.state.expiries import hidden_name
+from bedload.state.kinds import VariableKind
+from bedload.state.timers import VARIABLE, TimerClock
+
+_TTL = "ttlExpirationMs"
+
+
+def state_of_spark(spark: SparkSession, location: str, deployment: ProcessorDeployment) -> DataFrame:
+    """The state of a query that has stopped, by its ``checkpointLocation``: a row for each key."""
+    parts = [part for declared in deployment.declared.variables for part in _variable(spark, location, declared)]
+    clock = deployment.mode.clock
+    if clock is not None:
+        parts.append(_timers(spark, location, clock))
+    names = list(deployment.key_names)
+    wanted = [spec.name for spec in deployment.specs]
+    keyed = [
+        df.select(
+            *(F.col("key").getField(field).alias(name) for field, name in zip(_key_fields(df), names, strict=True)),
+            *(F.col(f"`{column}`") for column in df.columns if column != "key"),
+        )
+        for df in parts
+    ]
+    whole = keyed[0]
+    for df in keyed[1:]:
+        whole = whole.unionByName(df, allowMissingColumns=True)
+    firsts = [F.first(f"`{column}`", ignorenulls=True).alias(column) for column in wanted if column in whole.columns]
+    grouped = whole.groupBy(*(F.col(f"`{name}`") for name in names)).agg(*firsts)
+    filled = [_or_empty(column, grouped.schema[column].dataType) for column in wanted if column in grouped.columns]
+    return grouped.select(*(F.col(f"`{name}`") for name in names), *filled)
+
+
+def _key_fields(df: DataFrame) -> list[str]:
+    kind = df.schema["key"].dataType
+    assert isinstance(kind, StructType)
+    return list(kind.names)
+
+
+def _or_empty(name: str, kind: DataType) -> Column:
+    """A column in which keys that have nothing of a variable have its default."""
+    column = F.col(f"`{name}`")
+    if isinstance(kind, ArrayType):
+        column = F.coalesce(column, F.array().cast(kind))
+    elif isinstance(kind, MapType):
+        column = F.coalesce(column, F.create_map().cast(kind))
+    elif name.startswith("bedload_"):
+        column = F.coalesce(column, F.lit(0).cast(kind))
+    return column.alias(name)
+
+
+def _reader(spark: SparkSession) -> Any:
+    return spark.read.format("statestore").option("flattenCollectionTypes", "false")
+
+
+def _variable(spark: SparkSession, location: str, declared: Declared) -> list[DataFrame]:
+    """A variable, with its expiry if it has one: columns ``key``, and those of the state."""
+    df = _reader(spark).option("stateVarName", declared.name).load(location)
+    name, expiry = declared.attribute, hidden_name(declared.attribute, TimerClock.PROCESSING)
+    given = {VariableKind.VALUE: "value", VariableKind.LIST: "list_value", VariableKind.MAP: "map_value"}[declared.kind]
+    column, timed, last = F.col(given), declared.ttl is not None, declared.schemas[-1]
+    made: list[Column] = []
+    if declared.kind is VariableKind.VALUE:
+        made.append(_kept(column.getField("value") if timed else column, last))
+        if timed:
+            made.append(column.getField(_TTL))
+    elif declared.kind is VariableKind.LIST:
+        made.append(F.transform(column, lambda it: _kept(it.getField("value") if timed else it, last)))
+        if timed:
+            made.append(F.transform(column, lambda it: it.getField(_TTL)))
+    else:
+        first = declared.schemas[0]
+        entries = F.map_entries(column)
+
+        def pairs(value: Callable[[Column], Column]) -> Column:
+            return F.map_from_entries(
+                F.transform(entries, lambda it: F.struct(_kept(it["key"], first), value(it["value"])))
+            )
+
+        made.append(pairs(lambda it: _kept(it.getField("value") if timed else it, last)))
+        if timed:
+            made.append(pairs(lambda it: it.getField(_TTL)))
+    return [df.select("key", *(it.alias(as_) for it, as_ in zip(made, (name, expiry), strict=False)))]
+
+
+def _timers(spark: SparkSession, location: str, clock: TimerClock) -> DataFrame:
+    df = _reader(spark).option("readRegisteredTimers", "true").load(location)
+    timer = F.struct(
+        F.col("expiration_timestamp_ms").alias("at"), F.lit("").alias("name"), F.lit(str(clock)).alias("clock")
+    )
+    found: DataFrame = df.groupBy("key").agg(F.sort_array(F.collect_list(timer)).alias(VARIABLE))
+    return found
+
+
+def _kept(column: Column, kind: DataType) -> Column:
+    """A value of a state variable, as it is kept here: what is nested in it, too."""
+    if isinstance(kind, StructType):
+        fields = [_kept(column.getField(f.name), f.dataType).alias(f.name) for f in kind.fields]
+        return F.when(column.isNotNull(), F.struct(*fields))
+    if isinstance(kind, ArrayType):
+        return F.transform(column, lambda it: _kept(it, kind.elementType))
+    if isinstance(kind, MapType):
+        return F.transform(
+            F.map_entries(column),
+            lambda it: F.struct(
+                _kept(it["key"], kind.keyType).alias("f0"), _kept(it["value"], kind.valueType).alias("f1")
+            ),
+        )
+    if isinstance(kind, DecimalType):
+        return column.cast(StringType())
+    if kind.simpleString() in ("tinyint", "smallint", "int"):
+        return column.cast("bigint")
+    return column.cast("double") if kind.simpleString() == "float" else column

@@ -1,0 +1,140 @@
+"""The timers of the key that operator code runs for: ``ctx.timers``.
+
+What is set goes straight into the key's state (:mod:`bedload.state.timers`). The store has to hear of it only where a
+key may have something due earlier than before (:attr:`Armed`): when an entry comes up, the state is asked what is due.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from bedload.core.epoch import Due
+from bedload.core.errors import DefinitionError
+from bedload.state.timers import VARIABLE, Timer, TimerClock, Timers, first_of
+from bedload.store.due import NEVER
+
+LATEST = 2**62
+"""Some 146 million years: what is later is a mistake, of microseconds say."""
+
+
+class Armed(NamedTuple):
+    """A key may have something due at a time."""
+
+    key: Any
+    clock: TimerClock
+    at: int
+
+
+class TimersOfClock:
+    """The timers of the current key by one clock."""
+
+    __slots__ = ("_clock", "_key")
+
+    def __init__(self, key: CurrentKey, clock: TimerClock) -> None:
+        self._key = key
+        self._clock = clock
+
+    def set(self, at: int, name: str = "") -> None:
+        """Call ``on_timer`` when the clock has reached ``at``, in milliseconds since 1970.
+
+        A timer is known by its name: to set it again moves it. One in the past fires at the end of this epoch.
+        """
+        current = self._key.timers("set")
+        if type(at) is not int:
+            at = self._milliseconds(at)
+        if not -LATEST < at < LATEST:
+            raise DefinitionError(f"ctx.timers.set({at}): that is no time in milliseconds since 1970")
+        if not isinstance(name, str) or not _is_text(name):
+            raise DefinitionError(f"ctx.timers.set({at}, {name!r}): the name of a timer is a str, without surrogates")
+        timer = Timer(at, name, self._clock)
+        if not current:
+            self._key.replace((timer,), self._clock, at)
+        elif timer not in current:
+            first = first_of(current, self._clock)
+            kept = (it for it in current if it.name != name or it.clock != self._clock)
+            self._key.replace(tuple(sorted((*kept, timer))), self._clock, at if first is None or at < first else None)
+
+    def delete(self, name: str = "") -> None:
+        """Forget the timer of this name; if there is none, nothing happens."""
+        current = self._key.timers("delete")
+        kept = tuple(it for it in current if it.name != name or it.clock != self._clock)
+        if len(kept) < len(current):
+            self._key.replace(kept)
+
+    def list(self) -> list[Timer]:
+        """The timers of the key by this clock, the one that fires next first."""
+        return [timer for timer in self._key.timers("list") if timer.clock == self._clock]
+
+    def _milliseconds(self, at: Any) -> int:
+        try:
+            if isinstance(at, bool):
+                raise TypeError
+            return operator.index(at)
+        except TypeError:
+            raise DefinitionError(
+                f"ctx.timers.set({at!r}): give milliseconds since 1970 as an int, as in ctx.watermark + 60_000 "
+                f"(a datetime: int(moment.timestamp() * 1000))"
+            ) from None
+
+
+class OperatorTimers(TimersOfClock):
+    """``ctx.timers``: by event time, the watermark; and ``ctx.timers.processing``, by the time of the epoch."""
+
+    __slots__ = ("processing",)
+
+    def __init__(self, key: CurrentKey) -> None:
+        super().__init__(key, TimerClock.EVENT)
+        self.processing = TimersOfClock(key, TimerClock.PROCESSING)
+
+
+class CurrentKey:
+    """The key that operator code runs for, as its timers see it."""
+
+    __slots__ = ("armed", "item", "operator")
+
+    def __init__(self, operator: str) -> None:
+        self.operator = operator
+        self.item: Any = None
+        """The object of the key; None: there is no current one."""
+        self.armed: list[Armed] = []
+
+    def each(self, items: Iterable[Any]) -> Iterator[Any]:
+        """The same objects: while one is worked on, it is the current one. Whoever asks ends that (:attr:`item`).
+
+        SUBTLE: nothing is done at the end here. An error keeps a generator that it left alive, and when that comes to
+        its end, another call may be under way.
+        """
+        for self.item in items:
+            yield self.item
+
+    def timers(self, what: str) -> Timers:
+        """The timers of the key."""
+        if self.item is None:
+            raise DefinitionError(
+                f"operator {self.operator}: ctx.timers.{what}() is for process and on_timer: timers are of the key "
+                f"that the call is about"
+            )
+        found: Timers = getattr(self.item, VARIABLE)
+        return found
+
+    def replace(self, timers: Timers, clock: TimerClock = TimerClock.EVENT, earlier: int | None = None) -> None:
+        """The key has these timers now; ``earlier``: something is due earlier than before."""
+        setattr(self.item, VARIABLE, timers)
+        if earlier is not None:
+            self.armed.append(Armed(self.item._bedload_key, clock, earlier))
+
+
+def _is_text(name: str) -> bool:
+    """Whether it can be stored."""
+    try:
+        return name.isascii() or bool(name.encode())
+    except UnicodeEncodeError:
+        return False
+
+
+def due_at(times: Mapping[TimerClock, int]) -> Due:
+    """When something may be due next, by each clock."""
+    event, processing = (times.get(clock, NEVER) for clock in (TimerClock.EVENT, TimerClock.PROCESSING))
+    return Due(None if event == NEVER else event, None if processing == NEVER else processing)

@@ -1,0 +1,404 @@
+"""Errors, batch DataFrames, restarts, and changes of the processor between runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import Row
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+
+from tests.spark.drop_in.cases import BATCH, ERRORS, RESTART, query
+from tests.spark.drop_in.cases_call import Counts
+from tests.spark.drop_in.cases_life import Begins
+from tests.spark.drop_in.cases_output import PASSED, STREAM, Passes, after
+from tests.spark.drop_in.engines import PANDAS, START, STEP, Program
+
+HIDDEN = "exited unexpectedly"
+WHY_HIDDEN = "Spark ends the query and hides the cause in a log; Bedload raises it at the call"
+
+
+class Does(StatefulProcessor):
+    """Does something in ``init`` with the handle, or in ``handleInputRows`` with handle and state."""
+
+    def __init__(
+        self,
+        init: Callable[[Any], Any] | None = None,
+        rows: Callable[[Any, Any], Any] | None = None,
+        state: Callable[[Any], Any] | None = None,
+    ) -> None:
+        self._init, self._rows, self._make = init, rows, state
+
+    def init(self, handle: Any) -> None:
+        self._handle = handle
+        self._state = self._make(handle) if self._make is not None else None
+        if self._init is not None:
+            self._init(handle)
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+        said = self._rows(self._handle, self._state) if self._rows is not None else None
+        yield Row(k=key[0], text=repr(said))
+
+
+def in_init(code: Callable[[Any], Any], mode: str = "None") -> Program:
+    return Program(Does(init=code), [[("a", 1)]], time_mode=mode)
+
+
+def in_rows(code: Callable[[Any, Any], Any], state: Callable[[Any], Any] | None = None, mode: str = "None") -> Program:
+    return Program(Does(rows=code, state=state), [[("a", 1)]], time_mode=mode)
+
+
+def a_value(handle: Any) -> Any:
+    return handle.getValueState("n", "n int")
+
+
+def a_decimal(handle: Any) -> Any:
+    return handle.getValueState("n", "n decimal(4,2)")
+
+
+def a_list(handle: Any) -> Any:
+    return handle.getListState("n", "n int")
+
+
+# --- in init
+
+
+def boom(*_: Any) -> None:
+    raise ValueError("boom")
+
+
+@query(ERRORS, "an exception in `init`", fails=HIDDEN, bedload_fails="boom", why=WHY_HIDDEN, equal=False)
+def raising_in_init(place: Path) -> Program:
+    return in_init(boom)
+
+
+class RaisesInClose(Counts):
+    def close(self) -> None:
+        raise ValueError("boom")
+
+
+@query(ERRORS, "an exception in `close`", fails=HIDDEN, bedload_fails="boom", why=WHY_HIDDEN, equal=False)
+def raising_in_close(place: Path) -> Program:
+    return Program(RaisesInClose(), [[("a", 1)]])
+
+
+@query(ERRORS, "a name that is there twice", fails=HIDDEN, bedload_fails="n", why=WHY_HIDDEN, equal=False)
+def two_of_a_name(place: Path) -> Program:
+    return in_init(lambda handle: (a_value(handle), a_value(handle)))
+
+
+@query(
+    ERRORS,
+    "a name that is there twice, caught",
+)
+def two_of_a_name_caught(place: Path) -> Program:
+    def code(handle: Any) -> None:
+        a_value(handle)
+        try:
+            a_value(handle)
+        except Exception as error:
+            if type(error).__name__ != "PySparkRuntimeError":
+                raise
+
+    return in_init(code)
+
+
+@query(ERRORS, "a schema that is no list of columns (`int`)", fails=HIDDEN, bedload_fails="int", why=WHY_HIDDEN,
+       equal=False)  # fmt: skip
+def schema_that_is_none(place: Path) -> Program:
+    return in_init(lambda handle: handle.getValueState("n", "int"))
+
+
+@query(ERRORS, "an empty name", fails="STATE_STORE_CANNOT_USE_COLUMN_FAMILY_WITH_INVALID_NAME", equal=False,
+       bedload_fails="name", why="Spark says so when the query runs, Bedload at the call")  # fmt: skip
+def name_that_is_empty(place: Path) -> Program:
+    return in_init(lambda handle: handle.getValueState("", "n int"))
+
+
+@query(ERRORS, "a timer in `init`", fails=HIDDEN, bedload_fails="INVALID_HANDLE_STATE", why=WHY_HIDDEN, equal=False)
+def timer_in_init(place: Path) -> Program:
+    return in_init(lambda handle: handle.registerTimer(1), "ProcessingTime")
+
+
+@query(
+    ERRORS, "access to state in `init`", fails=HIDDEN, bedload_fails="INVALID_HANDLE_STATE", why=WHY_HIDDEN, equal=False
+)
+def state_in_init(place: Path) -> Program:
+    return in_init(lambda handle: a_value(handle).get())
+
+
+@query(ERRORS, "a negative TTL", fails="STATEFUL_PROCESSOR_TTL_DURATION_MUST_BE_POSITIVE", equal=False)
+def negative_ttl(place: Path) -> Program:
+    return in_init(lambda handle: handle.getValueState("n", "n int", -1), "ProcessingTime")
+
+
+@query(ERRORS, "a TTL in another mode than ProcessingTime",
+       fails="STATEFUL_PROCESSOR_INCORRECT_TIME_MODE_TO_ASSIGN_TTL", equal=False)  # fmt: skip
+def ttl_without_processing_time(place: Path) -> Program:
+    return in_init(lambda handle: handle.getValueState("n", "n int", 1000), "EventTime")
+
+
+# --- in a handler
+
+
+@query(ERRORS, "an exception in a handler ends the query, with its traceback", fails="ValueError: boom", equal=False)
+def raising_in_a_handler(place: Path) -> Program:
+    return in_rows(boom)
+
+
+@query(ERRORS, "an empty list for `put`", fails="ILLEGAL_STATE_STORE_VALUE.EMPTY_LIST_VALUE", equal=False)
+def list_put_empty(place: Path) -> Program:
+    return in_rows(lambda handle, xs: xs.put([]), a_list)
+
+
+@query(ERRORS, "an empty list for `appendList`", fails="ILLEGAL_STATE_STORE_VALUE.EMPTY_LIST_VALUE", equal=False)
+def list_append_empty(place: Path) -> Program:
+    return in_rows(lambda handle, xs: xs.appendList([]), a_list)
+
+
+@query(ERRORS, "too few fields", fails="STRUCT_ARRAY_LENGTH_MISMATCH", equal=False)
+def value_with_too_few_fields(place: Path) -> Program:
+    return in_rows(lambda handle, n: n.update(()), a_value)
+
+
+@query(ERRORS, "too many fields", fails="STRUCT_ARRAY_LENGTH_MISMATCH", equal=False)
+def value_with_too_many_fields(place: Path) -> Program:
+    return in_rows(lambda handle, n: n.update((1, 2)), a_value)
+
+
+@query(ERRORS, "a decimal that is too large for its type ends the query", fails="An exception was thrown", equal=False)
+def value_of_a_large_decimal(place: Path) -> Program:
+    return in_rows(lambda handle, n: n.update((Decimal("123.45"),)), a_decimal)
+
+
+@query(ERRORS, "`registerTimer` in mode None",
+       fails="STATEFUL_PROCESSOR_CANNOT_PERFORM_OPERATION_WITH_INVALID_TIME_MODE", equal=False)  # fmt: skip
+def timer_without_time(place: Path) -> Program:
+    return in_rows(lambda handle, _: handle.registerTimer(1))
+
+
+@query(ERRORS, "`deleteTimer` in mode None",
+       fails="STATEFUL_PROCESSOR_CANNOT_PERFORM_OPERATION_WITH_INVALID_TIME_MODE", equal=False)  # fmt: skip
+def timer_deleted_without_time(place: Path) -> Program:
+    return in_rows(lambda handle, _: handle.deleteTimer(1))
+
+
+@query(
+    ERRORS,
+    "`listTimers` in mode None gives nothing, and the next access to state fails",
+    fails="An exception was thrown",
+    bedload_fails="STATEFUL_PROCESSOR_CANNOT_PERFORM_OPERATION_WITH_INVALID_TIME_MODE",
+    equal=False,
+    why="it fails at once, as `registerTimer` does",
+)
+def timers_listed_without_time(place: Path) -> Program:
+    return in_rows(lambda handle, n: (list(handle.listTimers()), n.get()), a_value)
+
+
+@query(ERRORS, "`getValueState` outside of `init`",
+       fails="STATEFUL_PROCESSOR_CANNOT_PERFORM_OPERATION_WITH_INVALID_HANDLE_STATE", equal=False)  # fmt: skip
+def state_declared_late(place: Path) -> Program:
+    return in_rows(lambda handle, _: handle.getValueState("late", "n int"))
+
+
+@query(ERRORS, "`deleteIfExists` outside of `init`",
+       fails="STATEFUL_PROCESSOR_CANNOT_PERFORM_OPERATION_WITH_INVALID_HANDLE_STATE", equal=False)  # fmt: skip
+def state_deleted_late(place: Path) -> Program:
+    return in_rows(lambda handle, _: handle.deleteIfExists("n"), a_value)
+
+
+def empty_then_more(handle: Any, xs: Any) -> Any:
+    try:
+        xs.put([])
+    except Exception as error:
+        said = type(error).__name__
+    xs.appendValue((1,))
+    return said, list(xs.get())
+
+
+@query(
+    ERRORS,
+    "an error of a state call that is caught",
+    fails="An exception was thrown",
+    bedload_fails="",
+    equal=False,
+    why="after it nothing works in Spark; in Bedload the handler goes on",
+)
+def going_on_after_an_error(place: Path) -> Program:
+    return in_rows(empty_then_more, a_list)
+
+
+# --- batch DataFrames
+
+
+class Batched(Begins):
+    """Says what it sees in a batch, and sets a timer that is due."""
+
+    def init(self, handle: Any) -> None:
+        super().init(handle)
+        self._kept = handle.getValueState("kept", "n long", 1_000_000)
+
+    def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:
+        rows = initialState.itertuples() if self._form == PANDAS else [initialState]
+        old = self._n.get()
+        self._n.update((sum(int(row.n) for row in rows) + (0 if old is None else old[0]),))
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
+        now = timerValues.getCurrentProcessingTimeInMs()
+        self._handle.registerTimer(now - START)
+        self._handle.registerTimer(now + 1_000_000)
+        self._kept.update((1,))
+        total = sum(len(it) if self._form == PANDAS else 1 for it in rows)
+        old = self._n.get()
+        watermark = timerValues.getCurrentWatermarkInMs()
+        yield self._said(key, f"{total} {old} {self._kept.get()} {now > START} {watermark}")
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Any]:
+        yield self._said(key, f"timer {self._kept.get()} {timerValues.getCurrentWatermarkInMs()}")
+
+
+def _batched(form: str) -> Program:
+    rows = [(key, n) for key in "abcd" for n in range(3)]
+    initial = ("k string, n long", [("a", 10), ("a", 20), ("only", 7)], ("k",))
+    return Program(Batched(form), [rows], form=form, time_mode="ProcessingTime", initial=initial)
+
+
+@query(
+    BATCH,
+    "Row form: one batch whose state is thrown away; the watermark is -1; timers that are due fire; initial state "
+    "and TTL work",
+    batch=True,
+)
+def batch_rows(place: Path) -> Program:
+    return _batched("rows")
+
+
+@query(BATCH, "pandas form: the same", batch=True)
+def batch_frames(place: Path) -> Program:
+    return _batched(PANDAS)
+
+
+@query(BATCH, "in mode EventTime no row is late, and timers wait for a watermark that does not come", batch=True)
+def batch_by_event_time(place: Path) -> Program:
+    rows = [("a", 1, after(0)), ("a", 2, after(STEP)), ("b", 3, after(-STEP))]
+    return Program(Passes(), [rows], STREAM, output=PASSED, time_mode="EventTime", watermark=("ts", "0 seconds"))
+
+
+# --- restarts
+
+
+class Versions(StatefulProcessor):
+    """A processor whose variables are those that it is told."""
+
+    def __init__(self, *declared: tuple[Any, ...], dropped: tuple[str, ...] = (), wide: bool = False) -> None:
+        self._declared, self._dropped, self._wide = declared, dropped, wide
+
+    def init(self, handle: Any) -> None:
+        self._handle = handle
+        self._states = [getattr(handle, method)(*arguments) for method, *arguments in self._declared]
+        for name in self._dropped:
+            handle.deleteIfExists(name)
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+        (row,) = rows
+        for (method, name, *_), state in zip(self._declared, self._states, strict=True):
+            try:
+                seen = self._seen(method, state, row.v)
+            except Exception as error:
+                seen = f"{type(error).__name__}: {error}"
+            yield Row(k=key[0], text=f"{name} {seen}")
+
+    def _seen(self, method: str, state: Any, v: int) -> Any:
+        if method == "getValueState":
+            seen = state.get()
+            state.update((v, v) if self._wide else (v,))
+        elif method == "getListState":
+            seen = list(state.get())
+            state.appendValue((v,))
+        else:
+            seen = sorted(state.iterator())
+            state.updateValue((v,), (v,))
+        return seen
+
+
+N = ("getValueState", "n", "v long")
+XS = ("getListState", "xs", "v long")
+M = ("getMapState", "m", "k long", "v long")
+FOUR = [[("a", n), ("b", n)] for n in range(4)]
+
+
+@query(RESTART, "state is there after a restart", "a batch that is replayed gives the same, with the same state",
+       "the same with timers and TTL by processing time")  # fmt: skip
+def stopped_and_replayed(place: Path) -> Program:
+    declared = (N, XS, M, ("getListState", "short", "v long", STEP * 3 // 2))
+    return Program(Versions(*declared), FOUR, time_mode="ProcessingTime", stops=frozenset({1}), fails=frozenset({2, 3}))
+
+
+@query(RESTART, "variables may be added, and left out")
+def variables_added_and_left_out(place: Path) -> Program:
+    then = {1: {"processor": Versions(XS, M)}, 3: {"processor": Versions(XS)}}
+    return Program(Versions(N, XS), FOUR, then=then)
+
+
+@query(RESTART, "a variable that was left out has its state when it comes back", equal=False,
+       why="it comes back empty: state of a variable that is not declared any more is dropped, with a warning that "
+       "says so")  # fmt: skip
+def variable_that_comes_back(place: Path) -> Program:
+    return Program(Versions(N, XS), FOUR, then={1: {"processor": Versions(XS)}, 3: {"processor": Versions(N, XS)}})
+
+
+@query(RESTART, "`deleteIfExists` removes a variable with all its data; of an unknown name nothing")
+def variables_deleted(place: Path) -> Program:
+    then = {
+        1: {"processor": Versions(XS, dropped=("n", "unknown"))},
+        2: {"processor": Versions(N, XS)},
+    }
+    return Program(Versions(N, XS), FOUR, then=then)
+
+
+@query(RESTART, "a variable that is declared and deleted in one `init` cannot be used: `not initialized`", equal=False,
+       bedload_fails="declare the same variables", why="such an `init` fails")  # fmt: skip
+def variable_used_after_its_deletion(place: Path) -> Program:
+    return Program(Versions(XS, N, dropped=("n",)), FOUR[:1])
+
+
+def _changed(**change: Any) -> Program:
+    return Program(Versions(N), FOUR[:2], then={1: change})
+
+
+@query(RESTART, "another `timeMode` is refused", fails="STATE_STORE_INVALID_CONFIG_AFTER_RESTART", equal=False,
+       bedload_fails="", why="the query goes on: what is in the state does not depend on it")  # fmt: skip
+def time_mode_changed(place: Path) -> Program:
+    return _changed(time_mode="ProcessingTime")
+
+
+@query(RESTART, "another `outputMode` is refused", fails="STATE_STORE_INVALID_CONFIG_AFTER_RESTART", equal=False,
+       bedload_fails="", why="the query goes on: nothing depends on it")  # fmt: skip
+def output_mode_changed(place: Path) -> Program:
+    return _changed(output_mode="Append")
+
+
+WHY_REFUSED = "it is refused at the call: `SchemaChanged`, with what can be done"
+
+
+@query(RESTART, "another kind of a variable is refused", fails="STATE_STORE_INVALID_VARIABLE_TYPE_CHANGE", equal=False,
+       bedload_fails="the stored state does not fit", why=WHY_REFUSED)  # fmt: skip
+def kind_changed(place: Path) -> Program:
+    return _changed(processor=Versions(("getListState", "n", "v long")))
+
+
+AVRO = "spark.sql.streaming.stateStore.encodingFormat"
+
+
+@query(RESTART, f"with `{AVRO}=avro` columns of a variable may be added: what was there has null in them")
+def columns_added(place: Path) -> Program:
+    changed = Versions(("getValueState", "n", "v long, w long"), wide=True)
+    return Program(Versions(N), FOUR[:2], then={1: {"processor": changed}}, conf={AVRO: "avro"})
+
+
+@query(RESTART, "another type of a variable's column is refused", fails="STATE_STORE_VALUE_SCHEMA_NOT_COMPATIBLE",
+       equal=False, bedload_fails="the stored state does not fit", why=WHY_REFUSED)  # fmt: skip
+def type_changed(place: Path) -> Program:
+    return _changed(processor=Versions(("getValueState", "n", "v string")))

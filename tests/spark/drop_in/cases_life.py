@@ -1,0 +1,469 @@
+"""What is called when, with which rows and keys; and the initial state."""
+
+from __future__ import annotations
+
+import datetime as dt
+import math
+import uuid
+from collections import defaultdict
+from collections.abc import Iterator
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import Row
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+
+from tests.spark.drop_in.cases import INITIAL, LIFE, ROWS_AND_KEYS, query
+from tests.spark.drop_in.cases_call import Counts
+from tests.spark.drop_in.engines import PANDAS, START, Program, Seen
+
+AT = dt.datetime.fromtimestamp(START / 1000, dt.UTC)
+
+
+class Told(StatefulProcessor):
+    """Says for each call which object was called, and how often before."""
+
+    def __init__(self, closed: Path) -> None:
+        self._closed = closed
+
+    def init(self, handle: Any) -> None:
+        self._handle = handle
+        self._me, self._calls, self._left = uuid.uuid4().hex, 0, 0  # noqa: TID251  tells objects apart
+        self._n = handle.getValueState("n", "n long")
+
+    def _call(self, what: str, key: Any) -> Row:
+        self._calls += 1
+        return Row(k=f"{key[0]}", text=f"{self._me} {self._calls} {what}")
+
+    def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:
+        self._calls += 1
+        self._left += 1
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+        self._handle.registerTimer(timerValues.getCurrentProcessingTimeInMs() - 1 - key[0] % 7)
+        yield self._call(f"rows {self._left}", key)
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:
+        yield self._call(f"timer {expiredTimerInfo.getExpiryTimeInMs()}", key)
+
+    def close(self) -> None:
+        (self._closed / self._me).touch()
+
+
+def life_is_as_promised(closed: Path, initial: set[str]) -> Any:
+    def check(seen: Seen) -> None:
+        objects: dict[str, list[tuple[int, int, list[str], int]]] = defaultdict(list)
+        for epoch, made in seen.epochs.items():
+            for key, text in made:
+                me, calls, what = text.split(" ", 2)
+                objects[me].append((epoch, int(calls), what.split(), int(key)))
+        assert objects
+        for me, calls in objects.items():
+            assert len({epoch for epoch, *_ in calls}) == 1, "an object lives for one batch"
+            calls.sort(key=lambda it: it[1])
+            numbers = [number for _, number, *_ in calls]
+            assert numbers == list(range(numbers[0], numbers[0] + len(calls))), "each call once"
+            kinds = [what[0] for _, _, what, _ in calls]
+            assert kinds == sorted(kinds), "all rows before all timers"
+            rows, timers = ([key for _, _, what, key in calls if what[0] == kind] for kind in ("rows", "timer"))
+            assert rows == sorted(set(rows)), "keys ascend, each once"
+            assert len(timers) == len(set(timers)), "each timer once"
+            times = [int(what[1]) for _, _, what, _ in calls if what[0] == "timer"]
+            assert times == sorted(times), "timers of all keys in the order of time"
+            assert (closed / me).exists(), "close is called"
+        first = [text.split() for _, text in seen.epochs[0]]
+        lefts: dict[str, set[str]] = defaultdict(set)
+        for me, _, what, *left in first:
+            if what == "rows":
+                lefts[me].update(left)
+        assert all(len(it) == 1 for it in lefts.values()), "all initial states before all rows"
+        assert sum(int(next(iter(it))) for it in lefts.values()) <= len(initial)
+
+    return check
+
+
+KEYS = (5, -3, 256, 1, 70000, 2)
+_closed: list[Path] = []
+
+
+def check_life(seen: Seen) -> None:
+    life_is_as_promised(_closed[-1], {"5", "9"})(seen)
+
+
+@query(
+    LIFE,
+    "`init`, then all initial states, then all rows, keys ascending, then all expired timers, then `close`",
+    "timers of all keys fire in the order of time",
+    "`handleInputRows` is called once for each key that has rows in the batch",
+    "an object serves one batch: what is set on `self` is gone in the next",
+    equal=False,
+    check=check_life,
+)
+def life_of_a_processor(place: Path) -> Program:
+    closed = place / "closed"
+    closed.mkdir(parents=True)
+    _closed.append(closed)
+    batch = [(key, n) for n in range(2) for key in KEYS]
+    return Program(
+        Told(closed),
+        [batch, batch[:5], batch],
+        schema="k long, v long",
+        time_mode="ProcessingTime",
+        initial=("k long, n long", [(5, 1), (9, 1)], ("k",)),
+    )
+
+
+class Reads(StatefulProcessor):
+    """Reads its rows as its key says."""
+
+    def init(self, handle: Any) -> None:
+        self._n = handle.getValueState("n", "n long")
+        self._seen = handle.getListState("seen", "key string")
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Any:
+        (name,) = key
+        self._seen.appendValue((name,))
+        if name == "list":
+            return [Row(k=name, text=str(len(list(rows)))), Row(k=name, text="more")]
+        if name == "nothing":
+            return []
+        return self._generator(name, rows)
+
+    def _generator(self, name: str, rows: Any) -> Iterator[Row]:
+        self._n.update((len(name),))  # a generator runs under its own key
+        if name == "first":
+            yield Row(k=name, text=str(sorted(next(rows).asDict())))
+        elif name == "twice":
+            yield Row(k=name, text=str(sorted(row.v for row in rows)))
+            yield Row(k=name, text=str(list(rows)))
+            yield Row(k=name, text=str(rows is iter(rows)))
+        elif name != "unread":
+            yield Row(k=name, text=str(sum(1 for _ in rows)))
+        yield Row(k=name, text=f"{self._n.get()} {list(self._seen.get())}")
+
+
+@query(
+    LIFE,
+    "rows are an iterator of one pass; what is left unread is skipped",
+    "a handler returns any iterable, also a list; a generator runs under its key",
+    "`handleInitialState`, `handleExpiredTimer` and `close` may be left out",
+)
+def reading_of_rows(place: Path) -> Program:
+    batch = [(name, n) for name in ("first", "list", "nothing", "twice", "unread", "all") for n in range(3)]
+    return Program(Reads(), [batch, batch], time_mode="ProcessingTime")
+
+
+class ReturnsNone(Counts):
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Any:
+        return None
+
+
+@query(LIFE, "a handler that returns `None` fails", fails="'NoneType' object is not iterable", equal=False)
+def returning_none(place: Path) -> Program:
+    return Program(ReturnsNone(), [[("a", 1)]])
+
+
+class Positional(Counts):
+    """Its parameters stand in another order: Spark gives them by name."""
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+        self._handle.registerTimer(1)
+        return iter(())
+
+    def init(self, handle: Any) -> None:
+        self._handle = handle
+
+    def handleExpiredTimer(self, expiredTimerInfo: Any, key: Any, timerValues: Any) -> Iterator[Row]:
+        yield Row(k=key[0], text=f"{expiredTimerInfo.getExpiryTimeInMs()} {timerValues.getCurrentWatermarkInMs()}")
+
+
+@query(LIFE, "`handleExpiredTimer` gets its arguments by name")
+def timers_by_name(place: Path) -> Program:
+    return Program(Positional(), [[("a", 1)]], time_mode="ProcessingTime")
+
+
+# --- rows and keys
+
+TYPES = (
+    "k string, b boolean, i8 byte, i16 short, i32 int, i64 long, f32 float, f64 double, bin binary, d date, "
+    "t timestamp, ntz timestamp_ntz, dec decimal(10,2), xs array<int>, m map<string,int>, st struct<x:int,y:string>"
+)
+FULL = (
+    "full", True, 1, 2, 3, 4, 1.5, 2.5, b"b", dt.date(2024, 7, 1), AT, dt.datetime(2024, 7, 1, 12, 0, 0, 5),
+    Decimal("1.50"), [1, None], [("x", 1)], {"x": 1, "y": None},
+)  # fmt: skip
+NULLS = ("nulls", *(None,) * 15)
+
+
+def plain(value: Any) -> str:
+    """A value as text, zones by their name."""
+    if isinstance(value, dt.datetime) and value.tzinfo is not None:
+        return f"{value.replace(tzinfo=None)!r} {value.utcoffset()}"
+    return f"{type(value).__name__} {value!r}"
+
+
+class SaysRows(Counts):
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+        for row in rows:
+            yield Row(
+                k=key[0], text=f"{list(row.__fields__)} {isinstance(row, Row)} {len(row)} {row[0]} {row['k']} {row.k}"
+            )
+            for name, value in row.asDict().items():
+                yield Row(k=key[0], text=f"{name} {plain(value)}")
+
+
+class SaysFrames(Counts):
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
+        import pandas as pd  # type: ignore[import-untyped]
+
+        for frame in rows:
+            columns = [f"{name} {frame[name].dtype} {[plain(it) for it in frame[name]]}" for name in frame.columns]
+            said = [f"{list(frame.columns)} {type(frame.index).__name__} {list(frame.index)}", *columns]
+            yield pd.DataFrame({"k": key[0], "text": said})
+
+
+@query(
+    ROWS_AND_KEYS,
+    "Row form: rows are `Row` objects with all columns, keys too, in the DataFrame's order",
+    "Row form: each type as it is in Spark: timestamps aware in the session's zone, maps lists of pairs, structs dicts",
+    "Row form: a null is `None`",
+)
+def rows_of_all_types(place: Path) -> Program:
+    return Program(SaysRows(), [[FULL, NULLS]], schema=TYPES)
+
+
+@query(
+    ROWS_AND_KEYS,
+    "pandas form: frames of all columns, keys too, with index 0, 1, ...",
+    "pandas form: each type as it is in Spark: whole numbers int64, timestamps naive in the session's zone",
+    "pandas form: a null makes whole numbers floats",
+)
+def frames_of_all_types(place: Path) -> Program:
+    two = ("two", *FULL[1:])
+    return Program(SaysFrames(), [[FULL, NULLS, two, ("two", *(None,) * 15), two]], schema=TYPES, form=PANDAS)
+
+
+@query(
+    ROWS_AND_KEYS,
+    "Row form: columns whose names are no identifiers keep their names",
+)
+def names_of_columns(place: Path) -> Program:
+    return Program(SaysRows(), [[("a", 1, 2)]], schema="k string, `a b` long, `1x` long")
+
+
+@query(ROWS_AND_KEYS, "pandas form: columns whose names are no identifiers become `_1`, `_2`, ...")
+def names_of_columns_in_frames(place: Path) -> Program:
+    return Program(SaysFrames(), [[("a", 1, 2)]], schema="k string, `a b` long, `1x` long", form=PANDAS)
+
+
+class SaysSizes(Counts):
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
+        import pandas as pd
+
+        yield pd.DataFrame({"k": key[0], "text": [str([len(frame) for frame in rows])]})
+
+
+LARGEST = "spark.sql.execution.arrow.maxRecordsPerBatch"
+
+
+def check_sizes(seen: Seen) -> None:
+    for _, text in seen.epochs[0]:
+        sizes = [int(it) for it in text.strip("[]").split(",")]
+        assert sum(sizes) == 7
+        assert max(sizes) <= 3
+
+
+@query(
+    ROWS_AND_KEYS,
+    f"pandas form: a key's rows come in DataFrames of at most `{LARGEST}` rows",
+    equal=False,
+    check=check_sizes,
+)
+def frames_in_chunks(place: Path) -> Program:
+    return Program(SaysSizes(), [[(key, n) for n in range(7) for key in "ab"]], form=PANDAS, conf={LARGEST: "3"})
+
+
+class SaysKeys(StatefulProcessor):
+    """How keys come, in either form."""
+
+    def __init__(self, form: str) -> None:
+        self._form = form
+
+    def init(self, handle: Any) -> None:
+        self._handle = handle
+        self._n = handle.getValueState("n", "n long")
+
+    def _said(self, key: Any, text: str) -> Any:
+        if self._form != PANDAS:
+            return Row(k=repr(key[0]), text=text)
+        import pandas as pd  # type: ignore[import-untyped]
+
+        return pd.DataFrame({"k": [repr(key[0])], "text": [text]})
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
+        count = sum(len(it) if self._form == PANDAS else 1 for it in rows)
+        old = self._n.get()
+        self._n.update((count + (0 if old is None else old[0]),))
+        self._handle.registerTimer(timerValues.getCurrentProcessingTimeInMs())
+        yield self._said(key, f"rows {type(key) is tuple} {[plain(it) for it in key]} {self._n.get()}")
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Any]:
+        yield self._said(key, f"timer {isinstance(key, Row)} {key!r} {key == tuple(key)} {self._n.get()}")
+
+
+KEYS_OF_ALL_TYPES = (
+    "s string, b boolean, i8 byte, i16 short, i32 int, i64 long, f32 float, f64 double, bin binary, d date, "
+    "t timestamp, ntz timestamp_ntz, dec decimal(10,2)"
+)
+KEY_VALUES = (
+    "s", True, 1, 2, 3, 4, 1.5, 2.5, b"b", dt.date(2024, 7, 1), AT, dt.datetime(2024, 7, 1, 12), Decimal("1.50"),
+)  # fmt: skip
+
+
+def _keys_of_all_types(form: str) -> Program:
+    by = tuple(it.split()[0] for it in KEYS_OF_ALL_TYPES.split(", "))
+    batch = [KEY_VALUES, ("other", *KEY_VALUES[1:]), KEY_VALUES]
+    return Program(SaysKeys(form), [batch, batch[:2]], KEYS_OF_ALL_TYPES, by, form=form, time_mode="ProcessingTime")
+
+
+@query(
+    ROWS_AND_KEYS,
+    "Row form: a key is a plain tuple in `handleInputRows`, a `Row` in `handleExpiredTimer`; keys of every type, of "
+    "many columns",
+)
+def keys_of_all_types(place: Path) -> Program:
+    return _keys_of_all_types("rows")
+
+
+@query(ROWS_AND_KEYS, "pandas form: the same")
+def keys_of_all_types_in_frames(place: Path) -> Program:
+    return _keys_of_all_types(PANDAS)
+
+
+def _null_keys(form: str, schema: str, values: list[Any]) -> Program:
+    batch = [(value, n) for n in range(2) for value in values]
+    return Program(SaysKeys(form), [batch, batch], f"n {schema}, v long", ("n",), form=form, time_mode="ProcessingTime")
+
+
+@query(ROWS_AND_KEYS, "null as a key: `None`, of strings")
+def null_keys_of_strings(place: Path) -> Program:
+    return _null_keys("rows", "string", ["a", None, "b"])
+
+
+@query(ROWS_AND_KEYS, "null as a key: `None`, of numbers, Row form")
+def null_keys_of_numbers(place: Path) -> Program:
+    return _null_keys("rows", "long", [1, None, 2])
+
+
+def check_nan_keys(seen: Seen) -> None:
+    last = [text for _, text in seen.epochs[1] if "nan" in text]
+    assert last[-1].endswith("(4,)"), "one state"
+
+
+@query(
+    ROWS_AND_KEYS,
+    "NaN as a key is one key",
+    equal=False,
+    check=check_nan_keys,
+    why="in Spark `handleInputRows` is called for each of its rows, in Bedload once, as for other keys",
+)
+def nan_keys(place: Path) -> Program:
+    return _null_keys("rows", "double", [1.0, math.nan])
+
+
+def check_null_keys(seen: Seen) -> None:
+    assert len(seen.epochs) == 2
+
+
+@query(
+    ROWS_AND_KEYS,
+    "null as a key of numbers, pandas form",
+    equal=False,
+    check=check_null_keys,
+    why="in Spark all keys of that Arrow batch become floats, and the states of different keys are mixed; in Bedload "
+    "a null key is `None`, the others stay whole numbers",
+)
+def null_keys_of_numbers_in_frames(place: Path) -> Program:
+    return _null_keys(PANDAS, "long", [1, None, 2])
+
+
+class SaysFields(Counts):
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+        for row in rows:
+            yield Row(k=str(key[0]), text=f"{key} {row.asDict()}")
+
+
+@query(ROWS_AND_KEYS, "a field of a struct as a key, Row form: rows have it as a first column more")
+def key_in_a_struct(place: Path) -> Program:
+    batch = [({"p": "a", "q": 1}, 1), ({"p": "b", "q": 1}, 2)]
+    return Program(SaysFields(), [batch], "st struct<p:string,q:int>, v long", ("st.p",))
+
+
+# --- initial state
+
+
+class Begins(StatefulProcessor):
+    """A count that begins with what it is given."""
+
+    def __init__(self, form: str) -> None:
+        self._form = form
+
+    def init(self, handle: Any) -> None:
+        self._handle = handle
+        self._n = handle.getValueState("n", "n long")
+        self._given = handle.getListState("given", "text string")
+
+    def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:
+        found = initialState if self._form != PANDAS else initialState.itertuples(index=False)
+        for row in [found] if self._form != PANDAS else found:
+            old = self._n.get()
+            self._n.update((int(row.n) + (0 if old is None else old[0]),))
+        columns = list(initialState.columns) if self._form == PANDAS else [*initialState.__fields__]
+        size = len(initialState) if self._form == PANDAS else 1
+        times = timerValues.getCurrentProcessingTimeInMs() - START, timerValues.getCurrentWatermarkInMs()
+        self._given.appendValue((f"{key} {type(key) is tuple} {columns} {size} {times}",))
+        self._handle.registerTimer(timerValues.getCurrentProcessingTimeInMs() + 500)
+
+    def _said(self, key: Any, text: str) -> Any:
+        if self._form != PANDAS:
+            return Row(k=key[0], text=text)
+        import pandas as pd  # type: ignore[import-untyped]
+
+        return pd.DataFrame({"k": [key[0]], "text": [text]})
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
+        yield self._said(key, f"{sum(1 for _ in rows)} {self._n.get()} {list(self._given.get())}")
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Any]:
+        at = expiredTimerInfo.getExpiryTimeInMs() - START
+        yield self._said(key, f"timer {at} {self._n.get()} {list(self._given.get())}")
+
+
+def _initial(form: str) -> Program:
+    return Program(
+        Begins(form),
+        [[("a", 1), ("a", 2), ("new", 1)], [("a", 1), ("only", 1)], [("a", 1)]],
+        form=form,
+        time_mode="ProcessingTime",
+        initial=("n long, name string", [(10, "a"), (20, "a"), (7, "only")], ("name",)),
+        stops=frozenset({2}),
+    )
+
+
+@query(
+    INITIAL,
+    "Row form: `handleInitialState` is called for each row, with the key, a `Row` of all columns and the first batch's "
+    "times",
+    "its key columns may have other names and places",
+    "of a key that only the initial state has, `handleInputRows` is not called",
+    "timers that `handleInitialState` sets fire",
+    "it is given in the first batch alone, not after a restart",
+)
+def initial_rows(place: Path) -> Program:
+    return _initial("rows")
+
+
+@query(INITIAL, "pandas form: `handleInitialState` is called with a DataFrame of the key's rows")
+def initial_frames(place: Path) -> Program:
+    return _initial(PANDAS)

@@ -1,0 +1,66 @@
+"""Behaviours that have tests of their own, for the conformance table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tests.spark.drop_in.cases import CALL, LIFE, RESTART
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """A line of the table, and the test that shows it."""
+
+    section: str
+    what: str
+    file: str
+    test: str
+    why: str = ""
+
+
+HERE = "tests/spark/drop_in/"
+ELSEWHERE = (
+    Elsewhere(
+        CALL,
+        "code that is not changed at all",
+        "tests/spark/test_drop_in_spark.py",
+        "test_a_session_without_a_cluster_gets_one_and_patched_code_runs_on_it",
+        "`bl.patch_pyspark()` has `GroupedData.transformWithState` and `transformWithStateInPandas` run on Bedload",
+    ),
+    Elsewhere(
+        LIFE,
+        "timers by processing time fire without new rows",
+        f"{HERE}test_without_rows.py",
+        "test_timers_fire_without_rows",
+        "there is a batch when a timer is due; Spark runs one after the other for ever",
+    ),
+    Elsewhere(
+        RESTART,
+        "two queries of one class have a state each, by their checkpoint locations",
+        f"{HERE}test_queries.py",
+        "test_queries_of_one_class_have_states_of_their_own",
+        "so they have; but where a class with other variables follows in one session, it takes a `name=`, since it "
+        "could be the old query with changed code",
+    ),
+    Elsewhere(
+        RESTART,
+        "the state of a query is read from its checkpoint: `statestore` with `stateVarName` and `readRegisteredTimers`",
+        f"{HERE}test_final_state.py",
+        "test_the_state_at_the_end_is_the_same",
+        'it is read live, `cluster.state(name).get(key)`, and with `format("bedload")`: the same values, ends of TTLs '
+        "and timers",
+    ),
+    Elsewhere(
+        RESTART,
+        "state of a query goes on where it ended",
+        "tests/spark/test_drop_in_spark.py",
+        "test_a_query_of_spark_goes_on_here_as_if_nothing_had_happened",
+        "Bedload takes over the state of a query of Spark's",
+    ),
+    Elsewhere(
+        RESTART,
+        "random programs, with restarts and replays, in all modes and both forms",
+        f"{HERE}test_random_processors.py",
+        "test_random_processors",
+    ),
+)

@@ -1,0 +1,142 @@
+"""The state at the end is the same on both engines, as the reader of each gives it: values, ends of TTLs, timers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import Row, SparkSession
+
+import bedload as bl
+from tests.spark.drop_in.engines import BEDLOAD, SPARK, STEP, Program, run
+from tests.spark.drop_in.programs import SCHEMA, Told
+from tests.spark.drop_in.small import PROCESSING
+
+pytestmark = pytest.mark.spark
+
+VALUES, LISTS, MAPS = ("value", "short_value"), ("list", "short_list"), ("map", "short_map")
+FIRST = [
+    *(["value", "update", 1, "x"], ["list", "put", [[1, "a"], [2, None]]]),
+    *(["map", "updateValue", 1, 2, "m"], ["map", "updateValue", 2, 3, None]),
+    *(["short value", "update", 5, "t"], ["short list", "appendValue", 6, "t"]),
+    *(["short map", "updateValue", 7, 8, "t"], ["timers", "registerTimer", 50 * STEP]),
+]
+SECOND = [
+    *(["value", "update", None, None], ["list", "appendValue", 3, "c"], ["map", "removeKey", 2]),
+    *(["short list", "appendValue", 7, "u"], ["short map", "updateValue", 9, 9, "u"]),
+    *(["timers", "registerTimer", 60 * STEP], ["timers", "registerTimer", 0]),
+]
+THIRD = [["value", "clear"], ["list", "clear"], ["short value", "update", 6, "v"], ["timers", "deleteTimer", 0]]
+
+
+def batch(ops: dict[str, list[Any]], at: int) -> list[tuple[Any, ...]]:
+    from tests.spark.drop_in.cases_output import after
+
+    return [(key, json.dumps(it), after(at * STEP)) for key, it in ops.items()]
+
+
+def the_program() -> Program:
+    batches = [
+        batch({"a": FIRST, "b": FIRST, "c": FIRST[:1]}, 0),
+        batch({"a": SECOND, "b": THIRD, "d": SECOND}, 1),
+        batch({"e": FIRST[4:7]}, 2),
+    ]
+    return Program(
+        Told(PROCESSING, "rows"), batches, SCHEMA, time_mode=PROCESSING, stops=frozenset({1}), fails=frozenset({2})
+    )
+
+
+def plain(value: Any) -> Any:
+    """Rows as tuples."""
+    return tuple(map(plain, value)) if isinstance(value, Row) else value
+
+
+def of_spark(session: SparkSession, checkpoint: Path) -> dict[str, Any]:
+    """By variable and key; what has a TTL as pairs of value and end."""
+
+    def rows(**options: Any) -> Iterable[Row]:
+        return session.read.format("statestore").options(**options).load(str(checkpoint)).collect()
+
+    found: dict[str, Any] = {}
+    for name in VALUES:
+        found[name] = {row.key.k: plain(row.value) for row in rows(stateVarName=name)}
+    for name in LISTS:
+        found[name] = {}
+        for row in rows(stateVarName=name):
+            found[name].setdefault(row.key.k, []).append(plain(row.list_element))
+    for name in MAPS:
+        found[name] = {}
+        for row in rows(stateVarName=name):
+            found[name].setdefault(row.key.k, {})[plain(row.user_map_key)] = plain(row.user_map_value)
+    found["timers"] = {}
+    for row in rows(readRegisteredTimers="true"):
+        found["timers"].setdefault(row.key.k, []).append(row.expiration_timestamp_ms)
+    found["timers"] = {key: sorted(times) for key, times in found["timers"].items()}
+    return found
+
+
+def of_bedload(rows: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """The same of Bedload's table of all variables."""
+    found: dict[str, Any] = {name: {} for name in (*VALUES, *LISTS, *MAPS, "timers")}
+    for row in rows:
+        for name in VALUES:
+            if row[name] is not None:
+                found[name][row["k"]] = row[name]
+        for name in LISTS:
+            if row[name]:
+                found[name][row["k"]] = row[name]
+        for name in MAPS:
+            if row[name]:
+                found[name][row["k"]] = row[name]
+        for name in (*VALUES[1:], *LISTS[1:], *MAPS[1:]):
+            if row["k"] in found[name]:
+                found[name][row["k"]] = ended(row[name], row[f"bedload_ttl_{name}"])
+        if row["timers"]:
+            found["timers"][row["k"]] = row["timers"]
+    return found
+
+
+def ended(value: Any, end: Any) -> Any:
+    if isinstance(value, list):
+        return list(zip(value, end, strict=True))
+    if isinstance(value, dict):
+        return {key: (it, end[key]) for key, it in value.items()}
+    return value, end
+
+
+def from_table(row: Row) -> dict[str, Any]:
+    made: dict[str, Any] = {}
+    for name, value in row.asDict().items():
+        if isinstance(value, list):
+            made[name] = [plain(it) for it in value]
+        elif isinstance(value, dict):
+            made[name] = {plain(key): plain(it) for key, it in value.items()}
+        else:
+            made[name] = plain(value)
+    return {**made, "timers": [it.at for it in row.bedload_timers]}
+
+
+def test_the_state_at_the_end_is_the_same(session: SparkSession, tmp_path: Path) -> None:
+    spark = run(session, SPARK, the_program(), tmp_path / "spark")
+    assert spark.error is None
+    expected = of_spark(session, tmp_path / "spark" / "checkpoint")
+    assert all(expected.values()), "there is something in every variable"
+
+    place = tmp_path / "state"
+    with bl.attach(session, workers=2, checkpoint=place) as cluster:
+        here = run(session, BEDLOAD, the_program(), tmp_path / "bedload")
+        assert here.error is None
+        assert here.by_key == spark.by_key
+        cluster.checkpoint()
+        answers = [cluster.state(here.name).get(key) for key in "abcde"]
+    live = [
+        {**answer, "k": answer.key, "timers": [it.at for it in answer["bedload_timers"]]}
+        for answer in answers
+        if answer is not None
+    ]
+    table = session.read.format("bedload").load(str(place)).collect()
+    assert of_bedload(map(from_table, table)) == expected
+    assert of_bedload(live) == expected

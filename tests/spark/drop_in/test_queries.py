@@ -1,0 +1,97 @@
+"""Each behaviour that takes a query of its own, on both engines; see ``cases``."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+import bedload as bl
+from tests.spark.drop_in.cases import LATER, Call, Query
+from tests.spark.drop_in.cases_errors import FOUR, XS, N, Versions
+from tests.spark.drop_in.engines import BEDLOAD, ENGINES, ROWS, SPARK, Program, Seen, apply, run, run_batch
+from tests.spark.drop_in.everything import CALLS, QUERIES
+
+pytestmark = pytest.mark.spark
+
+
+class Door:
+    """The call of one engine, on a stream that is never run."""
+
+    def __init__(self, session: SparkSession, engine: str) -> None:
+        self._engine = engine
+        self.df: DataFrame = (
+            session.readStream.format("rate")
+            .load()
+            .selectExpr("string(value) AS k", "value AS v", "timestamp AS ts", "named_struct('p', value) AS st")
+        )
+
+    def __call__(self, *args: Any, by: tuple[Any, ...] = ("k",), watermark: bool = False, **options: Any) -> DataFrame:
+        df = self.df.withWatermark("ts", "1 second") if watermark else self.df
+        return apply(self._engine, df.groupBy(*by), ROWS, *args, **options)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("case", CALLS, ids=lambda case: case.name)
+def test_a_call(case: Call, engine: str, session: SparkSession, bedload: bl.Cluster) -> None:
+    try:
+        seen = case.code(Door(session, engine))
+    except Exception as error:
+        condition = getattr(error, "getCondition", lambda: None)()
+        seen = type(error).__name__, condition
+    assert seen == case.expected(engine)
+
+
+def of(case: Query, engine: str, session: SparkSession) -> Seen:
+    with tempfile.TemporaryDirectory() as place:
+        runs = run_batch if case.batch else run
+        seen = runs(session, engine, case.build(Path(place)), Path(place) / engine)
+        if case.check is not None and seen.error is None:
+            case.check(seen)
+        return seen
+
+
+def fails_as_said(seen: Seen, case: Query, engine: str) -> None:
+    expected = case.failure(engine)
+    if seen.error is not None and not expected:
+        raise seen.error
+    assert expected in str(seen.error or "")
+    assert bool(expected) == (seen.error is not None)
+
+
+def check_both(case: Query, session: SparkSession) -> None:
+    """Run a query on both engines, and compare."""
+    spark = of(case, SPARK, session)
+    fails_as_said(spark, case, SPARK)
+    here = of(case, BEDLOAD, session)
+    fails_as_said(here, case, BEDLOAD)
+    if case.equal:
+        assert spark.epochs, "Spark has shown something"
+        assert here.by_key == spark.by_key
+
+
+@pytest.mark.parametrize("case", [it for it in QUERIES if it.section not in LATER], ids=lambda case: case.name)
+def test_a_query(case: Query, session: SparkSession, bedload: bl.Cluster) -> None:
+    check_both(case, session)
+
+
+def test_queries_of_one_class_have_states_of_their_own(session: SparkSession, bedload: bl.Cluster) -> None:
+    """One after the other; neither has a name for its state."""
+
+    def both(processor: Versions) -> tuple[Seen, Seen]:
+        seen = []
+        for engine in ENGINES:
+            with tempfile.TemporaryDirectory() as place:
+                seen.append(run(session, engine, Program(processor, FOUR[:2], named=False), Path(place)))
+        return seen[0], seen[1]
+
+    for _ in range(2):
+        spark, here = both(Versions(N))
+        assert spark.error is here.error is None
+        assert here.by_key == spark.by_key
+    spark, here = both(Versions(XS, N))
+    assert spark.error is None
+    assert isinstance(here.error, bl.errors.SchemaChanged)

@@ -1,0 +1,59 @@
+"""How keys and frames look to a processor where Spark's ways are not plain."""
+
+from __future__ import annotations
+
+import datetime as dt
+import gc
+
+import numpy as np
+import pandas as pd  # type: ignore[import-untyped]
+import pyarrow as pa
+
+from bedload.spark.drop_in.key_forms import with_rows, with_timers
+from bedload.spark.drop_in.named_rows import row_class
+from bedload.spark.drop_in.rows import PandasForm, rows_as_frames
+
+FORM = PandasForm(time_zone="America/New_York", rows=10, columns=(0, 1, 2))
+NOON = dt.datetime(2024, 7, 1, 12, tzinfo=dt.UTC)
+AWARE, NAIVE = pa.timestamp("us", "UTC"), pa.timestamp("us")
+
+
+def test_timestamps_in_keys_are_naive_in_the_sessions_zone_in_the_pandas_form() -> None:
+    assert with_rows(pa.array([NOON, None], AWARE), FORM) == [pd.Timestamp("2024-07-01 08:00:00"), None]
+    assert with_rows(pa.array([NOON.replace(tzinfo=None)], NAIVE), FORM) == [pd.Timestamp("2024-07-01 12:00:00")]
+    assert with_rows(pa.array([NOON], AWARE), None) == [NOON]
+    assert with_rows(pa.array([1, None]), FORM) == [1, None]
+
+
+def test_timestamps_in_the_keys_of_timers_are_naive() -> None:
+    types = (pa.string(), AWARE, NAIVE)
+    key = ("k", NOON, NOON.replace(tzinfo=None))
+    assert with_timers(types, FORM)(key) == ("k", dt.datetime(2024, 7, 1, 8), dt.datetime(2024, 7, 1, 12))
+    here = NOON.astimezone().replace(tzinfo=None)
+    assert with_timers(types, None)(key) == ("k", here, dt.datetime(2024, 7, 1, 12))
+    assert with_timers(types, None)(("k", None, None)) == ("k", None, None)
+    assert with_timers((pa.int64(),), None)((1,)) == (1,)
+
+
+def test_nulls_of_one_key_are_not_seen_in_the_frames_of_another() -> None:
+    large = 2**53 + 1
+    batch = pa.record_batch({"k": ["a", "a", "b", "b"], "n": [large, 2, None, 3], "b": [True, False, None, True]})
+    of_key = rows_as_frames(batch, ("k", "n", "b"), np.arange(4), FORM)
+    (first,), (second,) = of_key(0, 2), of_key(2, 4)
+    assert [str(kind) for kind in first.dtypes] == ["object", "int64", "bool"]
+    assert first["n"].tolist() == [large, 2]
+    assert first["b"].tolist() == [True, False]
+    assert str(second["n"].dtype) == "float64"
+    assert second["b"].tolist() == [None, True]
+    (again,) = of_key(0, 2)
+    assert again.equals(first)
+
+
+def test_a_row_class_is_made_whenever_the_collector_runs() -> None:
+    before = gc.get_threshold()
+    gc.set_threshold(1)
+    try:
+        made = [row_class([f"unheard_{of}_{at}" for at in range(of)])(*range(of)) for of in range(1, 40)]
+    finally:
+        gc.set_threshold(*before)
+    assert [row[-1] for row in made] == list(range(39))
