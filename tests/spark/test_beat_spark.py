@@ -124,6 +124,12 @@ def shown(name: str, cluster: bl.Cluster) -> list[dict[str, Any]]:
     return [row for row in cluster.epochs() if row["operator"] == name and row["committed"]]
 
 
+def committed(count: int, name: str, cluster: bl.Cluster) -> list[dict[str, Any]]:
+    """So many epochs of a query that is over: Spark has committed them, of which the cluster hears a moment later."""
+    eventually(lambda: len(shown(name, cluster)) >= count, f"{count} epochs")
+    return shown(name, cluster)
+
+
 def reach(holds: Callable[[], bool], query: StreamingQuery, what: str) -> None:
     eventually(lambda: holds() or not query.isActive, what)
     assert query.isActive, query.exception()
@@ -213,11 +219,11 @@ def test_available_now_ends_and_has_an_epoch_for_the_last_watermark(
     for second in (10, 30):
         files.put(second)
     ends(out, sink, tmp_path / "spark", availableNow=True)
-    first = shown("now", cluster)
+    first = committed(3, "now", cluster)
     assert [(row["rows"], row["watermark"] % 60_000) for row in first] == [(1, 0), (1, 9_000), (0, 29_000)]
     files.put(50)
     ends(out, sink, tmp_path / "spark", availableNow=True)
-    more = shown("now", cluster)[len(first) :]
+    more = committed(5, "now", cluster)[len(first) :]
     assert [(row["rows"], row["watermark"] % 60_000) for row in more] == [(1, 29_000), (0, 49_000)]
     assert sink.rows == [(7, 1, 0), (7, 2, 1), (7, 3, 3)]
 
@@ -230,7 +236,7 @@ def test_once_is_one_epoch_and_has_one_without_rows_too(
     files.put()
     for _ in range(3):
         ends(out, sink, tmp_path / "spark", once=True)
-    assert [row["rows"] for row in shown("once", cluster)] == [1, 0, 0]
+    assert [row["rows"] for row in committed(3, "once", cluster)] == [1, 0, 0]
     assert sink.rows == [(7, 1, 0)]
 
 
@@ -284,10 +290,10 @@ def test_with_nothing_due_there_is_no_epoch_and_with_something_due_there_is(
 ) -> None:
     due, asked, look = Due(), 0, Lull.of
 
-    def said(standing: Any) -> Lull:
+    def said(standing: Any, start: Any) -> Lull:
         nonlocal asked
         asked += 1
-        return dataclasses.replace(look(standing), due=due)
+        return dataclasses.replace(look(standing, start), due=due)
 
     monkeypatch.setattr(Lull, "of", said)
     files, sink = Files(spark, tmp_path / "in"), Sink()
@@ -330,7 +336,7 @@ def test_watermarks_are_as_without_a_beat(spark: SparkSession, cluster: bl.Clust
         name = f"watermark {beat}"
         out = cluster.apply(df, key="key", operator=Timed, schema=SCHEMA, name=name, beat=beat)
         ends(out, Sink(), tmp_path / f"spark {beat}", availableNow=True)
-        found[beat] = [(row["rows"], row["watermark"]) for row in shown(name, cluster)]
+        found[beat] = [(row["rows"], row["watermark"]) for row in committed(4, name, cluster)]
     with_rows = [it for it in found[FAST] if it[0]]
     assert with_rows == found[False]
     assert len({watermark for _, watermark in with_rows}) > 2, "they move"
@@ -377,7 +383,7 @@ def test_a_query_in_which_another_source_would_lose_its_place_gets_no_beat(
             query = start(both(FAST), sink, tmp_path / "spark")
             with pytest.raises(Exception, match="another of its sources comes after the beat"):
                 query.awaitTermination(PATIENCE)
-        ends(both(False), sink, tmp_path / "spark", availableNow=True)
+        ends(both(None), sink, tmp_path / "spark", availableNow=True)
     assert sorted(sink.rows) == [(-1, 0, 0), (-1, 1, 1), (-1, 2, 2), (7, 1, 0), (7, 2, 1), (7, 3, 3)]
 
 

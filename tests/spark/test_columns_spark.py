@@ -197,7 +197,7 @@ def test_a_vector_operator_sees_columns_and_keeps_columns(
         ("name", ["'m', which is not declared"]),
         ("type", ["column 'n' does not fit int64"]),
         ("raises", ["OperatorFailed", "epoch 0", "bad batch"]),
-        ("in place", ["OperatorFailed", "read-only", "The new state is what process returns"]),
+        ("in place", ["OperatorFailed", "read-only", "The new state is what the call returns"]),
         ("bent", ["OutputError", "output column 'n' does not fit the schema: 1.5 (float) is not a bigint"]),
         ("output", ["OutputError", "columns key, n"]),
     ],

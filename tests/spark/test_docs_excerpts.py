@@ -65,9 +65,83 @@ cluster.wait_for_epoch(query, LAST)
 query.stop()
 """
 
+HARNESS = """
+from bedload.testing import OperatorHarness
+
+def harness(operator, row):
+    made = OperatorHarness(operator, key="car", schema="car string, n long")
+    made.run_epoch([{"car": "a", **row}])
+    return made
+"""
+
 PAGES = {
     "README.md": Excerpts(
-        2, {2: "running.stop()\ncluster.stop()"}, width=3, said=("|car-", "rescale to 4 workers: done", "|  drain|")
+        3,
+        {
+            0: HARNESS,
+            2: "print('closed', harness(Session, {'segment': 'b'}).advance_watermark('1 minute'))",
+            3: "running.stop()\ncluster.stop()",
+        },
+        width=3,
+        said=("|car-", "closed [{'car': 'a', 'n': 1}]", "rescale to 4 workers: done", "|  drain|"),
+    ),
+    "docs/concepts/time.md": Excerpts(
+        4,
+        {
+            0: HARNESS,
+            1: "print('closed', harness(Session, {'ts': 5}).advance_watermark(to=60_005))",
+            2: """
+session = harness(Session, {"ts": 5})
+print("reported", session.advance_time(5_000), "closed", session.advance_watermark(to=60_005))
+cluster = bl.attach(spark, workers=1, checkpoint="/data/bedload")
+""",
+            3: """
+query = out.writeStream.format("noop").start()
+cluster.wait_for_epoch(query)
+query.stop()
+cluster.stop()
+""",
+            4: """
+load = harness(Load, {})
+print("lately", load.state["a"]["lately"], load.advance_time("10 minutes"), load.state["a"]["lately"])
+""",
+        },
+        said=(
+            "\nclosed [{'car': 'a', 'n': 1}]",
+            "reported [] closed [{'car': 'a', 'n': 1}]",
+            "lately 1 [] 0",
+        ),
+        instead=(
+            ("cluster.apply(", "out = cluster.apply("),
+            ('schema="…"', 'schema="car string, n long"'),
+            ("# reading counts, too", "\n    process = lambda self, key, rows, ctx: [(key, len(rows))]"),
+        ),
+    ),
+    "docs/how-to/expire-state.md": Excerpts(
+        4,
+        {
+            1: """
+cluster = bl.attach(spark, workers=1)
+rows = numbers.selectExpr(
+    "value % 3 as customer", "value as shop", "array('tea') as looks", "cast(null as string) as mood", "timestamp as at"
+)
+""",
+            2: AGAIN.replace(", LAST", "").replace("writeStream.foreachBatch(sink)", "writeStream.format('noop')")
+            + """
+query = counts.writeStream.format("memory").queryName("counts").start()
+cluster.wait_for_epoch(query)
+query.stop()
+spark.sql("select max(n) as most from counts").show()
+""",
+            3: """
+query = out.writeStream.format("noop").start()
+cluster.wait_for_epoch(query)
+query.stop()
+cluster.stop()
+""",
+        },
+        said=("|most|",),
+        instead=(('schema="…"', 'schema="customer string, shops long, mood string"'),),
     ),
     "docs/concepts/durable-state.md": Excerpts(
         1, {1: "cluster.wait_for_epoch(query)\nprint('done')\nquery.stop()\ncluster.stop()"}, said=("done",)

@@ -15,6 +15,7 @@ import itertools
 import logging
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from importlib import resources
 from typing import Any, ClassVar
@@ -25,7 +26,7 @@ from pyspark.sql import DataFrame, SparkSession
 from bedload.control.coordinator import Coordinator
 from bedload.control.lull import Lull, Start
 from bedload.core.durations import Duration, milliseconds
-from bedload.core.errors import BedloadError
+from bedload.core.errors import BedloadError, DefinitionError
 from bedload.core.ids import OperatorName, QueryId
 from bedload.spark.application import Application
 from bedload.spark.driver import Driver
@@ -59,7 +60,7 @@ class Beats:
         silent = beat is None and not timed
         every = None if silent else milliseconds("1 second" if beat is None or beat is True else beat, "beat")
         session: Any = df.sparkSession
-        asked = _Asked(self._driver, self._plans, name, every)
+        asked = _Asked(self._driver, self._plans, name, every, lambda: self._beating.discard(name))
         made = _source(self._spark).load(session._jsparkSession, df._jdf.schema(), asked, f"{name} {next(_numbers)}")
         # SUBTLE: the beat comes last, so that the partitions of the rows keep their numbers.
         return replace(applied, keyed=replace(applied.keyed, df=df.union(DataFrame(made, session))))
@@ -100,12 +101,20 @@ _compiled: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 class _Asked:
     """What the source of one application asks; called from the JVM, on the thread of the query."""
 
-    def __init__(self, driver: Driver, plans: Plans, operator: OperatorName, every: int | None) -> None:
-        """``every``: so many milliseconds after the last epoch; None: never."""
+    def __init__(
+        self,
+        driver: Driver,
+        plans: Plans,
+        operator: OperatorName,
+        every: int | None,
+        refused: Callable[[], None],
+    ) -> None:
+        """``every``: so many milliseconds after the last epoch; None: never. ``refused``: the query cannot have one."""
         self._driver = driver
         self._plans = plans
         self._operator = operator
         self._every = every
+        self._refused = refused
         self._start: Start | None = None
         self._last, self._seen = 0, -1
         """When this run was last given an epoch, by the machine's clock, and with which watermark."""
@@ -114,7 +123,12 @@ class _Asked:
         """A run of a query begins, and has not looked into its logs yet."""
         self._last, self._seen = 0, -1
         self._start = self._plans.start(QueryId(query))
-        if self._plans.add_beats(QueryId(query)):
+        try:
+            added = self._plans.add_beats(QueryId(query))
+        except DefinitionError:
+            self._refused()
+            raise
+        if added:
             _log.info("operator %s: its query goes on with a beat, without which it ran before", self._operator)
 
     def call(self, query: str, now: int, ends: bool) -> bool:
