@@ -29,7 +29,7 @@ class Asked(_Asked):
         self.watermarks = Watermarks()
         nobody: Any = None
         plans: Any = self.watermarks
-        super().__init__(nobody, plans, OperatorName("op"), 1000)
+        super().__init__(nobody, plans, OperatorName("op"), 1000, lambda: None)
         self.lull = lull
 
     def _lull(self) -> Lull:
