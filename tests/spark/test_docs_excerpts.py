@@ -93,6 +93,7 @@ PAGES = {
             2: """
 session = harness(Session, {"ts": 5})
 print("reported", session.advance_time(5_000), "closed", session.advance_watermark(to=60_005))
+cars = cars.withWatermark("ts", "10 minutes")
 cluster = bl.attach(spark, workers=1, checkpoint="/data/bedload")
 """,
             3: """
@@ -107,8 +108,7 @@ print("lately", load.state["a"]["lately"], load.advance_time("10 minutes"), load
 """,
         },
         said=(
-            "\nclosed [{'car': 'a', 'n': 1}]",
-            "reported [] closed [{'car': 'a', 'n': 1}]",
+            "closed [{'car': 'a', 'n': 1}]\nreported [{'car': 'a', 'n': 1}] closed [{'car': 'a', 'n': 1}]",
             "lately 1 [] 0",
         ),
         instead=(
@@ -123,7 +123,8 @@ print("lately", load.state["a"]["lately"], load.advance_time("10 minutes"), load
             1: """
 cluster = bl.attach(spark, workers=1)
 rows = numbers.selectExpr(
-    "value % 3 as customer", "value as shop", "array('tea') as looks", "cast(null as string) as mood", "timestamp as at"
+    "concat('c-', value % 3) as customer", "concat('s-', value) as shop", "array('tea') as looks",
+    "cast(null as string) as mood", "timestamp as at",
 )
 """,
             2: AGAIN.replace(", LAST", "").replace("writeStream.foreachBatch(sink)", "writeStream.format('noop')")
@@ -132,6 +133,8 @@ query = counts.writeStream.format("memory").queryName("counts").start()
 cluster.wait_for_epoch(query)
 query.stop()
 spark.sql("select max(n) as most from counts").show()
+cluster.stop()
+cluster = bl.attach(spark, workers=1)
 """,
             3: """
 query = out.writeStream.format("noop").start()
