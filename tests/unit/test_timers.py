@@ -242,6 +242,10 @@ class Bad(bl.Operator):
                     ctx.timers.set(1, "\ud800")
                 case "name":
                     ctx.timers.set(1, 7)  # type: ignore[arg-type]
+                case "delete":
+                    ctx.timers.delete(7)  # type: ignore[arg-type]
+                case "delete half a pair":
+                    ctx.timers.processing.delete("\ud800")
                 case _:
                     self.n += 1
 
@@ -260,6 +264,8 @@ class Bad(bl.Operator):
         ("micro", "no time in milliseconds"),
         ("name", "the name of a timer is a str"),
         ("half a pair", "without surrogates"),
+        ("delete", r"timers.delete\(7\): the name of a timer is a str"),
+        ("delete half a pair", "without surrogates"),
         ("result", "is for process and on_timer"),
     ],
 )

@@ -228,7 +228,7 @@ class RowStore:
     def may_be_due(self, time: EpochTime) -> list[Any]:
         """Keys that may have something due."""
         found = [key for clock, due in self._due.items() for key in due.seen(clock.now(time))]
-        return found if self._expiring is None else found + self._expiring.may_be_due()
+        return found if self._expiring is None else found + self._expiring.may_be_due(time)
 
     def take_due(self, time: EpochTime) -> list[Any]:
         """Keys that may have something due, each once. Whoever takes them arms those again that keep timers."""
