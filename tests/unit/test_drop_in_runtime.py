@@ -130,6 +130,9 @@ def test_rows_at_or_before_the_late_watermark_are_dropped_in_event_time() -> Non
     worker = Worker(deployment(Counter(), rows=text, mode="EventTime", event_time=1), rows=text)
     rows = [("a", 1_000_000), ("a", 2_000_000), ("a", 2_000_001), ("a", None)]
     assert worker.run(*rows, late=2000, watermark=5000) == [("a", 2)]
+    assert (worker.runtime.rows, worker.runtime.late) == (4, 2)
+    assert worker.run(late=5000, watermark=6000) == []
+    assert worker.runtime.late == 0
 
 
 class Expiring(StatefulProcessor):

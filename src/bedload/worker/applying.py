@@ -261,7 +261,9 @@ class Applying:
             _share_out(output, sharing)
         sealing = self._clock.monotonic() - started
         busy = hosted.weight.busy + sealing
-        stats = EpochStats(rows=runtime.rows, keys=runtime.keys, busy=busy, sealing=sealing, bytes=written)
+        stats = EpochStats(
+            rows=runtime.rows, late=runtime.late, keys=runtime.keys, busy=busy, sealing=sealing, bytes=written
+        )
         # Of what is on its way nobody here knows when it is due.
         due = runtime.next_due() if hosted.holdings.whole else None
         sealed = m.Sealed(self._worker, hosted.name, hosted.turn, stats, due)

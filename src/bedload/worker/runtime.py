@@ -30,6 +30,8 @@ class Runtime(Protocol):
 
     rows: int
     """Input rows of the current epoch."""
+    late: int
+    """Of those, the ones that were dropped because they came too late; after the seal."""
     durable: bool
     """Set it if every seal is followed by a :meth:`delta`: then part of the work is done on the way."""
     allow: Allow | None

@@ -20,6 +20,7 @@ class TableRuntime(Generic[Table]):
     """The half of a :class:`~bedload.worker.runtime.Runtime` that runs no operator code."""
 
     allow: Allow | None = None
+    late = 0
     _table: Table
 
     def _call(self, method: str, function: Callable[[], _T]) -> _T:

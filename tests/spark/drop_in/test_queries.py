@@ -12,6 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 import bedload as bl
 from tests.spark.drop_in.cases import LATER, Call, Query
 from tests.spark.drop_in.cases_errors import FOUR, XS, N, Versions
+from tests.spark.drop_in.cases_output import LATE_BATCHES, late_rows_by_event_time
 from tests.spark.drop_in.engines import BEDLOAD, ENGINES, ROWS, SPARK, Program, Seen, apply, run, run_batch
 from tests.spark.drop_in.everything import CALLS, QUERIES
 
@@ -76,6 +77,18 @@ def check_both(case: Query, session: SparkSession) -> None:
 @pytest.mark.parametrize("case", [it for it in QUERIES if it.section not in LATER], ids=lambda case: case.name)
 def test_a_query(case: Query, session: SparkSession, bedload: bl.Cluster) -> None:
     check_both(case, session)
+
+
+def test_rows_that_are_dropped_as_they_are_late_are_counted(session: SparkSession, bedload: bl.Cluster) -> None:
+    with tempfile.TemporaryDirectory() as place:
+        seen = run(session, BEDLOAD, late_rows_by_event_time(Path(place)), Path(place))
+    ended = [row for row in bedload.epochs() if row["operator"] == seen.name and row["committed"]]
+    late = {row["epoch"]: row["late"] for row in ended}
+    # Each row that is not dropped is given on.
+    assert [late[epoch] for epoch in range(5)] == [
+        len(LATE_BATCHES[epoch]) - len(seen.epochs[epoch]) for epoch in range(5)
+    ]
+    assert sum(late.values()) > 0
 
 
 def test_queries_of_one_class_have_states_of_their_own(session: SparkSession, bedload: bl.Cluster) -> None:
