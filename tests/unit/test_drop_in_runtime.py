@@ -162,6 +162,17 @@ def test_what_has_expired_is_not_there() -> None:
     assert set(worker.state()) == {"b"}, "a has nothing any more"
 
 
+@pytest.mark.parametrize(("processor", "value"), [(Timed(), 100), (Expiring(), 1)])
+def test_the_before_images_of_keys_without_rows_count(processor: StatefulProcessor, value: int) -> None:
+    worker, told = Worker(deployment(processor, mode="ProcessingTime")), list[int]()
+    worker.run(*((f"k{i}", value) for i in range(5000)), now=0)
+    worker.begin([], now=100)
+    worker.runtime.allow = lambda more: told.append(worker.runtime.held_bytes())
+    worker.runtime.seal()
+    assert max(told) > 100 * 5000, "while the seal goes on"
+    assert worker.runtime.held_bytes() > 100 * 5000
+
+
 class Framed(StatefulProcessor):
     def init(self, handle: Any) -> None:
         self.n = handle.getValueState("n", "n long")

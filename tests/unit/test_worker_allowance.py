@@ -249,3 +249,46 @@ def test_operators_without_timers_are_told_nothing_of_them() -> None:
     with pytest.raises(TooLarge) as failed:
         harness.seal()
     assert "timers" not in str(failed.value)
+
+
+class Expiring(Operator):
+    """Large state that goes without a row."""
+
+    seen: dict[int, int] = bl.map(ttl="1 second")
+
+    def process(self, key: Any, rows: Rows, ctx: Context) -> Any:
+        self.seen.update(dict.fromkeys(range(200), 1))
+
+
+class Silent(Operator):
+    """Its timers put nothing out."""
+
+    n: int = bl.value(0)
+
+    def process(self, key: Any, rows: Rows, ctx: Context) -> Any:
+        ctx.timers.processing.set(1000)
+
+    def on_timer(self, key: Any, timer: Any, ctx: Context) -> Any:
+        FIRED.append(key)
+
+
+class Rewriting(Images):
+    """It changes all that it has when its rows are together."""
+
+    grouped = True
+
+
+@pytest.mark.parametrize(
+    ("operator", "keys", "limit"), [(Expiring, 500, 500_000), (Silent, 20_000, 500_000), (Rewriting, 40, 1_000_000)]
+)
+def test_before_images_of_the_seal_count(operator: type[Operator], keys: int, limit: int) -> None:
+    FIRED.clear()
+    harness = OperatorHarness(operator, schema=OUT, key="k", input=IN)
+    harness.run_epoch(rows(keys, 1, keys))
+    harness._allowance.limit = limit
+    harness.now = 1000
+    before = dict(harness.snapshot())
+    with pytest.raises(TooLarge, match="before-images about"):
+        harness.run_epoch(rows(keys, 1, keys) if operator is Rewriting else [])
+    assert harness.snapshot() == before
+    assert len(FIRED) < keys, "not only when all have fired"

@@ -4,8 +4,9 @@ Outputs are kept to repeat them if Spark asks again, before-images to roll back;
 is larger than the worker's memory must fail with an error. Otherwise the operating system kills the worker, and the
 state of all keys is gone.
 
-Both are counted after each batch: the bytes of outputs exactly, those of before-images as the runtime estimates them.
-What a seal puts out is looked at while it is made: any number of timers may be due in one.
+Both are counted after each batch and after the seal: the bytes of outputs exactly, those of before-images as the
+runtime estimates them. What a seal puts out, and which keys without rows it touches, is looked at while it goes on: any
+number of timers and expiries may be due in one.
 """
 
 from __future__ import annotations
@@ -35,6 +36,36 @@ class Holding(Protocol):
     def held_bytes(self) -> int:
         """Roughly how much."""
         ...
+
+
+_FIRST_LOOK = 4096
+"""Rows of an epoch before anybody looks how large its before-images are."""
+
+
+class Images:
+    """The bytes of an epoch's before-images: to know them, all that was touched has to be looked at.
+
+    That is done each time there is twice as much: so all looks together cost no more than the last one does twice.
+    """
+
+    __slots__ = ("_at", "_bytes", "others")
+
+    def __init__(self) -> None:
+        self._bytes, self._at = 0, _FIRST_LOOK
+        self.others = 0
+        """Keys that were touched without a row."""
+
+    def bytes(self, rows: int, measure: Callable[[], int]) -> int:
+        """Roughly how many there are after so many rows."""
+        met = rows + self.others
+        if met >= self._at:
+            self._at = 2 * met
+            self._bytes = measure()
+        return self._bytes
+
+    def look_again(self) -> None:
+        """Look the next time, however few rows have come since."""
+        self._at = 0
 
 
 class Allowance:

@@ -287,7 +287,7 @@ class _Epoch:
     def timers(self, owns: Owns | None) -> None:
         """Call for each timer that is due when the rows are done."""
         runtime, here = self._runtime, self._here
-        firing = Firing(here, self._time, runtime.deployment.key_types)
+        firing = Firing(here, self._time, runtime.deployment.key_types, runtime._met)
         firing.collect([store for group, store in runtime._table.stores.items() if group in runtime._groups], owns)
         ended: dict[int, tuple[Any, dict[Any, None]]] = {}
         new, row = tuple.__new__, runtime._key_row
