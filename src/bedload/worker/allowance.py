@@ -30,7 +30,7 @@ class Holding(Protocol):
 
     @property
     def timed(self) -> bool:
-        """Whether it has timers."""
+        """Whether it has timers, or something of it expires."""
         ...
 
     def held_bytes(self) -> int:
@@ -95,7 +95,11 @@ class Allowance:
             return
         images, outputs = runtime.held_bytes(), self._outputs + more
         if outputs + images > self.limit:
-            timers = "have fewer timers due at the same time (they fire in one epoch), " if runtime.timed else ""
+            timers = (
+                "have fewer timers due at the same time, and less that expires together (it goes in one epoch), "
+                if runtime.timed
+                else ""
+            )
             raise TooLarge(
                 f"operator {self._name}, epoch {epoch}, worker {self._worker}: the epoch is too large for a worker. "
                 f"Its outputs take {outputs / _MB:,.1f} MB, rows and before-images about {images / _MB:,.1f} "
