@@ -184,7 +184,7 @@ class ClusterStopped(ClusterError):
 
 
 class OperatorBusy(ClusterError):
-    """Another running query uses this operator's state."""
+    """The operator's state belongs to another query, which runs or can go on."""
 
     retryable = False
 

@@ -23,6 +23,9 @@ from bedload.transport import is_loopback
 from bedload.worker.memory import epoch_share
 
 _ARROW_ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
+_WIDENED = "spark.bedload.recordsPerBatch.widenedFrom"
+"""What the session had there before it was attached to."""
+_OURS = "65536"
 
 
 @dataclass(frozen=True)
@@ -149,4 +152,11 @@ def _set_up(spark: SparkSession, *, local: bool) -> None:
     if local:
         use_own_python(spark.sparkContext)
     if spark.conf.get(_ARROW_ROWS) == "10000":
-        spark.conf.set(_ARROW_ROWS, "65536")
+        spark.conf.set(_ARROW_ROWS, _OURS)
+        spark.conf.set(_WIDENED, "10000")
+
+
+def records_per_batch(spark: SparkSession) -> int:
+    """How many rows of Arrow go to Python at once, as the user has it."""
+    found = str(spark.conf.get(_ARROW_ROWS))
+    return int(str(spark.conf.get(_WIDENED, found)) if found == _OURS else found)
