@@ -15,7 +15,7 @@ import numpy as np
 import bedload as bl
 
 SCHEMA = "key long, n long, fired boolean"
-START = 1_700_000_000_000
+START = 1_750_000_000_000
 """The time of the first epoch: a cycle begins there."""
 STEP = 1000
 """Milliseconds from one epoch's time to the next one's."""

@@ -1,7 +1,8 @@
 """Spark's transformWithState and Bedload's drop-in, on the same unmodified processors.
 
-    python -m bench.tws --quick
-    python -m bench.tws --names map,timers --forms rows --json out.json
+    python -m bench.tws --json out.json --minutes 9
+    python -m bench.tws --json out.json --minutes 9 --resume
+    python -m bench.tws --names map,timers --forms rows
 
 Invariants:
 - Each case runs in a process tree of its own; the engines take turns, case by case.
@@ -17,7 +18,9 @@ import argparse
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from rich.console import Console
@@ -26,6 +29,7 @@ from rich.table import Table
 from bench.isolate import Outcome, run_isolated
 from bench.report import NO_FIGURE, Column, Report, Result, Status, finish, machine_info, median_of_rounds, short_count
 from bench.spark_run import CORES
+from bench.tws_pieces import Pieces
 from bench.tws_plan import (
     BATCH_ROWS,
     BEDLOAD,
@@ -34,6 +38,7 @@ from bench.tws_plan import (
     NAMES,
     SPARK,
     SYSTEMS,
+    TARGET_KEYS,
     Case,
     Verdict,
     compared,
@@ -59,34 +64,63 @@ COLUMNS = (
 )
 
 
-def run_round(
-    cases: Sequence[Case], quick: bool, digests: dict[tuple[str, str, str], str], workdir: Path, console: Console
-) -> list[Result]:
-    """All cases once; `digests` has what each engine gave for each processor so far."""
-    found = []
-    for at, case in enumerate(cases, 1):
-        label = f"[{at}/{len(cases)}] {case.label}"
-        place = workdir / f"{case.system}-{case.name}-{case.form}-{case.keys}-{case.batch_rows}"
-        checked = (case.system, case.name, case.form)
+@dataclass
+class Run:
+    """A run of the benchmark under way."""
+
+    options: argparse.Namespace
+    pieces: Pieces
+    workdir: Path
+    console: Console
+    ends: float
+    """No case begins after that."""
+    digests: dict[tuple[str, str, str], str] = field(default_factory=dict)
+    """What each engine gave for each processor so far."""
+
+    def round(self, number: int, cases: Sequence[Case]) -> list[Result]:
+        """All cases once; fewer if the time is up."""
+        found = []
+        for at, case in enumerate(cases, 1):
+            label = f"[{number + 1}/{self.options.rounds}, {at}/{len(cases)}] {case.label}"
+            if (known := self.pieces.find(number, case)) is not None:
+                result, digest = known
+                self._learn(case, digest)
+                self._say(f"{label}: {_shown(result)} (from before)")
+            elif time.monotonic() > self.ends:
+                continue
+            else:
+                result = self._measure(number, case, label)
+            found.append(judged(result, self.digests))
+        return found
+
+    def _measure(self, number: int, case: Case, label: str) -> Result:
+        place = self.workdir / f"{case.system}-{case.name}-{case.form}-{case.keys}-{case.batch_rows}"
         arguments = {
             "case": case.as_json(),
-            "check": checked not in digests and not case.floor,
-            "quick": quick,
+            "check": (case.system, case.name, case.form) not in self.digests and not case.floor,
+            "full": self.options.full,
             "workdir": str(place / "work"),
         }
         outcome = run_isolated("bench.tws_run:measure", arguments, place, CASE_SECONDS)
-        if outcome.value is not None and "digest" in outcome.value:
-            digests[checked] = str(outcome.value["digest"])
-        result = judged(result_of(case, outcome), digests)
-        console.print(f"{label}: {_shown(result)} ({outcome.seconds:.0f} s)", markup=False, highlight=False)
+        digest = None if outcome.value is None else outcome.value.get("digest")
+        self._learn(case, digest)
+        result = result_of(case, outcome)
+        self.pieces.add(number, case, result, digest)
+        self._say(f"{label}: {_shown(judged(result, self.digests))} ({outcome.seconds:.0f} s)")
         if result.status is Status.FAILED:
-            console.print(f"  log: {outcome.log}", markup=False, highlight=False)
+            self._say(f"  log: {outcome.log}")
             for line in outcome.log_tail():
-                console.print(f"  | {line[:300]}", markup=False, highlight=False, style="dim")
+                self.console.print(f"  | {line[:300]}", markup=False, highlight=False, style="dim")
         else:
             shutil.rmtree(place / "work", ignore_errors=True)
-        found.append(result)
-    return found
+        return result
+
+    def _learn(self, case: Case, digest: str | None) -> None:
+        if digest is not None:
+            self.digests[case.system, case.name, case.form] = digest
+
+    def _say(self, text: str) -> None:
+        self.console.print(text, markup=False, highlight=False)
 
 
 def result_of(case: Case, outcome: Outcome) -> Result:
@@ -123,12 +157,12 @@ def _shown(result: Result) -> str:
 # --- the report
 
 
-def make_report(rounds: Sequence[Sequence[Result]], quick: bool) -> Report:
+def make_report(rounds: Sequence[Sequence[Result]], full: bool) -> Report:
     """The median of the rounds; the verdicts are its ratios."""
     results = [median_of_rounds(of_one, spread="rows_per_s") for of_one in zip(*rounds, strict=True)]
     verdicts = verdicts_of(results)
     settings = {
-        "quick": quick,
+        "full": full,
         "rounds": len(rounds),
         "cores_used": CORES,
         "targets": {verdict.name: f">= {verdict.least:g}" for verdict in verdicts},
@@ -195,15 +229,23 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         "ttl: the map with a TTL. trigger s: the median. bound: the ratio if Bedload's trigger had nothing to do.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--quick", action="store_true", help="small batches, 10,000 keys, few triggers: some minutes")
+    sizes = parser.add_mutually_exclusive_group()
+    sizes.add_argument("--quick", action="store_true", help="small batches, one processor as pandas: some minutes")
+    sizes.add_argument("--full", action="store_true", help="200,000 keys too, and more triggers: some hours")
     parser.add_argument("--names", type=_some(NAMES), metavar="A,B", help=f"only these of {', '.join(NAMES)}")
     parser.add_argument("--forms", type=_some(FORMS), metavar="A,B", help=f"only these of {', '.join(FORMS)}")
     parser.add_argument("--systems", type=_some(SYSTEMS), default=SYSTEMS, metavar="A", help="only this engine")
-    parser.add_argument("--keys", type=_numbers, default=KEYS, metavar="N,N", help="numbers of keys (10000,200000)")
+    parser.add_argument("--keys", type=_numbers, metavar="N,N", help="numbers of keys (10000; --full: 10000,200000)")
     parser.add_argument("--batch-rows", type=_numbers, default=BATCH_ROWS, metavar="N,N", help="(50000,500000)")
-    parser.add_argument("--rounds", type=int, default=1, metavar="N", help="rounds, median taken (1)")
+    parser.add_argument("--rounds", type=_positive, default=1, metavar="N", help="rounds, median taken (1)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results here as JSON too")
-    return parser.parse_args(arguments)
+    parser.add_argument("--minutes", type=float, metavar="N", help="begin no case after so many minutes")
+    parser.add_argument("--resume", action="store_true", help="go on with the run to --json that was cut off")
+    options = parser.parse_args(arguments)
+    options.keys = options.keys or (KEYS if options.full else (TARGET_KEYS,))
+    if options.json is None and (options.resume or options.minutes is not None):
+        parser.error("a run in pieces needs --json FILE: what is done is kept in FILE.part")
+    return options
 
 
 def cases_of(options: argparse.Namespace) -> list[Case]:
@@ -230,6 +272,12 @@ def _some(known: Sequence[str]):  # type: ignore[no-untyped-def]
     return parsed
 
 
+def _positive(text: str) -> int:
+    if (value := int(text)) < 1:
+        raise argparse.ArgumentTypeError("at least 1")
+    return value
+
+
 def _numbers(text: str) -> tuple[int, ...]:
     values = tuple(int(part.replace("_", "")) for part in text.split(","))
     if min(values) < 4:
@@ -242,11 +290,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
     console = Console(width=None if sys.stdout.isatty() else WIDTH)
     workdir = Path(tempfile.mkdtemp(prefix="bedload-bench-"))
-    digests: dict[tuple[str, str, str], str] = {}
-    cases = cases_of(options)
-    rounds = [run_round(cases, options.quick, digests, workdir, console) for _ in range(max(options.rounds, 1))]
-    report = make_report(rounds, options.quick)
-    return finish(report, console, workdir, tables=tables(report), json_file=options.json)
+    ends = float("inf") if options.minutes is None else time.monotonic() + 60 * options.minutes
+    pieces = Pieces.begin(options.json, options.resume)
+    run, cases = Run(options, pieces, workdir, console, ends), cases_of(options)
+    rounds = [run.round(number, cases) for number in range(options.rounds)]
+    whole = all(len(results) == len(cases) for results in rounds)
+    if not whole:
+        rounds = rounds[:1]
+    report = make_report(rounds, options.full)
+    code = finish(report, console, workdir, tables=tables(report), json_file=options.json if whole else None)
+    if not whole:
+        console.print(f"{len(rounds[0])} of {len(cases)} cases of the first round; go on with --resume")
+    elif not code:
+        pieces.end()
+    return code
 
 
 if __name__ == "__main__":

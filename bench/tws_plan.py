@@ -45,7 +45,7 @@ class Case:
         """Whether it measures what a trigger costs that has hardly anything to do."""
         return self.batch_rows == FLOOR_ROWS
 
-    def batches(self, quick: bool) -> tuple[int, int]:
+    def batches(self, full: bool) -> tuple[int, int]:
         """How many triggers warm up and how many are measured; Spark's take seconds each.
 
         SUBTLE: a slow engine gets fewer batches, never smaller ones: what it pays is per key and batch.
@@ -53,7 +53,7 @@ class Case:
         if self.floor:
             return 5, 10
         slow = self.system == SPARK
-        settle, measured = ((1, 1) if quick else (1, 3)) if slow else ((4, 4) if quick else (6, 10))
+        settle, measured = ((2, 3) if full else (1, 2)) if slow else ((6, 10) if full else (4, 6))
         return self.fill_batches + settle, measured
 
     @property

@@ -33,7 +33,7 @@ CONF = {
 CHECK_KEYS, CHECK_ROWS, CHECK_BATCHES = 400, 4_000, 5
 
 
-def measure(case: Mapping[str, Any], check: bool, quick: bool, workdir: str) -> dict[str, Any]:
+def measure(case: Mapping[str, Any], check: bool, full: bool, workdir: str) -> dict[str, Any]:
     """Give the digest of a smaller run, if asked, then time the case: the entry point of the isolated process."""
     plan, root = Case(**case), Path(workdir)
     spark = make_session(f"tws-{plan.system}", {**CONF, **ROCKSDB}, root)
@@ -44,7 +44,7 @@ def measure(case: Mapping[str, Any], check: bool, quick: bool, workdir: str) -> 
             if check:
                 found["digest"] = _digest(spark, door, plan, root / "check")
             out = door(plan, _rows(spark, plan))
-            warmup, batches = plan.batches(quick)
+            warmup, batches = plan.batches(full)
             rate = run_timed(out, root / "timed", warmup, batches, RUN_SECONDS)
         if rate.rows != plan.batch_rows * batches:
             raise WrongAnswer(f"the measured batches held {rate.rows:,} rows")

@@ -18,6 +18,7 @@ pytest.importorskip("psutil", reason="the benchmarks need the bench extra")
 from bench.isolate import Outcome
 from bench.report import Result, Status
 from bench.tws import cases_of, judged, make_report, parse, result_of, tables
+from bench.tws_pieces import Pieces
 from bench.tws_plan import (
     BATCH_ROWS,
     BEDLOAD,
@@ -76,9 +77,9 @@ def test_every_case_has_a_processor() -> None:
 
 def test_all_keys_are_there_before_anything_is_measured_and_slow_engines_get_fewer_batches_of_the_same_size() -> None:
     slow, fast = (Case(system, "map", "rows", 200_000, 50_000) for system in SYSTEMS)
-    for quick in (True, False):
-        assert slow.batches(quick)[0] > slow.fill_batches == fast.fill_batches == 4
-        assert slow.batches(quick)[1] < fast.batches(quick)[1]
+    for full in (True, False):
+        assert slow.batches(full)[0] > slow.fill_batches == fast.fill_batches == 4
+        assert slow.batches(full)[1] < fast.batches(full)[1]
 
 
 def numbers_of(keys: int, batch_rows: int, pauses: bool, first: int, end: int) -> list[int]:
@@ -207,3 +208,39 @@ def test_the_command_line_names_processors_forms_and_sizes_and_refuses_others(
     with pytest.raises(SystemExit):
         parse(["--names", "flink"])
     assert "no flink" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        parse(["--resume"])
+    assert "needs --json" in capsys.readouterr().err
+
+
+def test_without_options_a_run_has_all_that_targets_are_for_and_a_full_one_more_keys() -> None:
+    default, full = cases_of(parse([])), cases_of(parse(["--full"]))
+    assert {(c.name, c.form, c.batch_rows) for c in default if not c.floor} == {
+        (name, form, rows) for name in NAMES for form in FORMS for rows in BATCH_ROWS
+    }
+    assert {c.keys for c in default if not c.floor} == {10_000}
+    assert {c.keys for c in full if not c.floor} == set(KEYS)
+
+
+# --- in pieces
+
+
+def test_a_run_that_was_cut_off_goes_on_with_what_it_has(tmp_path: Path) -> None:
+    file = tmp_path / "out" / "tws.json"
+    first, other = Case(SPARK, "map", "rows", 10_000, 50_000), Case(BEDLOAD, "map", "rows", 10_000, 50_000)
+    pieces = Pieces.begin(file, resume=False)
+    pieces.add(0, first, found(SPARK), "abc")
+    pieces.add(0, other, Result(BEDLOAD, other.params, Status.FAILED, {}, "it broke"), None)
+    with (tmp_path / "out" / "tws.json.part").open("a") as out:
+        out.write('{"case": "0/bedl')
+
+    again = Pieces.begin(file, resume=True)
+    assert again.find(0, first) == (found(SPARK), "abc")
+    assert again.find(1, first) is None, "another round"
+    assert again.find(0, other) is None, "it failed, and runs again"
+    again.add(0, other, found(BEDLOAD), "abc")
+    assert Pieces.begin(file, resume=True).find(0, other) == (found(BEDLOAD), "abc")
+
+    assert Pieces.begin(file, resume=False).find(0, first) is None, "not asked to go on"
+    again.end()
+    assert not list((tmp_path / "out").iterdir())

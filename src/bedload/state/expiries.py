@@ -17,17 +17,19 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
 from bedload.core.epoch import EpochTime
 from bedload.state.alike import alike, pair_entries, plain_form, was_changed
 from bedload.state.arrays import differ
-from bedload.state.handling import Handling, handling
+from bedload.state.handling import handling
 from bedload.state.heap import Heap
-from bedload.state.journal import MISSING, Journal, differs, is_dirty
+from bedload.state.journal import MISSING, Journal
 from bedload.state.kinds import VariableKind
-from bedload.state.lasting import lasting_entries, times_of_entries
-from bedload.state.lasting_sequences import NEW, lasting_items
+from bedload.state.lasting import count_puts
+from bedload.state.lasting_sequences import NEW
+from bedload.state.live import ENTRIES, ITEMS
 from bedload.state.specs import StateSpec
 from bedload.state.timers import EXPIRIES, TimerClock
 from bedload.state.ttl import CODE, UNCOUNTED, Ttl, is_expiry, reached
@@ -40,8 +42,6 @@ NEVER: Final = 2**63 - 1
 ARMED: Final = {TimerClock.PROCESSING: "_bedload_armed", TimerClock.EVENT: "_bedload_event_armed"}
 """Slots of an object: before when nothing of it is due, as far as the index of its store knows."""
 
-_ENTRIES = (VariableKind.MAP, VariableKind.COUNTER, VariableKind.SET)
-_ITEMS = (VariableKind.LIST, VariableKind.DEQUE, VariableKind.HEAP)
 _INT = ScalarNode(int)
 
 
@@ -61,30 +61,15 @@ def with_expiries(specs: tuple[StateSpec, ...], key: Ttl | None = None) -> tuple
 def _hidden(spec: StateSpec, ttl: Ttl) -> StateSpec:
     name = hidden_name(spec.name, ttl.clock)
     before = None if spec.renamed_from is None else hidden_name(spec.renamed_from, ttl.clock)
-    if spec.kind in _ITEMS:
+    if spec.kind in ITEMS:
         most = None if spec.kind is VariableKind.HEAP else spec.maxlen
         return StateSpec(name, VariableKind.LIST, ListNode(_INT, most), None, most, None, before)
-    if spec.kind in _ENTRIES:
+    if spec.kind in ENTRIES:
         assert isinstance(spec.type, MapNode | CounterNode | SetNode)
         entry = spec.type.item if isinstance(spec.type, SetNode) else spec.type.key
-        return StateSpec(name, VariableKind.MAP, MapNode(entry, _INT), None, None, None, before)
+        # Its entries are those of the variable, which are checked there.
+        return StateSpec(name, VariableKind.MAP, MapNode(entry, _INT), None, None, None, before, checked=True)
     return StateSpec(name, VariableKind.VALUE, _INT, UNCOUNTED, None, None, before)
-
-
-def live_handling(spec: StateSpec) -> Handling | None:
-    """How the values of a variable are handled: its containers know what was written if their entries expire."""
-    how = handling(spec.type)
-    if how is not None and is_expiry(spec.name) and isinstance(spec.type, MapNode):
-        return how._replace(adopt=times_of_entries(spec.type))
-    if how is None or spec.ttl is None or spec.kind not in (*_ENTRIES, *_ITEMS):
-        return how
-    make = lasting_entries if spec.kind in _ENTRIES else lasting_items
-    return how._replace(adopt=make(spec.type, spec.ttl.refresh == "read"), dirty=is_dirty, differs=differs)
-
-
-def counts_reads(spec: StateSpec) -> bool:
-    """Whether the containers of a variable have to know what is read."""
-    return spec.ttl is not None and spec.ttl.refresh == "read" and spec.kind in (*_ENTRIES, *_ITEMS)
 
 
 class _Lasting:
@@ -123,6 +108,18 @@ class _Lasting:
     def stamp(self, row: Any, before: tuple[Any, ...] | None) -> bool:
         """Count what the epoch has written in an object; whether there was anything. ``before``: None if it is new."""
         raise NotImplementedError
+
+    def stamp_all(self, rows: Iterable[Any], absent: Any) -> list[Any]:
+        """The same for many, with their images; those that are due earlier than the index knows."""
+        written = [row for row in rows if self.stamp(row, None if row._bedload_image is absent else row._bedload_image)]
+        return self._earlier(written if self.begun else rows)
+
+    def _earlier(self, rows: Iterable[Any]) -> list[Any]:
+        slot, at = self.slot, self.at
+        earlier = [row for row in rows if at < getattr(row, slot)]
+        for row in earlier:
+            setattr(row, slot, at)
+        return earlier
 
 
 class _Key(_Lasting):
@@ -216,7 +213,20 @@ class _Value(_Lasting):
 class _Entries(_Lasting):
     """A map, a counter or a set."""
 
-    __slots__ = ()
+    __slots__ = ("_parts",)
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._parts = attrgetter(self.name, self.expiry, "_bedload_image")
+
+    def stamp_all(self, rows: Iterable[Any], absent: Any) -> list[Any]:
+        if self.at == UNCOUNTED:
+            return super().stamp_all(rows, absent)
+        try:
+            done, others = count_puts(rows, self._parts, self.index, absent, self.at)
+        except AttributeError:  # code has deleted the attribute of some
+            return super().stamp_all(rows, absent)
+        return self._earlier(done) + super().stamp_all(others, absent)
 
     def first_of(self, value: Any, expiry: Any) -> int:
         return UNCOUNTED if len(expiry) < len(value) else min(expiry.values(), default=NEVER)
@@ -306,7 +316,7 @@ class Expiries:
             if is_expiry(spec.name):
                 self.key = _Key(spec.ttl, variable, spec.name, i, i, numbers[i])
                 continue
-            kind = _Entries if spec.kind in _ENTRIES else _Items if spec.kind in _ITEMS else _Value
+            kind = _Entries if spec.kind in ENTRIES else _Items if spec.kind in ITEMS else _Value
             expiry = hidden_name(spec.name, spec.ttl.clock)
             self.variables.append(kind(spec.ttl, variable, expiry, i, layout.names.index(expiry), numbers[i]))
         self.all = [*self.variables, *([] if self.key is None else [self.key])]
@@ -387,13 +397,3 @@ class Expiries:
             if it.begun and it.first(row) <= it.now:
                 it.expire(row, journal)
         return True
-
-    def stamp(self, row: Any, before: tuple[Any, ...] | None) -> list[tuple[TimerClock, int]]:
-        """Count what the epoch has written in an object; when something of it is due earlier than the index knows."""
-        earlier = []
-        for it in self.all:
-            written = it.stamp(row, before)
-            if (written or not it.begun) and it.at < getattr(row, it.slot):
-                setattr(row, it.slot, it.at)
-                earlier.append((it.clock, it.at))
-        return earlier

@@ -16,7 +16,7 @@ from typing import Any
 
 from bedload.state.handling import Adopt, handling, mismatch, named
 from bedload.state.journal import MISSING, Journal, Tracked
-from bedload.state.tracked_map import COUNTING, TrackedCounter, TrackedMap, map_adopter, map_classes
+from bedload.state.tracked_map import COUNTING, MapLog, TrackedCounter, TrackedMap, map_adopter, map_classes
 from bedload.state.tracked_set import CleanSet, LoggedSet, TrackedSet
 from bedload.state.ttl import CODE
 from bedload.state.types import CounterNode, MapNode, SetNode, TypeNode
@@ -63,12 +63,37 @@ def times_of_entries(node: MapNode) -> Adopt:
         dict.update(self, dict.fromkeys(keys, at))
 
     def first_put(self: Any, keys: Iterable[Any], at: int) -> None:
-        self._bl_touch()
-        put(self, keys, at)
+        self._bl_begin()  # the seal has seen to it that its record is open
+        self._bl_journal.dirty.append(self)
+        log, get = self._bl_log, self.get
+        for key in keys:
+            log[key] = get(key, MISSING)
+        dict.update(self, dict.fromkeys(log, at))
 
     clean._bl_put, logged._bl_put = first_put, put
     return map_adopter(clean, node, None)
 
+
+def count_puts(
+    rows: Iterable[Any], parts: Callable[[Any], Any], index: int, absent: Any, at: int
+) -> tuple[list[Any], list[Any]]:
+    """Have what the epoch put into the maps of objects expire then: the objects, and those that need another look.
+
+    ``parts`` gives the map of an object, that of its times, and its image, in which ``index`` is the map's place.
+    """
+    done, others = [], []
+    for row in rows:
+        value, times, image = parts(row)
+        log = value._bl_log if image is not absent and value is image[index] else _OTHER
+        if type(log) is MapLog and not log.reordered:
+            times._bl_put(log, at)
+            done.append(row)
+        elif log is not None:
+            others.append(row)
+    return done, others
+
+
+_OTHER: Any = object()
 
 # --- of all of them ---
 

@@ -125,9 +125,9 @@ def patch_encoder(node: TypeNode) -> Callable[[Any], Patch]:
         case OptionalNode(item):
             return patch_encoder(item)
         case MapNode(key, value):
-            return _map_encoder(_many(key), _many(value))
+            return _map_encoder(key, value)
         case CounterNode(key):
-            return _map_encoder(_many(key), _many(ScalarNode(int)))
+            return _map_encoder(key, _INT)
         case SetNode(item):
             each = _many(item)
             return lambda changes: ["set", each(changes.added), each(changes.removed)]
@@ -161,14 +161,11 @@ Many: TypeAlias = Callable[[Collection[Any]], list[Any]]
 
 @cache
 def _many(node: TypeNode) -> Many:
-    ready, scalar = _ready(node), node.item if isinstance(node, OptionalNode) else node
-    plain = isinstance(scalar, ScalarNode) and ready is None and scalar.py is not Decimal
-    exact = {scalar.py} if isinstance(scalar, ScalarNode) else set()
-    if scalar is not node:
-        exact.add(type(None))
+    exact = _as_it_is(node)
+    ready = _ready(node)
 
     def encode(values: Collection[Any]) -> list[Any]:
-        if plain and exact.issuperset(map(type, values)):
+        if exact.issuperset(map(type, values)):
             return list(values)
         encoded = encode_all(node, values)
         return encoded if ready is None else [ready(value) for value in encoded]
@@ -176,10 +173,25 @@ def _many(node: TypeNode) -> Many:
     return encode
 
 
-def _map_encoder(keys: Many, values: Many) -> Callable[[MapChanges], Patch]:
+def _as_it_is(node: TypeNode) -> set[type]:
+    """Classes whose values MessagePack gets as they are."""
+    scalar = node.item if isinstance(node, OptionalNode) else node
+    if not isinstance(scalar, ScalarNode) or _ready(node) is not None or scalar.py is Decimal:
+        return set()
+    return {scalar.py} if scalar is node else {scalar.py, type(None)}
+
+
+def _map_encoder(key: TypeNode, value: TypeNode) -> Callable[[MapChanges], Patch]:
+    keys, values = _many(key), _many(value)
+    exact_key, exact_value = _as_it_is(key), _as_it_is(value)
+
     def encode(changes: MapChanges) -> Patch:
         removed, put = changes.removed, changes.put
-        pairs = list(zip(keys(put.keys()), values(put.values()), strict=True)) if put else []
+        pairs: list[Any]
+        if exact_key.issuperset(map(type, put)) and exact_value.issuperset(map(type, put.values())):
+            pairs = list(put.items())
+        else:
+            pairs = list(zip(keys(put.keys()), values(put.values()), strict=True))
         return ["map", keys(removed) if removed else [], pairs]
 
     return encode
@@ -211,18 +223,21 @@ def _struct_encoder(node: StructNode) -> Callable[[StructChanges], Patch]:
     return encode
 
 
-def _check_numbers(value: Any) -> None:
+def _check_numbers(patches: Mapping[str, Any]) -> None:
     """Refuse numbers that MessagePack takes, but Arrow's 64 bits do not."""
-    if isinstance(value, int) and value > INT64_MAX:
-        raise StateTypeError(
-            f'the int {value} does not fit 64 bits; keep it as Decimal or str, or ask for bl.value(..., codec="pickle")'
-        )
-    if isinstance(value, Mapping):
-        for item in value.values():
-            _check_numbers(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            _check_numbers(item)
+    parts: list[Any] = [patches.values()]
+    for part in parts:  # it grows on the way
+        for value in part:
+            kind = type(value)
+            if kind is list or kind is tuple:
+                parts.append(value)
+            elif kind is dict:
+                parts.append(value.values())
+            elif isinstance(value, int) and value > INT64_MAX:
+                raise StateTypeError(
+                    f"the int {value} does not fit 64 bits; keep it as Decimal or str, or ask for "
+                    'bl.value(..., codec="pickle")'
+                )
 
 
 # --- what MessagePack does not know ---

@@ -29,9 +29,10 @@ import numpy as np
 from bedload.core.errors import StateTypeError
 from bedload.state.arrays import ArrayNode, differ, frozen, settled
 from bedload.state.codec import check_value
-from bedload.state.expiries import Expiries, counts_reads, live_handling
+from bedload.state.expiries import Expiries
 from bedload.state.generated import function
 from bedload.state.journal import Journal, Tracked
+from bedload.state.live import counts_reads, live_handling
 from bedload.state.opaque import decode_opaque, encode_opaque
 from bedload.state.passes import passes
 from bedload.state.patches import is_exact, is_small

@@ -67,18 +67,14 @@ _NONE: Any = frozenset()
 
 
 class MapLog(dict[Any, Any]):
-    """Changed key to old value."""
+    """Changed key to old value. What is special of some is on the class for the others: most epochs make many."""
 
-    __slots__ = ("deleted", "order", "reordered")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.deleted: set[Any] = _NONE
-        """Committed keys that were deleted, even if they are back."""
-        self.order: dict[Any, Any] | None = None
-        """The keys in order, from before the first such deletion. A dict, as its copy is the fastest."""
-        self.reordered = False
-        """Whether anything was deleted, so that the log's own order says nothing about new keys."""
+    deleted: set[Any] = _NONE
+    """Committed keys that were deleted, even if they are back."""
+    order: dict[Any, Any] | None = None
+    """The keys in order, from before the first such deletion. A dict, as its copy is the fastest."""
+    reordered = False
+    """Whether anything was deleted, so that the log's own order says nothing about new keys."""
 
     def removing(self, current: Any, key: Any) -> None:
         """Note that a key, which is there, is about to go."""
@@ -134,8 +130,11 @@ class MapLog(dict[Any, Any]):
 
     def changes(self, current: Any, plain: Any) -> MapChanges:
         """What changed."""
-        keys = [key for key in current if key in self] if self.reordered else self
-        return MapChanges(tuple(self.deleted), {key: plain(dict.__getitem__(current, key)) for key in keys})
+        keys = [key for key in dict.keys(current) if key in self] if self.reordered else self
+        get = dict.__getitem__
+        if plain is as_is:
+            return MapChanges(tuple(self.deleted), {key: get(current, key) for key in keys})
+        return MapChanges(tuple(self.deleted), {key: plain(get(current, key)) for key in keys})
 
 
 _MUTATORS = ("clear", "popitem", "setdefault", "update", "__delitem__", "__init__", "__ior__", "__setitem__")
@@ -306,7 +305,8 @@ def map_classes(
             return self._bl_log.changes(self, plain)
 
         def _bl_news(self) -> Any:
-            return {key: dict.__getitem__(self, key) for key in self._bl_log if key in self}
+            log, get = self._bl_log, dict.__getitem__
+            return {key: get(self, key) for key in (filter(self.__contains__, log) if log.reordered else log)}
 
         if item is None:
             # The hottest write of all: the defaults make globals into locals.

@@ -10,7 +10,7 @@ again and again, and so expires later and later, does not fill the index.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -68,13 +68,12 @@ class Expiring:
         del self.overdue[key]
         self._again[key] = None
 
-    def stamp(self, rows: Iterable[Any], absent: Any) -> None:
+    def stamp(self, rows: Sequence[Any], absent: Any) -> None:
         """The code of the epoch ran: count what it has written in these objects."""
-        stamp, due = self.expiries.stamp, self._due
-        for row in rows:
-            image = row._bedload_image
-            for clock, at in stamp(row, None if image is absent else image):
-                due[clock].add(at, row._bedload_key)
+        for it in self.expiries.all:
+            add, at = self._due[it.clock].add, it.at
+            for row in it.stamp_all(rows, absent):
+                add(at, row._bedload_key)
 
     def arm_again(self, current: Callable[[Sequence[Any]], Sequence[Any]]) -> None:
         """Give the keys that came up a place in the index; ``current``: their objects, or None."""
