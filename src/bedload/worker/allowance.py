@@ -5,6 +5,7 @@ is larger than the worker's memory must fail with an error. Otherwise the operat
 state of all keys is gone.
 
 Both are counted after each batch: the bytes of outputs exactly, those of before-images as the runtime estimates them.
+Outputs in a local file (:mod:`bedload.worker.records`) do not count.
 What a seal puts out is looked at while it is made: any number of timers may be due in one.
 """
 
@@ -54,8 +55,11 @@ class Allowance:
 
     def take(self, epoch: Epoch, runtime: Holding, output: pa.RecordBatch | None) -> None:
         """Count an output that has to be kept; raise if the epoch has become too large."""
-        if output is not None:
-            self._outputs += output.nbytes
+        self.hold(epoch, runtime, self._outputs + (0 if output is None else output.nbytes))
+
+    def hold(self, epoch: Epoch, runtime: Holding, outputs: int) -> None:
+        """So many bytes of outputs are kept in memory; raise if the epoch has become too large."""
+        self._outputs = outputs
         self.check(epoch, runtime)
 
     def check(self, epoch: Epoch, runtime: Holding, more: int = 0) -> None:
