@@ -30,6 +30,7 @@
     │   ├── WrongPython            Spark's tasks run in a Python without what is needed: set PYSPARK_PYTHON
     │   ├── WorkerStartFailed      a worker process did not come up; carries the end of its log
     │   ├── WorkerLost             a worker died; its key groups are gone unless they are durable
+    │   ├── LocalDiskError         a worker's local disk is full, or lost what was put there: make room, start again
     │   ├── WorkerUnreachable      no connection to an endpoint
     │   │   ├── Unanswered         there is one, and no answer in time
     │   │   └── HungUp             it was closed before it was made
@@ -209,6 +210,10 @@ class WorkerStartFailed(ClusterError):
 
 class WorkerLost(ClusterError):
     """A worker died."""
+
+
+class LocalDiskError(ClusterError):
+    """A worker's local disk did not take what it was to keep for a while, or did not give it back."""
 
 
 class WorkerUnreachable(ClusterError):

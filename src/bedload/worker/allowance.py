@@ -6,7 +6,8 @@ state of all keys is gone.
 
 Both are counted after each batch and after the seal: the bytes of outputs exactly, those of before-images as the
 runtime estimates them. What a seal puts out, and which keys without rows it touches, is looked at while it goes on: any
-number of timers and expiries may be due in one.
+number of timers and expiries may be due in one. Outputs in a local file
+(:mod:`bedload.worker.records`) do not count.
 """
 
 from __future__ import annotations
@@ -85,8 +86,11 @@ class Allowance:
 
     def take(self, epoch: Epoch, runtime: Holding, output: pa.RecordBatch | None) -> None:
         """Count an output that has to be kept; raise if the epoch has become too large."""
-        if output is not None:
-            self._outputs += output.nbytes
+        self.hold(epoch, runtime, self._outputs + (0 if output is None else output.nbytes))
+
+    def hold(self, epoch: Epoch, runtime: Holding, outputs: int) -> None:
+        """So many bytes of outputs are kept in memory; raise if the epoch has become too large."""
+        self._outputs = outputs
         self.check(epoch, runtime)
 
     def check(self, epoch: Epoch, runtime: Holding, more: int = 0) -> None:
