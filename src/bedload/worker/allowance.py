@@ -6,8 +6,7 @@ state of all keys is gone.
 
 Both are counted after each batch and after the seal: the bytes of outputs exactly, those of before-images as the
 runtime estimates them. What a seal puts out, and which keys without rows it touches, is looked at while it goes on: any
-number of timers and expiries may be due in one. Outputs in a local file
-(:mod:`bedload.worker.records`) do not count.
+number of timers and expiries may be due in one. Outputs in a local file (:mod:`bedload.worker.records`) do not count.
 """
 
 from __future__ import annotations
