@@ -262,15 +262,17 @@ class RowStore:
         """Take out what is due in those of the overdue keys that are named; the others are asked of again."""
         expiring = self._expiring
         assert expiring is not None
-        found = list(expiring.overdue)
+        found, ripe = list(expiring.overdue), list[Any]()
         for key, row in zip(found, self.current(found), strict=True):
             if row is None or key not in keys or not expiring.expiries.ripe(row):
                 expiring.leave(key, row)  # SUBTLE: now, as nobody seals a key group that the epoch leaves alone
-                continue
-            expiring.looked_at(key)
-            (opened,) = self.touch([key])
-            if expiring.expiries.expire(opened, self._journal):
-                expiring.swept.add(id(opened))
+            else:
+                expiring.looked_at(key)
+                ripe.append(key)
+        expire, journal = expiring.expiries.expire, self._journal
+        for key, row in zip(ripe, self.touch(ripe) if ripe else (), strict=True):
+            if expire(row, journal):
+                expiring.swept.add(id(row))
             else:
                 self.forget([key])
 
