@@ -276,6 +276,17 @@ def frames_with_nullable_integers(place: Path) -> Program:
     return Program(SaysFrames(), [batch], form=PANDAS, conf={NULLABLE: "true", "spark.sql.shuffle.partitions": "1"})
 
 
+@query(
+    ROWS_AND_KEYS,
+    "pandas form: a null makes the whole numbers of other keys of its Arrow batch floats",
+    equal=False,
+    why="those of its own key only",
+)
+def nulls_of_another_key(place: Path) -> Program:
+    conf = {"spark.sql.shuffle.partitions": "1"}
+    return Program(SaysFrames(), [[("a", 1), ("b", None), ("c", 3)]], form=PANDAS, conf=conf)
+
+
 class SaysSizes(Counts):
     def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
         import pandas as pd
