@@ -459,7 +459,7 @@ def struct_as_a_key(place: Path) -> Program:
     ROWS_AND_KEYS,
     "an array as a key fails",
     equal=False,
-    fails="An exception was thrown",
+    fails="STREAM_FAILED",
     bedload_fails="cannot be a key",
     why="it is refused at the call, which says why",
 )
@@ -534,3 +534,14 @@ def initial_rows(place: Path) -> Program:
 @query(INITIAL, "pandas form: `handleInitialState` is called with a DataFrame of the key's rows")
 def initial_frames(place: Path) -> Program:
     return _initial(PANDAS)
+
+
+@query(
+    INITIAL,
+    "its key columns may have other types",
+    equal=False,
+    bedload_fails="cast the one or the other",
+    why="it is refused at the call: in Spark some keys get their state and others do not, as partitions fall",
+)
+def initial_keys_of_another_type(place: Path) -> Program:
+    return Program(Begins("rows"), [[(1, 1)]], "k long, v long", initial=("k int, n long", [(1, 1)], ("k",)))
