@@ -17,6 +17,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming import StatefulProcessor
 
 import bedload as bl
+from bedload.spark.attachment import records_per_batch
 from tests.spark.apps import eventually
 from tests.spark.conftest import Sink
 from tests.spark.faults import kill
@@ -218,6 +219,7 @@ def test_a_query_goes_on_with_its_state_and_another_one_starts_without(spark: Sp
     (tmp_path / "in" / "1.json").write_text('{"k": "a"}\n{"k": "b"}\n{"k": "a"}')
     known = spark.createDataFrame([("a", 10), ("z", 5)], "name string, n long").groupBy("name")
     with bl.attach(spark, workers=2, checkpoint=tmp_path / "bedload") as cluster:
+        assert records_per_batch(spark) == 10_000, "DataFrames are as large as on Spark, whatever is sent at once"
         run = [spark, tmp_path / "in"]
         assert counted(*run, tmp_path / "one", initialState=known) == [("a", 12), ("b", 1)]
         assert cluster.state("Counting").get("z")["n"] == (5,)

@@ -24,7 +24,7 @@
     │   └── StaleAttempt           a message of a former run or attempt; ends a zombie task
     ├── ClusterError               look after the cluster
     │   ├── ClusterStopped         attach again
-    │   ├── OperatorBusy           another running query uses this operator's state
+    │   ├── OperatorBusy           the state belongs to another query, which runs or can go on
     │   ├── UnknownOperator        no operator of that name has been applied
     │   ├── TooFewSlots            give Spark more task slots, or ask for fewer workers
     │   ├── WrongPython            Spark's tasks run in a Python without what is needed: set PYSPARK_PYTHON

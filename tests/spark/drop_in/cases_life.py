@@ -276,6 +276,17 @@ def frames_with_nullable_integers(place: Path) -> Program:
     return Program(SaysFrames(), [batch], form=PANDAS, conf={NULLABLE: "true", "spark.sql.shuffle.partitions": "1"})
 
 
+@query(
+    ROWS_AND_KEYS,
+    "pandas form: a null makes the whole numbers of other keys of its Arrow batch floats",
+    equal=False,
+    why="those of its own key only",
+)
+def nulls_of_another_key(place: Path) -> Program:
+    conf = {"spark.sql.shuffle.partitions": "1"}
+    return Program(SaysFrames(), [[("a", 1), ("b", None), ("c", 3)]], form=PANDAS, conf=conf)
+
+
 class SaysSizes(Counts):
     def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
         import pandas as pd
@@ -448,7 +459,7 @@ def struct_as_a_key(place: Path) -> Program:
     ROWS_AND_KEYS,
     "an array as a key fails",
     equal=False,
-    fails="An exception was thrown",
+    fails="STREAM_FAILED",
     bedload_fails="cannot be a key",
     why="it is refused at the call, which says why",
 )
@@ -523,3 +534,14 @@ def initial_rows(place: Path) -> Program:
 @query(INITIAL, "pandas form: `handleInitialState` is called with a DataFrame of the key's rows")
 def initial_frames(place: Path) -> Program:
     return _initial(PANDAS)
+
+
+@query(
+    INITIAL,
+    "its key columns may have other types",
+    equal=False,
+    bedload_fails="cast the one or the other",
+    why="it is refused at the call: in Spark some keys get their state and others do not, as partitions fall",
+)
+def initial_keys_of_another_type(place: Path) -> Program:
+    return Program(Begins("rows"), [[(1, 1)]], "k long, v long", initial=("k int, n long", [(1, 1)], ("k",)))

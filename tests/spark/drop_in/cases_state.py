@@ -323,7 +323,7 @@ def map_keys_with_nulls(m: Any, now: Now) -> Iterator[Any]:
     why="0.0 and -0.0 are one key, too",
 )
 def map_keys_that_are_zero(m: Any, now: Now) -> Iterator[Any]:
-    for n, key in enumerate((0.0, -0.0, math.nan, -math.nan), 1):
+    for n, key in enumerate((0.0, -0.0, math.nan, float("nan")), 1):
         m.updateValue((key,), (n,))
     yield tuple(m.getValue((0.0,)))
     yield tuple(m.getValue((-0.0,)))
