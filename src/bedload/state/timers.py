@@ -75,8 +75,15 @@ def timers_column(values: Sequence[Timers]) -> pa.Array:
     offsets = pa.array(accumulate(map(len, values), initial=0), pa.int32())
     found = list(chain.from_iterable(values))
     ats, names, clocks = zip(*found, strict=True) if found else ((), (), ())
-    parts = [pa.array(ats, pa.int64()), pa.array(names, pa.string()), pa.array(clocks, pa.string())]
+    parts = [pa.array(ats, pa.int64()), _texts(names), _texts(clocks)]
     return pa.ListArray.from_arrays(offsets, pa.StructArray.from_arrays(parts, fields=list(ARROW.value_type)))
+
+
+def _texts(values: tuple[str, ...]) -> pa.Array:
+    """Names or clocks, of which most operators have but one."""
+    if values and values.count(values[0]) == len(values):
+        return pa.repeat(pa.scalar(str(values[0]), pa.string()), len(values))
+    return pa.array(values, pa.string())
 
 
 def first_in_column(column: pa.Array, clock: TimerClock) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:

@@ -26,7 +26,7 @@ from bedload.core.ids import KeyGroup
 from bedload.state import Journal, RecordLayout
 from bedload.state.expiries import ARMED
 from bedload.state.settling import Settling
-from bedload.state.timers import VARIABLE, TimerClock, Timers, first_of
+from bedload.state.timers import VARIABLE, TimerClock, Timers
 from bedload.store.base import SLICE, Changes, Plain, Sizes
 from bedload.store.deltas import Written
 from bedload.store.due import NEVER, Due
@@ -246,11 +246,14 @@ class RowStore:
         self._arm_first((key, getattr(row, VARIABLE)) for key, row in zip(keys, rows, strict=True) if row is not None)
 
     def _arm_first(self, timers: Iterable[tuple[Any, Timers]]) -> None:
+        dues = list(self._due.items())
         for key, some in timers:
             if some:
-                for clock, due in self._due.items():
-                    if (at := first_of(some, clock)) is not None:
-                        due.add(at, key)
+                for clock, due in dues:
+                    for timer in some:  # in order, so that the first one says all
+                        if timer.clock is clock:
+                            due.add(timer.at, key)
+                            break
 
     # --- what expires ---
 

@@ -22,7 +22,7 @@ from bedload.core.errors import DefinitionError
 from bedload.core.ids import KeyGroup
 from bedload.keys import hash_columns
 from bedload.keys.lookup import Hashes
-from bedload.state.timers import VARIABLE, Timer, Timers
+from bedload.state.timers import VARIABLE, Timer, TimerClock, Timers
 from bedload.store import KeyGroupStore
 from bedload.store.deltas import key_arrays
 from bedload.worker.timers import CurrentKey
@@ -91,7 +91,7 @@ class Firing:
             self._sorted += filter(None, found)
             self._collected.append((store, due))
             self._met(len(due))
-        self._sorted.sort(reverse=True)
+        self._sorted.sort(key=_in_order, reverse=True)  # plain tuples are compared in half the time
 
     def fixed(self) -> list[_Entry]:
         """What is due now, all timers of each key, in order: what calls do then changes nothing of it."""
@@ -136,9 +136,9 @@ class Firing:
 
     def _next(self, item: Any) -> Timer | None:
         """The first of its timers that is due; they are in order."""
-        time = self._time
+        watermark, processing = self._time.watermark, self._time.processing
         for timer in _timers(item):
-            if timer.at <= timer.clock.now(time):
+            if timer.at <= (watermark if timer.clock is TimerClock.EVENT else processing):
                 return timer
         return None
 
@@ -163,8 +163,13 @@ def _timers(item: Any) -> Timers:
     return found
 
 
+_in_order = itemgetter(0, 1, 2, 3)
+
+
 def _rank(key: Any) -> Any:
     """Something that keys can be put in order by: None first, NaN last."""
+    if type(key) is int or type(key) is str:
+        return (1, key)
     if isinstance(key, tuple):
         return tuple(map(_rank, key))
     if key is None:
