@@ -115,10 +115,10 @@ MUTANTS: list[tuple[Callable[[Patch], None], Scenario, int]] = [
     (state_that_could_not_be_read_is_taken_for_here, UNREAD, 0),
     (state_leaves_those_who_could_not_read_it, UNREAD_AND_MOVED, 4),
     (new_code_brings_its_own_order_of_variables, REORDERED, 0),
-    (damaged_outputs_are_taken_as_they_are, SPILLED, 0),
+    (damaged_outputs_are_taken_as_they_are, SPILLED, 15),
     (lost_outputs_are_taken_for_none, SPILLED, 0),
     (lost_outputs_roll_a_sealed_epoch_back, SPILLED, 0),
-    (repeated_parts_are_taken_for_the_next, SPILLED, 0),
+    (repeated_parts_are_taken_for_the_next, SPILLED, 85),
 ]
 
 
