@@ -15,6 +15,7 @@ from tests.simulator.faults import ALWAYS
 from bedload.control.standing import Phase, Standing
 from bedload.core.errors import LocalDiskError
 from bedload.protocol import messages as m
+from bedload.protocol.feeder import FeederSession
 from bedload.store.row_table import RowTable
 from bedload.worker import records
 from bedload.worker.applying import Applying
@@ -98,14 +99,26 @@ def lost_outputs_roll_a_sealed_epoch_back(patch: Patch) -> None:
     patch.setattr(Applying, "from_feeder", from_feeder)
 
 
+def repeated_parts_are_taken_for_the_next(patch: Patch) -> None:
+    original = FeederSession.receive
+
+    def receive(self: Any, worker: Any, message: Any, body: Any) -> None:
+        if isinstance(message, m.Part) and not self.complete and worker == self.workers[self._ended]:
+            message = msgspec.structs.replace(message, part=self._part)
+        original(self, worker, message, body)
+
+    patch.setattr(FeederSession, "receive", receive)
+
+
 MUTANTS: list[tuple[Callable[[Patch], None], Scenario, int]] = [
     (a_part_of_the_state_passes_for_all_of_it, UNREAD, 25),
     (state_that_could_not_be_read_is_taken_for_here, UNREAD, 0),
     (state_leaves_those_who_could_not_read_it, UNREAD_AND_MOVED, 4),
     (new_code_brings_its_own_order_of_variables, REORDERED, 0),
-    (damaged_outputs_are_taken_as_they_are, SPILLED, 0),
+    (damaged_outputs_are_taken_as_they_are, SPILLED, 15),
     (lost_outputs_are_taken_for_none, SPILLED, 0),
     (lost_outputs_roll_a_sealed_epoch_back, SPILLED, 0),
+    (repeated_parts_are_taken_for_the_next, SPILLED, 85),
 ]
 
 

@@ -56,6 +56,7 @@ _HARMLESS = (
     m.Join,
     m.Apply,
     m.Done,
+    m.AskPart,
     m.Backlog,
     m.Expect,
     m.Probe,

@@ -156,13 +156,13 @@ class Texts(bl.Operator):
     def process(self, key: int, rows: bl.Rows, ctx: bl.Context) -> Any:
         for row in rows:
             self.n += 1
-            yield key, self.n, f"{row.value:080}"
+            yield key, self.n, f"{row.value:0250}"
 
 
 def test_outputs_in_local_files_are_there_for_a_retry_a_second_action_and_a_replay(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    many, marker = 20_000, tmp_path / "failed"
+    many, marker = 6_000, tmp_path / "failed"
 
     def fails_once(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield from batches
@@ -182,7 +182,7 @@ def test_outputs_in_local_files_are_there_for_a_retry_a_second_action_and_a_repl
 
     killed: list[int] = []
     found: dict[int, list[tuple[Any, ...]]] = {}
-    spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "500")
+    spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "200")
     # The outputs of an epoch take three times what it may take in memory, and so they would fail it.
     with bl.attach(
         spark, checkpoint=tmp_path / "state", epoch_bytes=400_000, local_dir=tmp_path, encrypt=False
@@ -200,7 +200,7 @@ def test_outputs_in_local_files_are_there_for_a_retry_a_second_action_and_a_repl
     assert killed
     for epoch in range(3):
         values = range(epoch * many, (epoch + 1) * many)
-        assert found[epoch] == sorted((value % 20, value // 20 + 1, f"{value:080}") for value in values)
+        assert found[epoch] == sorted((value % 20, value // 20 + 1, f"{value:0250}") for value in values)
 
 
 # --- another number of workers, other hosts ---

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from tests.real_cluster import RealCluster
 
 from bedload import state as bl
 from bedload.core.epoch import EpochTime
 from bedload.core.errors import TooLarge
 from bedload.core.ids import DeploymentId, Epoch, KeyGroup, OperatorName, QueryId, Turn, WorkerId
 from bedload.protocol import messages as m
+from bedload.protocol.feeder import FeederSession
 from bedload.protocol.split import pack
 from bedload.testing import OperatorHarness
 from bedload.testing.input import InputFormat
@@ -60,6 +63,17 @@ class AtTheSeal(Operator):
 
     def result(self, key: Any, ctx: Context) -> Any:
         return key, "x" * 100_000
+
+
+class Each(Operator):
+    n: int = bl.value(0)
+
+    def process(self, key: Any, rows: Rows, ctx: Context) -> Any:
+        self.n += len(rows)
+        return [(key, row.x) for row in rows]
+
+    def result(self, key: Any, ctx: Context) -> Any:
+        return key, self.n
 
 
 class Waiting(AtTheSeal):
@@ -207,6 +221,21 @@ def test_before_images_count() -> None:
     rig.machine.handle(COORDINATOR, m.Commit(NAME, Turn(rig.turn)))
     rig.begin(1)
     failure(rig.apply(rows(5000, 1, keys=40)))
+
+
+def test_real_workers_give_more_than_the_limit_from_files_and_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    original = FeederSession.wants
+    monkeypatch.setattr(FeederSession, "wants", lambda self: asked.extend(found := original(self)) or found)
+    with RealCluster(Each, epoch_bytes=2_000_000) as cluster:
+        for epoch in range(2):
+            batches = [[(key, i) for key in range(10_000)] for i in range(30)]
+            out = cluster.epoch_of(batches)
+            given = Counter((row["k"], row["n"]) for row in out[:-10_000])
+            assert given == Counter(row for batch in batches for row in batch)
+            counts = Counter((row["k"], row["n"]) for row in out[-10_000:])
+            assert counts == Counter((key, 30 * (epoch + 1)) for key in range(10_000)), "results come last"
+    assert len(asked) >= 4, "of two workers, in two epochs"
 
 
 def test_the_harness_shows_it() -> None:

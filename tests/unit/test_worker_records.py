@@ -16,7 +16,9 @@ from bedload.core.errors import BedloadError, LocalDiskError, TooLarge
 from bedload.core.ids import DeploymentId, Epoch, KeyGroup, OperatorName, QueryId, Turn, WorkerId
 from bedload.core.limits import Limits
 from bedload.protocol import messages as m
+from bedload.protocol.feeder import FeederSession
 from bedload.protocol.split import pack, unpack
+from bedload.testing import InProcessCluster
 from bedload.testing.input import InputFormat
 from bedload.worker.allowance import Allowance
 from bedload.worker.local_files import LocalFile, LocalFiles
@@ -251,6 +253,10 @@ class Rig:
         """What each feeder gets for its rows and at its end."""
         out = [self.apply(f"{peer} {feeder}", feeder, number) for number in range(count) for feeder in FEEDERS]
         out += [self.machine.handle(f"{peer} {it}", m.Done(NAME, Turn(self.turn), it, count)) for it in FEEDERS]
+        for to, message, _ in [it for step in out for it in step if isinstance(it[1], m.Finished)]:
+            feeder = next(it for it in FEEDERS if str(it) in str(to))
+            asks = [m.AskPart(NAME, Turn(self.turn), feeder, part + 1) for part in range(message.more)]
+            out += [self.machine.handle(to, ask) for ask in asks]
         answers = [(to[-30:], message, body) for step in out for to, message, body in step if to != COORDINATOR]
         refused = [message.error.error() for _, message, _ in answers if isinstance(message, m.Refused)]
         if refused:
@@ -278,6 +284,49 @@ def test_a_second_action_gets_what_the_first_got(operator: type[Operator], folde
     assert [row for part in again if part is not None for row in part.to_pylist()] == rows
     rig.machine.handle(COORDINATOR, m.Commit(NAME, Turn(0)))
     assert folder.made[0]._file.closed, "Spark has committed: nobody asks again"
+
+
+def test_sealed_outputs_come_in_parts_that_no_answer_exceeds(folder: Folder) -> None:
+    rig = Rig(AtTheSeal, folder)
+    rig.begin(0)
+    parts = [part for part in rig.action("first") if part is not None]
+    assert len(parts) > 100
+    assert max(part.nbytes for part in parts) < LIMIT
+    assert rig.machine._hosted[NAME].records.held < 2 * LIMIT
+    refused = rig.machine.handle("first", m.AskPart(NAME, Turn(0), FEEDERS[0], 10_000))
+    assert isinstance(refused[0][1], m.Refused)
+    assert rig.phase is Phase.SEALED
+
+
+def test_a_feeder_takes_part_after_part_and_minds_no_repeats() -> None:
+    opened = m.Opened(
+        Turn(5), FEEDERS[0], b"", m.Routes((WorkerId(0), WorkerId(1)), {WorkerId(0): "a", WorkerId(1): "b"})
+    )
+    session = FeederSession(NAME, opened)
+    session.finish()
+    session.receive(WorkerId(1), m.Finished(Turn(5), 1), b"1.0")
+    session.receive(WorkerId(0), m.Finished(Turn(5), 2), b"0.0")
+    found: list[Any] = []
+    while not session.complete:
+        found += session.outputs()
+        for worker, ask, _ in session.wants():
+            assert isinstance(ask, m.AskPart)
+            assert not session.wants(), "asked for once"
+            for _ in range(2):
+                session.receive(worker, m.Finished(Turn(5), 2 - worker), b"again")
+                session.receive(worker, m.Part(Turn(5), ask.part), f"{worker}.{ask.part}".encode())
+                session.receive(worker, m.Part(Turn(5), ask.part - 1), b"late")
+    assert found == [b"0.0", b"0.1", b"0.2", b"1.0", b"1.1"]
+    session.receive(WorkerId(1), m.Part(Turn(5), 1), b"late")
+
+
+def test_a_cluster_gives_the_same_outputs_in_parts_and_whole() -> None:
+    def outputs(limits: Limits) -> list[Any]:
+        cluster = InProcessCluster(AtTheSeal, schema=OUT, key="k", input=IN, key_groups=8, limits=limits)
+        rows = [{"k": i % 50, "x": "x"} for i in range(500)]
+        return sorted(map(str, cluster.run_epoch([rows[:300], rows[300:]])))
+
+    assert outputs(Limits(output_bytes=5000)) == outputs(Limits())
 
 
 def test_outputs_on_disk_do_not_count_against_the_epoch(folder: Folder, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ number of timers and expiries may be due in one. Outputs in a local file (:mod:`
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import pyarrow as pa
 
@@ -23,6 +23,14 @@ _MB = 1_000_000
 
 Allow = Callable[[int], None]
 """Told how many bytes of outputs there are that were not taken yet; raises if they are too many."""
+
+
+class Take(NamedTuple):
+    """Who takes outputs of a seal while others are made."""
+
+    enough: int
+    """So many bytes at a time."""
+    give: Callable[[pa.RecordBatch], None]
 
 
 class Holding(Protocol):

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from bedload.core.clock import Clock
 from bedload.core.epoch import EpochStats
-from bedload.core.errors import BedloadError, NotDeterministic, StaleAttempt
+from bedload.core.errors import BedloadError, NotDeterministic, ProtocolError, StaleAttempt
 from bedload.core.ids import WorkerId
 from bedload.keys import groups_in
 from bedload.keys.lookup import Hashes
@@ -100,6 +100,8 @@ class Applying:
                     return self._apply(hosted, peer, message, body)
                 case m.Done():
                     return self._done(hosted, peer, message)
+                case m.AskPart():
+                    return self._part(hosted, peer, message)
                 case _:
                     return []
         except Exception as raised:
@@ -188,9 +190,15 @@ class Applying:
             hosted.ends.held[feeder.place] = feeder
         feeder.batches = message.batches
         if hosted.phase is Phase.SEALED or feeder.released:
-            return [(peer, m.Finished(hosted.turn), hosted.records.body(feeder.share))]
+            return [(peer, *_finished(hosted, feeder))]
         feeder.waiting.append(peer)
         return self.seal_if_done(hosted)
+
+    def _part(self, hosted: Hosted, peer: Peer, message: m.AskPart) -> list[Out]:
+        share = self._joined(hosted, message.feeder).share
+        if not 0 < message.part < len(share):
+            raise ProtocolError(f"{message}: it has a share of {len(share)} parts")
+        return [(peer, m.Part(hosted.turn, message.part), hosted.records.body(share[message.part]))]
 
     def gone(self, hosted: Hosted, peer: Peer) -> list[Out]:
         """A connection closed: nobody waits there for an answer, and a retry may need a Spark task slot."""
@@ -250,14 +258,15 @@ class Applying:
         started = self._clock.monotonic()
         if (allowance := hosted.records.allowance) is not None:
             runtime.allow = partial(allowance.check, hosted.epoch, runtime)
-        output = runtime.seal(None if hosted.holdings.by_groups else hosted.holdings.here)
         sharing = [hosted.feeders[name] for name in sorted(hosted.feeders) if not hosted.feeders[name].released]
+        runtime.take = hosted.records.dealing([feeder.share for feeder in sharing])
+        output = runtime.seal(None if hosted.holdings.by_groups else hosted.holdings.here)
         if output is not None:
             _share_out(hosted.records, output, sharing)
             del output
         _hold(hosted)
         # Before it counts as sealed: they may be in a file, which may be lost.
-        shares = [hosted.records.body(feeder.share) if feeder.waiting else None for feeder in sharing]
+        shares = [_finished(hosted, feeder) if feeder.waiting else None for feeder in sharing]
         written = self._durability.persist(
             Seal(self._worker, hosted.name, hosted.query, hosted.epoch, hosted.turn, runtime.delta)
         )
@@ -274,7 +283,7 @@ class Applying:
         sealed = m.Sealed(self._worker, hosted.name, hosted.turn, stats, due)
         out: list[Out] = [(COORDINATOR, sealed, None), *copies]
         for feeder, share in zip(sharing, shares, strict=True):
-            out += [(peer, m.Finished(hosted.turn), share) for peer in feeder.waiting]
+            out += [(peer, *share) for peer in feeder.waiting if share is not None]
             feeder.waiting = []
         return out
 
@@ -322,6 +331,12 @@ def _waits_for_timers(hosted: Hosted) -> list[Out] | None:
     return hosted.moving.in_transit.waits(hosted.turn, hosted.time)
 
 
+def _finished(hosted: Hosted, feeder: Feeder) -> tuple[m.Finished, Body]:
+    """The answer to the end of a feeder."""
+    share = feeder.share
+    return m.Finished(hosted.turn, max(len(share) - 1, 0)), hosted.records.body(share[0] if share else None)
+
+
 def _hold(hosted: Hosted) -> None:
     """Count what the epoch keeps; raise if that is too much."""
     if hosted.runtime is not None:
@@ -335,7 +350,7 @@ def _share_out(records: Records, output: pa.RecordBatch, feeders: list[Feeder]) 
     for index, feeder in enumerate(feeders):
         length = size + (index < rest)
         if length:
-            feeder.share = records.keep(output.slice(start, length))
+            feeder.share += records.keep_parts(output.slice(start, length))
         start += length
 
 

@@ -44,7 +44,7 @@ from bedload.worker.restoring import Restoring
 from bedload.worker.runtime import Runtime, Startable
 from bedload.worker.weight import Weight
 
-TurnMessage = m.Join | m.Apply | m.Done | m.Backlog
+TurnMessage = m.Join | m.Apply | m.Done | m.AskPart | m.Backlog
 
 
 class Phase(enum.Enum):
@@ -81,7 +81,8 @@ class Feeder:
     """Set when it is done: how many sub-batches it sent."""
     released: bool = False
     """It was answered before the seal."""
-    share: Kept | None = None
+    share: list[Kept] = field(default_factory=list)
+    """Of the sealed outputs, in parts."""
     waiting: list[Peer] = field(default_factory=list)
     peers: set[Peer] = field(default_factory=set)
     """Its attempts that are connected: while there is one, it has its Spark task slot."""

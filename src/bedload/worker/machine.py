@@ -70,7 +70,7 @@ class WorkerMachine:
     def handle(self, peer: Peer, message: m.Message, body: Body = None) -> list[Out]:
         """Take a message; what to send, in order."""
         match message:
-            case m.Join() | m.Apply() | m.Done() | m.Backlog():
+            case m.Join() | m.Apply() | m.Done() | m.AskPart() | m.Backlog():
                 return self._applying.from_feeder(self._at(message.operator), peer, message, body)
             case _ if isinstance(message, Mover):
                 return self._from_mover(peer, message, body)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from itertools import islice
+from itertools import cycle, islice
 from typing import Protocol
 
 import pyarrow as pa
@@ -26,7 +26,7 @@ import xxhash
 from bedload.core.errors import LocalDiskError
 from bedload.core.ids import Epoch
 from bedload.protocol.messages import Body
-from bedload.worker.allowance import Allowance, Holding
+from bedload.worker.allowance import Allowance, Holding, Take
 
 _PART = 4
 """One part in so many of what an epoch may take is for outputs in memory: most of it is for before-images."""
@@ -83,6 +83,7 @@ class Records:
         self.spilled = 0
         """Bytes in the file."""
         self._scratch, self._most, self._where = scratch, most, where
+        self._part_bytes = max(most // _SLICES, 1)
         self._in_memory: deque[Kept] = deque()
         self._file: ScratchFile | None = None
 
@@ -100,6 +101,23 @@ class Records:
         if self._scratch is not None and self.held > self._most and len(self._in_memory) > 1:
             self._spill(self._scratch, output.schema)
         return kept
+
+    def keep_parts(self, output: pa.RecordBatch) -> list[Kept]:
+        """Keep an output in parts of about the size of a slice."""
+        rows = max(1, output.num_rows * self._part_bytes // max(output.nbytes, 1))
+        return [self.keep(output.slice(start, rows)) for start in range(0, output.num_rows, rows)]
+
+    def dealing(self, shares: list[list[Kept]]) -> Take | None:
+        """Give outputs of the seal to these as they are made, in turn; None: they are to come all at once."""
+        if self._scratch is None:
+            return None
+        turns = cycle(shares)
+
+        def give(output: pa.RecordBatch) -> None:
+            for part in self.keep_parts(output):
+                next(turns).append(part)
+
+        return Take(self._part_bytes, give)
 
     def body(self, kept: Kept | None) -> Body:
         """An output as it is sent; None for none."""

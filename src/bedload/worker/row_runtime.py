@@ -185,7 +185,7 @@ class OperatorRuntime(TableRuntime[RowTable]):
         return outputs
 
     def _seal(self, owns: Owns | None) -> pa.RecordBatch | None:
-        outputs = OutputRows(self.deployment.name, self.deployment.output, self.allow)
+        outputs = OutputRows(self.deployment.name, self.deployment.output, self.allow, self.take)
         if self._waiting:
             whole = pa.Table.from_batches(self._waiting).combine_chunks().to_batches()
             self._waiting = []
