@@ -544,4 +544,8 @@ def initial_frames(place: Path) -> Program:
     why="it is refused at the call: in Spark some keys get their state and others do not, as partitions fall",
 )
 def initial_keys_of_another_type(place: Path) -> Program:
-    return Program(Begins("rows"), [[(1, 1)]], "k long, v long", initial=("k int, n long", [(1, 1)], ("k",)))
+    initial = ("k int, n long", [(1, 1)], ("k",))
+    output = "k long, text string"
+    return Program(
+        Begins("rows"), [[(1, 1)]], "k long, v long", output=output, time_mode="ProcessingTime", initial=initial
+    )
