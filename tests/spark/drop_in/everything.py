@@ -5,6 +5,7 @@ from tests.spark.drop_in import (  # noqa: F401  each of them adds its cases
     cases_errors,
     cases_life,
     cases_output,
+    cases_rows,
     cases_state,
     cases_timers,
     cases_ttl,
