@@ -94,7 +94,7 @@ class Load:
         for name in self._names:
             turn = self._coordinator.operator(name).turn
             for worker in self._workers:
-                self._hears(m.Sealed(worker, name, turn, EpochStats(1000, 1000, 0.01, 10_000)))
+                self._hears(m.Sealed(worker, name, turn, EpochStats(rows=1000, keys=1000, busy=0.01, bytes=10_000)))
         self._does(self._coordinator.progress(QUERY, RUN, self._epoch))
         self.cost.cpu_s = time.process_time() - began
         return self.cost

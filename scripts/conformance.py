@@ -30,7 +30,8 @@ Spark 4.3 and Bedload, and compares what comes out of each batch, or which error
 and TTL are tested in the Row form and in the pandas form. Random programs are compared, too, with restarts and
 replays.
 
-*yes*: the same on both. *differs*: what Bedload does instead, and why.
+*yes*: the same on both, of errors class and condition, too. *differs*: what Bedload does instead, and why. *no*: it
+works on Spark only.
 """
 
 
@@ -67,7 +68,7 @@ def _lines() -> Iterator[tuple[str, str, str]]:
 
 
 def _said(why: str) -> str:
-    return f"differs: {why}" if why else "yes"
+    return why if why.startswith("no: ") else f"differs: {why}" if why else "yes"
 
 
 def _raised(gives: Any) -> str:

@@ -69,7 +69,9 @@ class RealCluster:
         checkpoint: str | None = None,
         encrypted: bool = False,
         patience: Patience | None = None,
+        epoch_bytes: int | None = None,
     ) -> None:
+        self._epoch_bytes = epoch_bytes
         self.credentials = Credentials.fresh(encrypted=encrypted)
         self.host = ProcessHost()
         self.keeper = None if checkpoint is None else Keeper(checkpoint, None)
@@ -108,7 +110,11 @@ class RealCluster:
 
     def epoch(self, rows: Iterable[tuple[int, int]]) -> list[dict[str, Any]]:
         """Feed one epoch, and commit it."""
-        outputs = self._feed([self._batch(list(rows))])
+        return self.epoch_of([rows])
+
+    def epoch_of(self, batches: Iterable[Iterable[tuple[int, int]]]) -> list[dict[str, Any]]:
+        """The same in several batches."""
+        outputs = self._feed([self._batch(list(rows)) for rows in batches])
         self.driver.progress(self._query, self._run, Epoch(self._epoch), quiet=False)
         self._epoch += 1
         self.driver.call(lambda coordinator: None)
@@ -156,7 +162,7 @@ class RealCluster:
 
     def _deploy(self, operator: type[bl.Operator]) -> None:
         key = (pa.int64(),)
-        deployment = Deployment(self.name, operator, (0,), ("k", "x"), self._out, key)
+        deployment = Deployment(self.name, operator, (0,), ("k", "x"), self._out, key, self._epoch_bytes)
         lineage = None
         if self.keeper is not None:
             schema = state_schema(deployment, ["k"], key, _GROUPS, state_of(operator))

@@ -392,6 +392,8 @@ def history(seed: int, *, refresh: Any, clock: Any, small: bool, key_ttl: bool) 
     numbers_of_heaps = ((n * 7919) % 10007 for n in numbers)
     for number in range(rng.number(3, 15)):
         now += rng.pick([0, 1, 2, 3, 8]) if now else rng.pick([0, 0, 20])
+        if clock == "processing" and rng.happens(0.15):
+            now = max(1, now - rng.number(1, 9))  # a machine's clock is set back
         time = EpochTime(now, 5) if clock == "event" else EpochTime(0, now)
         begun = clock == "processing" or now > 0
         at = now + TTL if begun else 0

@@ -43,7 +43,7 @@ class Call(NamedTuple):
 
 
 class Turn(NamedTuple):
-    """An epoch; ``moves``: all state goes to another worker after it."""
+    """An epoch; ``later`` may be less than 0: clocks are set back. ``moves``: all state goes elsewhere after it."""
 
     later: int
     watermark: int
@@ -112,7 +112,7 @@ class Model:
 calls = st.builds(Call, st.lists(st.integers(0, 6), min_size=1, max_size=6), st.integers(0, 3))
 turns = st.builds(
     Turn,
-    st.integers(0, 12),
+    st.integers(-8, 12),
     st.integers(0, 12),
     st.lists(calls, max_size=3),
     st.booleans() | st.just(True),
@@ -128,7 +128,7 @@ def test_what_expires_is_what_a_dict_says(history: list[Turn]) -> None:
     runtime: Any = deployment.start(WorkerId(0))
     model, time = Model(), EpochTime()
     for epoch, turn in enumerate(history):
-        time = EpochTime(time.watermark + turn.watermark, time.processing + turn.later)
+        time = EpochTime(time.watermark + turn.watermark, max(0, time.processing + turn.later))
         after = model.copy()
         after.run(turn.calls, time)
         runtime.begin(Epoch(epoch), ALL)

@@ -16,12 +16,14 @@ from bedload.store.columns import ColumnTable
 from bedload.store.columns.column import Column
 from bedload.store.columns.times import Times
 from bedload.store.columns.values import Values
+from bedload.store.due import NEVER
 from bedload.worker import column_runtime
 from bedload.worker.column_runtime import ColumnRuntime
 from bedload.worker.expiry import KeyTtl, VariableTtl
 from bedload.worker.in_transit import InTransit
 
 MOVES = Scenario(ALWAYS, 0.3, moves=3)
+DURABLE = Scenario(ALWAYS, 0.3, durable=True, moves=1)
 LAZY = Scenario(ALWAYS, 0.3, moves=3, strategies=("lazy", "progressive"))
 
 
@@ -114,6 +116,25 @@ def a_value_that_expires_is_not_written_to_the_checkpoint(patch: Patch) -> None:
     patch.setattr(ColumnTable, "reset", reset)
 
 
+def a_timer_that_fired_comes_back_with_a_restore(patch: Patch) -> None:
+    original = ColumnTable.delta
+
+    def delta(self: Any) -> Any:
+        fresh, fired = self.index.fresh, {}
+        known = self.index.touched[~fresh]
+        for name, times in self._times.items():
+            if name.startswith("bedload_timer_"):
+                gone = times.live[known] == NEVER
+                fired[name] = known[gone]
+                times.live[known[gone]] = times.before[: len(fresh)][~fresh][gone]
+        written = original(self)
+        for name, slots in fired.items():
+            self._times[name].live[slots] = NEVER
+        return written
+
+    patch.setattr(ColumnTable, "delta", delta)
+
+
 TIMERS: list[tuple[Callable[[Patch], None], Scenario, int]] = [
     (times_that_come_with_state_are_not_looked_for, MOVES, 0),
     (a_replay_does_not_find_what_was_taken, MOVES, 0),
@@ -123,6 +144,7 @@ TIMERS: list[tuple[Callable[[Patch], None], Scenario, int]] = [
     (what_is_on_its_way_is_not_waited_for, LAZY, 0),
     (nobody_is_told_what_is_due, LAZY, 0),
     (copies_fire_before_they_are_owned, MOVES, 0),
+    (a_timer_that_fired_comes_back_with_a_restore, DURABLE, 0),
     (what_has_expired_is_still_seen, MOVES, 0),
     (a_value_is_taken_out_only_if_there_are_rows, MOVES, 0),
     (what_is_written_does_not_live_on, MOVES, 0),

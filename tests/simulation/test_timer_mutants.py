@@ -12,12 +12,14 @@ from tests.simulator import Scenario, simulation
 from tests.simulator.faults import ALWAYS
 from tests.simulator.workload import Kind, drawn_kind
 
+from bedload.state.timers import VARIABLE
 from bedload.store import resting
 from bedload.store.rows import RowStore
 from bedload.worker import firing
 from bedload.worker.in_transit import InTransit
 
 MOVES = Scenario(ALWAYS, 0.3, moves=3)
+DURABLE = Scenario(ALWAYS, 0.3, durable=True, moves=1)
 
 
 def a_replay_does_not_find_what_was_taken(patch: Patch) -> None:
@@ -56,6 +58,23 @@ def a_timer_that_fired_stays(patch: Patch) -> None:
     patch.setattr(firing, "setattr", lambda *_: None, raising=False)
 
 
+def a_timer_that_fired_comes_back_with_a_restore(patch: Patch) -> None:
+    original = RowStore.gather
+
+    def gather(self: Any, *args: Any) -> Any:
+        at = self._layout.names.index(VARIABLE)
+        known = [row for row in self._live() if isinstance(row._bedload_image, tuple)]
+        fired = [row for row in known if row._bedload_image[at] and not row.bedload_timers]
+        for row in fired:
+            row.bedload_timers = row._bedload_image[at]
+        written = original(self, *args)
+        for row in fired:
+            row.bedload_timers = ()
+        return written
+
+    patch.setattr(RowStore, "gather", gather)
+
+
 MUTANTS: list[tuple[Callable[[Patch], None], Scenario, int]] = [
     (a_replay_does_not_find_what_was_taken, MOVES, 0),
     (timers_that_come_with_state_are_not_looked_for, MOVES, 0),
@@ -63,6 +82,7 @@ MUTANTS: list[tuple[Callable[[Patch], None], Scenario, int]] = [
     (timers_on_their_way_are_not_waited_for, Scenario(ALWAYS, 0.3, moves=3, strategies=("lazy", "progressive")), 0),
     (copies_fire_before_they_are_owned, MOVES, 0),
     (a_timer_that_fired_stays, MOVES, 0),
+    (a_timer_that_fired_comes_back_with_a_restore, DURABLE, 0),
 ]
 
 

@@ -88,6 +88,8 @@ EXTRA = {
     "fresh": 2,
     "skipped replay": 3,
     "another order": 4,
+    "full disk": 2,
+    "lost outputs": 2,
 }
 """Budgets of what only some simulations have."""
 
@@ -107,7 +109,7 @@ DURABLE_EXTRA = {
 }
 """The same with a checkpoint alone, or more of it. A snapshot that is asked for is no fault, and comes beside some."""
 
-LATER = ("another order", "failed restore")
+LATER = ("another order", "failed restore", "full disk", "lost outputs")
 """Those of both that are drawn apart, so that what is drawn besides stays as it was without them."""
 
 ABSENCES = frozenset({"hung worker", "vanished worker"})
@@ -137,6 +139,7 @@ EXPLAINS: dict[str, tuple[str, ...]] = {
     "NullKey": ("bad data",),
     "ProtocolError": ("unreadable plan",),
     "StaleAttempt": ("fresh",),
+    "LocalDiskError": ("full disk", "lost outputs"),
 }
 """Which faults may be behind an error that a live query fails with."""
 

@@ -304,6 +304,7 @@ class TaskAttempt:
             self.outputs += [(feeder.operator, row) for row in rows]
             if after is not None and rows:
                 after.left.append(fed(rows))
+        self._send(feeder, feeder.session.wants())
         if after is not None and feeder.complete:
             after.more = False
 

@@ -18,6 +18,7 @@ slow snapshots and stores, stores without an exclusive create, damaged files, an
 keys, ask for snapshots and copy state away meanwhile; between runs they apply operators again, or give their state up;
 and when they attach again, an operator has other state variables, or other keys, which is refused. Code comes with its
 variables declared in another order, which is the same state; and reads fail while workers are given more to read.
+In half of the simulations nearly all outputs are in local files; disks are full in some, or lose what is on them.
 
 Checked, at every step: what :mod:`tests.simulator.watcher` says; phases of coordinator and workers fit; a live query
 fails only over a fault that was injected. At the end: every query finished or was refused for good with an error that
@@ -215,6 +216,8 @@ class Simulation:
                 ship_keys=chance.pick([1, 2, 5]) if scenario.moves else LIMITS.ship_keys,
                 # And many steps to be read back, between which anything may happen.
                 install_rows=Chance(f"{seed} install").pick([1, 1, 2, LIMITS.install_rows]),
+                # Most outputs are in a file, or some, or none.
+                output_bytes=Chance(f"{seed} outputs").pick([0, 0, 600, LIMITS.output_bytes]),
                 free_rows=Chance(f"{seed} free").pick([1, 1, 3, LIMITS.free_rows]),
                 hold_seconds=_HOLD_SECONDS,
             ),

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 
 import msgspec
 
@@ -39,6 +40,7 @@ from tests.simulator.faults import Faults
 from tests.simulator.holdings import Holdings
 from tests.simulator.inline import READ_AHEAD, Inline
 from tests.simulator.network import Body, Connection, End, Network, VirtualTime
+from tests.simulator.scratch import SimulatedScratch
 from tests.simulator.storage import SlowStorage
 from tests.simulator.watcher import Watcher
 
@@ -54,6 +56,7 @@ _HARMLESS = (
     m.Join,
     m.Apply,
     m.Done,
+    m.AskPart,
     m.Backlog,
     m.Expect,
     m.Probe,
@@ -160,9 +163,9 @@ class SimulatedWorker:
         self.alive = True
         self.places: Mapping[str, SimulatedWorker] = {}
         """All processes of the cluster, by address."""
-        self.machine = _Machine(
-            worker, self._load_code, _BusyClock(network.time), self, limits=limits, idle=lambda: _idle(name, network)
-        )
+        scratch, clock = SimulatedScratch(faults, network.chance), _BusyClock(network.time)
+        idle = partial(_idle, name, network)
+        self.machine = _Machine(worker, self._load_code, clock, self, limits=limits, idle=idle, scratch=scratch)
         self.machine.faults = faults
         self.machine._durable = place is not None  # what is persisted in memory only is looked at, and not kept
         self.holdings = {

@@ -77,8 +77,14 @@ def drawn_kind(chance: Chance, apart: Chance) -> Kind:
 
 
 def time_of(epoch: Epoch) -> EpochTime:
-    """The time of an epoch, which Spark logs once and for all."""
-    return EpochTime(watermark=epoch * 1000, processing=epoch * 1000 + 500)
+    """The time of an epoch, which Spark logs once and for all: most often a second after that of the one before.
+
+    Now and then the watermark stands still, and catches up later. The machine's clock leaps, and is set back later; or
+    it is set back, and catches up.
+    """
+    still = 1000 if epoch % 3 == 2 else 0
+    astray = 6000 if epoch % 5 == 3 else -1700 if epoch % 4 == 2 else 0
+    return EpochTime(watermark=epoch * 1000 - still, processing=epoch * 1000 + 500 + astray)
 
 
 def check_time(ctx: Context) -> None:

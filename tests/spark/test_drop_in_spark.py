@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, GroupedData, Row, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming import StatefulProcessor
 
 import bedload as bl
+from bedload.spark.attachment import records_per_batch
 from tests.spark.apps import eventually
 from tests.spark.conftest import Sink
 from tests.spark.faults import kill
@@ -217,13 +219,19 @@ def test_a_query_goes_on_with_its_state_and_another_one_starts_without(spark: Sp
     (tmp_path / "in" / "1.json").write_text('{"k": "a"}\n{"k": "b"}\n{"k": "a"}')
     known = spark.createDataFrame([("a", 10), ("z", 5)], "name string, n long").groupBy("name")
     with bl.attach(spark, workers=2, checkpoint=tmp_path / "bedload") as cluster:
+        assert records_per_batch(spark) == 10_000, "DataFrames are as large as on Spark, whatever is sent at once"
         run = [spark, tmp_path / "in"]
         assert counted(*run, tmp_path / "one", initialState=known) == [("a", 12), ("b", 1)]
         assert cluster.state("Counting").get("z")["n"] == (5,)
         (tmp_path / "in" / "2.json").write_text('{"k": "a"}\n{"k": "z"}')
         assert counted(*run, tmp_path / "one", initialState=known) == [("a", 13), ("z", 6)]
-        assert counted(*run, tmp_path / "two") == [("a", 3), ("b", 1), ("z", 1)]
-        assert cluster.state("Counting").get("z")["n"] == (1,)
+        with pytest.raises(StreamingQueryException, match="can go on from"):
+            counted(*run, tmp_path / "two")
+        (tmp_path / "in" / "3.json").write_text('{"k": "z"}')
+        assert counted(*run, tmp_path / "one", initialState=known) == [("z", 7)]
+        shutil.rmtree(tmp_path / "one")
+        assert counted(*run, tmp_path / "three") == [("a", 3), ("b", 1), ("z", 2)]
+        assert cluster.state("Counting").get("z")["n"] == (2,)
 
 
 def test_the_example_of_sparks_own_docs_runs_with_one_line_changed(spark: SparkSession, tmp_path: Path) -> None:

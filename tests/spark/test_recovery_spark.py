@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
@@ -24,7 +25,7 @@ from bedload.spark.supervisor import Supervised
 from tests.simulator.chance import Chance
 from tests.spark.apps import alive, eventually
 from tests.spark.apps.recovering import gated
-from tests.spark.conftest import Sink, committed, fail, run
+from tests.spark.conftest import Sink, committed, fail, numbers, run
 from tests.spark.faults import check_done, check_sinks, family, kill, kill_driver, recovering
 from tests.spark.standalone import Standalone, standalone
 from tests.spark.tally import (
@@ -147,6 +148,59 @@ def test_without_a_supervisor_the_query_fails_and_a_restart_goes_on(
     run(out, sink, tmp_path / "spark", 4)
     check_epochs("rows", sink.epochs, 4)
     eventually(lambda: 1 in durable.workers, "the replacement is there")
+
+
+class Texts(bl.Operator):
+    n: int = bl.value(0)
+
+    def process(self, key: int, rows: bl.Rows, ctx: bl.Context) -> Any:
+        for row in rows:
+            self.n += 1
+            yield key, self.n, f"{row.value:0250}"
+
+
+def test_outputs_in_local_files_are_there_for_a_retry_a_second_action_and_a_replay(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    many, marker = 6_000, tmp_path / "failed"
+
+    def fails_once(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield from batches
+        if not marker.exists():
+            marker.touch()
+            raise RuntimeError("a task fails when its rows were applied")
+
+    def twice(batch: DataFrame, epoch: int) -> None:
+        if epoch > 2:
+            return
+        first = sorted(map(tuple, batch.collect()))
+        if epoch == 1 and epoch not in killed:
+            killed.append(epoch)
+            kill(cluster.workers[0])
+        assert sorted(map(tuple, batch.collect())) == first
+        found[epoch] = first
+
+    killed: list[int] = []
+    found: dict[int, list[tuple[Any, ...]]] = {}
+    spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "200")
+    # The outputs of an epoch take three times what it may take in memory, and so they would fail it.
+    with bl.attach(
+        spark, checkpoint=tmp_path / "state", epoch_bytes=400_000, local_dir=tmp_path, encrypt=False
+    ) as cluster:
+        df = numbers(spark, many, 1).selectExpr("value % 20 AS key", "value")
+        df = df.mapInArrow(fails_once, "key long, value long")
+        out = cluster.apply(df, key="key", operator=Texts, schema="key long, n long, text string", name="Texts")
+        running = supervised(cluster, out, Sink(twice), tmp_path / "spark")
+        try:
+            upto(cluster, running, "Texts", 2)
+        finally:
+            running.stop()
+            spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "65536")
+    assert marker.exists()
+    assert killed
+    for epoch in range(3):
+        values = range(epoch * many, (epoch + 1) * many)
+        assert found[epoch] == sorted((value % 20, value // 20 + 1, f"{value:0250}") for value in values)
 
 
 # --- another number of workers, other hosts ---

@@ -780,6 +780,37 @@ def test_a_query_that_starts_anew_elsewhere_goes_on_with_the_state(rig: Rig) -> 
     assert rig.last_record().parent == FIRST
 
 
+def anew(rig: Rig) -> Rig:
+    """A state that belongs to one query at a time; another one than its own asks for its first epoch."""
+    rig.whole(0)
+    rig.progress(0)
+    rig.coordinator.each_query_anew(NAME)
+    rig.stage += 1
+    assert rig.open(0, "n1", "new") == "waits"
+    return rig
+
+
+def test_a_query_does_not_start_without_state_where_the_one_that_has_it_can_go_on(rig: Rig) -> None:
+    assert anew(rig).facts(committed=0, location="/q", log_read=True) == ["OperatorBusy"]
+    assert rig.epochs.committed == {"q": 0}
+    rig.stage += 1
+    assert rig.open(1, "r2") == "Opened"
+
+
+UNNAMED = "0f2b8a1c-3d4e-4f5a-8b6c-7d8e9f0a1b2c"
+
+
+@pytest.mark.parametrize(
+    ("committed", "location"), [(None, "/q"), (0, f"file:/all/{UNNAMED}"), (0, f"file:/tmp/temporary-{UNNAMED}")]
+)
+def test_a_query_starts_without_state_where_the_one_that_had_it_is_over(
+    rig: Rig, committed: int | None, location: str
+) -> None:
+    assert anew(rig).facts(committed=committed, location=location) == ["Opened"]
+    assert rig.epochs.committed == {}
+    assert rig.last_record().parent is None
+
+
 def test_a_look_for_a_query_s_place_looks_into_its_gap_too(rig: Rig) -> None:
     rig.whole(0)
     rig.progress(0)

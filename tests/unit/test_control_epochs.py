@@ -572,7 +572,10 @@ def test_a_query_that_starts_anew_starts_without_state_where_state_is_of_a_query
     rig.fail()
     assert not rig.told(m.Reset)
     rig.open(0, "b1", "b", stage=2)
-    assert list(rig.facts(active=False, committed=0).values()) == ["Opened"]
+    assert list(rig.facts(active=False, committed=0).values()) == ["OperatorBusy"], "the first one can go on"
+    rig.open(0, "b1", "b", stage=2)
+    assert not rig.told(m.Reset)
+    assert list(rig.facts(active=False, committed=None).values()) == ["Opened"]
     assert len(rig.told(m.Reset)) == len(WORKERS)
     assert rig.epochs.committed == {}
     rig.fail()

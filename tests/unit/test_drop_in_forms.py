@@ -57,3 +57,14 @@ def test_a_row_class_is_made_whenever_the_collector_runs() -> None:
     finally:
         gc.set_threshold(*before)
     assert [row[-1] for row in made] == list(range(39))
+
+
+def test_frames_without_a_limit_and_with_nullable_integers() -> None:
+    form = PandasForm(time_zone="UTC", rows=-1, nullable=True, columns=(1, 2))
+    large = 2**53 + 1
+    batch = pa.record_batch({"p": list("aabb"), "a b": [large, 2, None, 3], "v": range(4)})
+    of_key = rows_as_frames(batch, ("p", "a b", "v"), np.arange(4), form)
+    (first,), (second,) = of_key(0, 2), of_key(2, 4)
+    assert list(first.columns) == ["_1", "v"], "numbered as in the rows"
+    assert (str(first["_1"].dtype), first["_1"].tolist()) == ("int64", [large, 2])
+    assert (str(second["_1"].dtype), second["_1"].tolist()) == ("object", [pd.NA, 3])

@@ -130,6 +130,9 @@ def test_rows_at_or_before_the_late_watermark_are_dropped_in_event_time() -> Non
     worker = Worker(deployment(Counter(), rows=text, mode="EventTime", event_time=1), rows=text)
     rows = [("a", 1_000_000), ("a", 2_000_000), ("a", 2_000_001), ("a", None)]
     assert worker.run(*rows, late=2000, watermark=5000) == [("a", 2)]
+    assert (worker.runtime.rows, worker.runtime.late) == (4, 2)
+    assert worker.run(late=5000, watermark=6000) == []
+    assert worker.runtime.late == 0
 
 
 class Expiring(StatefulProcessor):
@@ -157,6 +160,17 @@ def test_what_has_expired_is_not_there() -> None:
     assert worker.run(("a", 0), now=100) == [("[(2,), [(2,)], [(2,)]]", 0)]
     assert worker.run(("b", 1), now=150)[0][0] == "[(1,), [(1,)], [(1,)]]"
     assert set(worker.state()) == {"b"}, "a has nothing any more"
+
+
+@pytest.mark.parametrize(("processor", "value"), [(Timed(), 100), (Expiring(), 1)])
+def test_the_before_images_of_keys_without_rows_count(processor: StatefulProcessor, value: int) -> None:
+    worker, told = Worker(deployment(processor, mode="ProcessingTime")), list[int]()
+    worker.run(*((f"k{i}", value) for i in range(5000)), now=0)
+    worker.begin([], now=100)
+    worker.runtime.allow = lambda more: told.append(worker.runtime.held_bytes())
+    worker.runtime.seal()
+    assert max(told) > 100 * 5000, "while the seal goes on"
+    assert worker.runtime.held_bytes() > 100 * 5000
 
 
 class Framed(StatefulProcessor):

@@ -106,6 +106,22 @@ def test_a_variable_that_goes_by_accident_is_warned_of_at_the_users_line(tmp_pat
     taken_over(tmp_path, Less)  # now it is
 
 
+def test_timers_that_go_by_accident_are_warned_of_as_such(tmp_path: Path) -> None:
+    class Timed(Trip):
+        def on_timer(self, key: Any, timer: Any, ctx: Any) -> None: ...
+
+    taken_over(tmp_path, Timed)
+    with pytest.warns(
+        StateDropped, match=r"has bedload_timers, and the class does not have such timers any more.*"
+    ) as it:
+        taken_over(tmp_path, Trip, epochs=0)
+    assert "Those that are set will not fire." in str(it[0].message)
+    assert "renamed_from" not in str(it[0].message)
+    with pytest.warns(StateDropped, match=r"has speed, bedload_timers, .*renamed_from='speed'"):
+        taken_over(tmp_path, Less, epochs=0)
+    taken_over(tmp_path, Trip, Terms(drop=frozenset({"bedload_timers"})))
+
+
 def test_as_an_error_the_warning_comes_before_anything_is_written(tmp_path: Path) -> None:
     taken_over(tmp_path, Trip)
     with warnings.catch_warnings():

@@ -10,6 +10,7 @@ import pytest
 
 import bedload as bl
 from bedload.core.errors import DefinitionError
+from bedload.spark.attachment import _local_dir
 
 
 class Remote:
@@ -39,3 +40,15 @@ def test_spark_has_the_class_where_it_is_looked_for() -> None:
 def test_what_is_no_session_is_refused() -> None:
     with pytest.raises(DefinitionError, match=r"attach\('local\[2\]'\): this is not a SparkSession; make one"):
         bl.attach("local[2]")  # type: ignore[arg-type]
+
+
+def test_a_local_dir_is_looked_at_where_the_workers_are_on_this_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert _local_dir(None, here=True) is None
+    monkeypatch.chdir(tmp_path)
+    Path("fast").mkdir()
+    assert _local_dir("fast", here=True) == str(tmp_path / "fast"), "a worker may be in another folder"
+    with pytest.raises(DefinitionError, match="local_dir='nowhere': it is not there, or cannot be written to"):
+        _local_dir("nowhere", here=True)
+    assert _local_dir("/on/the/executors", here=False) == "/on/the/executors"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import gc
 from collections.abc import Iterable
 from typing import Any
@@ -242,6 +243,14 @@ class Bad(bl.Operator):
                     ctx.timers.set(1, "\ud800")
                 case "name":
                     ctx.timers.set(1, 7)  # type: ignore[arg-type]
+                case "delete":
+                    ctx.timers.delete(7)  # type: ignore[arg-type]
+                case "delete half a pair":
+                    ctx.timers.processing.delete("\ud800")
+                case "late":
+                    ctx.is_late(dt.datetime(2024, 1, 1))
+                case "late null":
+                    ctx.is_late(None)
                 case _:
                     self.n += 1
 
@@ -260,6 +269,10 @@ class Bad(bl.Operator):
         ("micro", "no time in milliseconds"),
         ("name", "the name of a timer is a str"),
         ("half a pair", "without surrogates"),
+        ("delete", r"timers.delete\(7\): the name of a timer is a str"),
+        ("delete half a pair", "without surrogates"),
+        ("late", r"is_late\(datetime.datetime\(2024, 1, 1, 0, 0\)\): give milliseconds since 1970"),
+        ("late null", r"is_late\(None\): give milliseconds"),
         ("result", "is for process and on_timer"),
     ],
 )

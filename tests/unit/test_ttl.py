@@ -321,6 +321,14 @@ def test_keys_and_entries_expire_at_whichever_worker_they_are() -> None:
     assert set(cluster.snapshot()) == {"k3"}
 
 
+def test_an_owner_of_before_says_what_is_due_at_a_time_that_it_has_not_heard_of_yet() -> None:
+    for clock, later in (("processing", EpochTime(0, 11)), ("event", EpochTime(11, 0))):
+        old = one(v=(int, bl.value(0, ttl="10 milliseconds", clock=clock))).start(WorkerId(0))  # type: ignore[arg-type]
+        epoch(old, 0, now=1, watermark=1, step=lambda o: setattr(o, "v", 5))
+        assert len(old.due_hashes(ALL, EpochTime(10, 10))) == 0
+        assert len(old.due_hashes(ALL, later)) == 1  # the question may come before the time of the turn
+
+
 def test_containers_in_a_tuple_are_assigned_and_changed_in_place() -> None:
     def assign(o: Any) -> None:
         o.x = (1, [2])

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from tests.real_cluster import RealCluster
 
 from bedload import state as bl
 from bedload.core.epoch import EpochTime
 from bedload.core.errors import TooLarge
 from bedload.core.ids import DeploymentId, Epoch, KeyGroup, OperatorName, QueryId, Turn, WorkerId
 from bedload.protocol import messages as m
+from bedload.protocol.feeder import FeederSession
 from bedload.protocol.split import pack
 from bedload.testing import OperatorHarness
 from bedload.testing.input import InputFormat
@@ -60,6 +63,17 @@ class AtTheSeal(Operator):
 
     def result(self, key: Any, ctx: Context) -> Any:
         return key, "x" * 100_000
+
+
+class Each(Operator):
+    n: int = bl.value(0)
+
+    def process(self, key: Any, rows: Rows, ctx: Context) -> Any:
+        self.n += len(rows)
+        return [(key, row.x) for row in rows]
+
+    def result(self, key: Any, ctx: Context) -> Any:
+        return key, self.n
 
 
 class Waiting(AtTheSeal):
@@ -209,6 +223,21 @@ def test_before_images_count() -> None:
     failure(rig.apply(rows(5000, 1, keys=40)))
 
 
+def test_real_workers_give_more_than_the_limit_from_files_and_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    original = FeederSession.wants
+    monkeypatch.setattr(FeederSession, "wants", lambda self: asked.extend(found := original(self)) or found)
+    with RealCluster(Each, epoch_bytes=2_000_000) as cluster:
+        for epoch in range(2):
+            batches = [[(key, i) for key in range(10_000)] for i in range(30)]
+            out = cluster.epoch_of(batches)
+            given = Counter((row["k"], row["n"]) for row in out[:-10_000])
+            assert given == Counter(row for batch in batches for row in batch)
+            counts = Counter((row["k"], row["n"]) for row in out[-10_000:])
+            assert counts == Counter((key, 30 * (epoch + 1)) for key in range(10_000)), "results come last"
+    assert len(asked) >= 4, "of two workers, in two epochs"
+
+
 def test_the_harness_shows_it() -> None:
     h = OperatorHarness(Echo, schema=OUT, key="k", input=IN, epoch_bytes=100_000)
     h.run_epoch(rows(50, 1000))
@@ -249,3 +278,46 @@ def test_operators_without_timers_are_told_nothing_of_them() -> None:
     with pytest.raises(TooLarge) as failed:
         harness.seal()
     assert "timers" not in str(failed.value)
+
+
+class Expiring(Operator):
+    """Large state that goes without a row."""
+
+    seen: dict[int, int] = bl.map(ttl="1 second")
+
+    def process(self, key: Any, rows: Rows, ctx: Context) -> Any:
+        self.seen.update(dict.fromkeys(range(200), 1))
+
+
+class Silent(Operator):
+    """Its timers put nothing out."""
+
+    n: int = bl.value(0)
+
+    def process(self, key: Any, rows: Rows, ctx: Context) -> Any:
+        ctx.timers.processing.set(1000)
+
+    def on_timer(self, key: Any, timer: Any, ctx: Context) -> Any:
+        FIRED.append(key)
+
+
+class Rewriting(Images):
+    """It changes all that it has when its rows are together."""
+
+    grouped = True
+
+
+@pytest.mark.parametrize(
+    ("operator", "keys", "limit"), [(Expiring, 500, 500_000), (Silent, 20_000, 500_000), (Rewriting, 40, 1_000_000)]
+)
+def test_before_images_of_the_seal_count(operator: type[Operator], keys: int, limit: int) -> None:
+    FIRED.clear()
+    harness = OperatorHarness(operator, schema=OUT, key="k", input=IN)
+    harness.run_epoch(rows(keys, 1, keys))
+    harness._allowance.limit = limit
+    harness.now = 1000
+    before = dict(harness.snapshot())
+    with pytest.raises(TooLarge, match="before-images about"):
+        harness.run_epoch(rows(keys, 1, keys) if operator is Rewriting else [])
+    assert harness.snapshot() == before
+    assert len(FIRED) < keys, "not only when all have fired"

@@ -19,6 +19,7 @@ from bedload.checkpoint.filing import Filing
 from bedload.checkpoint.history import History
 from bedload.checkpoint.records import OperatorSchema
 from bedload.core.ids import OperatorName
+from bedload.state.timers import HIDDEN
 from bedload.state.ttl import is_expiry
 
 _log = logging.getLogger("bedload")
@@ -122,8 +123,12 @@ def check_parameters(operator: OperatorName, before: Mapping[str, str], terms: T
 
 
 def _dropped(operator: OperatorName, names: list[str], terms: Terms) -> str:
+    names = sorted(names, key=lambda name: name.startswith(HIDDEN))
     if terms.call == "aggregate":
         why, way = "no aggregate needs it any more", "If that is not meant, aggregate it again."
+    elif names[0].startswith(HIDDEN):
+        why = "the class does not have such timers any more"
+        way = "Those that are set will not fire. If that is not meant, have on_timer and their names on the class."
     else:
         why = "the class does not declare it any more"
         way = f"If it has another name now, say which: new_name = bl.value(..., renamed_from={names[0]!r})."

@@ -50,8 +50,7 @@ class OperatorEpochs:
         self.turns = Turns(standing, room, self.recovery, self.look_again)
         self.inquiries = Inquiries(standing, self.turns, self.recovery)
         self._first_ask: tuple[RunId | None, Epoch, float] = (None, NO_EPOCH, 0.0)
-        self.fresh = False
-        """The user allows a query with committed epochs to start on empty state."""
+        self.fresh = False  # the user allows a query with committed epochs to start on empty state
         self.per_query = False  # a query that the state does not know starts on empty state
         self._hold = hold
         """Whether no turn may begin for now, because of this open."""
@@ -233,7 +232,10 @@ class OperatorEpochs:
         if ask.epoch <= last:
             return self._go_back(token, ask, last)
         if self.per_query and at.committed and ask.query not in at.committed and ask.epoch == 0:
-            return [*self.reset(at.routing), *self._begin(token, ask)]
+            way = self.inquiries.way_to_nothing(ask, found)
+            if way is None:
+                return [*self.reset(at.routing), *self._begin(token, ask)]
+            return [refuse(token, way)] if isinstance(way, BedloadError) else self._wait(token, ask, way)
         if at.lineage is not None and at.committed and ask.query not in at.committed and not self.fresh:
             if found is None or found.query != ask.query:
                 return self._wait(token, ask, self.inquiries.look(ask.query, gap=self.inquiries.gap(ask)))
@@ -375,8 +377,7 @@ class OperatorEpochs:
 
     def look_again(self, found: Found | None = None) -> list[Instruction]:
         """Look at those that wait: something was found out, a turn ended, or all workers are there again."""
-        waited = self._room.leave(self.standing.name)
-        return [step for it in waited for step in self.open(it.token, it.ask, found)]
+        return [step for it in self._room.leave(self.standing.name) for step in self.open(it.token, it.ask, found)]
 
     def _after_gap(self, token: Token, ask: m.Open, facts: QueryFacts) -> list[Instruction]:
         """Begin, if there was nothing in the epochs between the state's and the asked one."""
@@ -396,5 +397,4 @@ class OperatorEpochs:
 
 
 _LOOK_AGAIN_SECONDS = 0.2
-_LOG_SECONDS = 60.0
-"""How long Spark's commit log may stay behind the epoch that it asks for."""
+_LOG_SECONDS = 60.0  # how long Spark's commit log may stay behind the epoch that it asks for

@@ -5,6 +5,7 @@ Invariant: for an operator, at most one look at a query is under way; its answer
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from bedload.control import refusals
@@ -16,6 +17,8 @@ from bedload.core.errors import BedloadError
 from bedload.core.ids import Epoch, QueryId, RunId, Turn
 from bedload.protocol import messages as m
 
+_MADE_UP = re.compile(r"/(temporary-)?[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}/?$")
+"""A checkpoint location that Spark invented for a query that has none: no later one finds it."""
 MOST_LOOKS = 60
 """So often in a row it is looked in vain for what became of an epoch before whoever waits for that is told."""
 
@@ -150,6 +153,20 @@ class Inquiries:
         """The epochs between the state's and the asked one."""
         last = self.standing.committed.get(ask.query, Epoch(-1))
         return tuple(Epoch(epoch) for epoch in range(last + 1, ask.epoch))
+
+    def way_to_nothing(self, ask: m.Open, found: Found | None) -> list[Instruction] | BedloadError | None:
+        """What a query has to wait for that would start on empty state, or why it must not; None: it may.
+
+        Whose state that is has to be over: a query whose checkpoint is there will want it again.
+        """
+        at = self.standing
+        owner = next(reversed(at.committed))
+        if found is None or found.query != owner:
+            return self.look(owner, "" if at.lineage is None else at.lineage.locations.get(owner, ""))
+        facts = found.facts
+        if facts.committed is None or _MADE_UP.search(facts.location):
+            return None
+        return refusals.kept(at.name, ask, owner, facts.location)
 
     def query_at(self, location: str) -> QueryId | None:
         """The query in the state that had its Spark checkpoint at a place."""

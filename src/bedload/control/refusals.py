@@ -56,6 +56,16 @@ def busy(name: OperatorName, ask: m.Open, query: QueryId | None) -> BedloadError
     )
 
 
+def kept(name: OperatorName, ask: m.Open, owner: QueryId, location: str) -> BedloadError:
+    """The state belongs to a query that can go on, and another one would start without."""
+    return OperatorBusy(
+        f"operator {name}: its state is that of query {owner}, which can go on from {location}. Query {ask.query} is "
+        f"another one, and would start without state. No row was applied, and the state is as it was. Give the new one "
+        f"a name of its own, bl.transformWithState(..., name=...), or delete that checkpoint if its query is over",
+        operator=name,
+    )
+
+
 def left_open(name: OperatorName, epoch: Epoch, query: QueryId | None) -> BedloadError:
     """A query ended between the seal of an epoch and Spark's commit: only its next run shows whether that counts."""
     return MoveFailed(

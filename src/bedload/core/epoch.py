@@ -55,6 +55,8 @@ class EpochStats(msgspec.Struct, frozen=True):
 
     rows: Annotated[int, Over.SUM] = 0
     """As they reach the worker: those that a feeder combined by key count as one."""
+    late: Annotated[int, Over.SUM] = 0
+    """Of those: dropped by an operator that takes no late rows."""
     keys: Annotated[int, Over.EACH] = 0
     """With state, after it."""
     busy: Annotated[float, Over.EACH] = 0.0

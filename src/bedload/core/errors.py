@@ -24,12 +24,13 @@
     │   └── StaleAttempt           a message of a former run or attempt; ends a zombie task
     ├── ClusterError               look after the cluster
     │   ├── ClusterStopped         attach again
-    │   ├── OperatorBusy           another running query uses this operator's state
+    │   ├── OperatorBusy           the state belongs to another query, which runs or can go on
     │   ├── UnknownOperator        no operator of that name has been applied
     │   ├── TooFewSlots            give Spark more task slots, or ask for fewer workers
     │   ├── WrongPython            Spark's tasks run in a Python without what is needed: set PYSPARK_PYTHON
     │   ├── WorkerStartFailed      a worker process did not come up; carries the end of its log
     │   ├── WorkerLost             a worker died; its key groups are gone unless they are durable
+    │   ├── LocalDiskError         a worker's local disk is full, or lost what was put there: make room, start again
     │   ├── WorkerUnreachable      no connection to an endpoint
     │   │   ├── Unanswered         there is one, and no answer in time
     │   │   └── HungUp             it was closed before it was made
@@ -184,7 +185,7 @@ class ClusterStopped(ClusterError):
 
 
 class OperatorBusy(ClusterError):
-    """Another running query uses this operator's state."""
+    """The operator's state belongs to another query, which runs or can go on."""
 
     retryable = False
 
@@ -209,6 +210,10 @@ class WorkerStartFailed(ClusterError):
 
 class WorkerLost(ClusterError):
     """A worker died."""
+
+
+class LocalDiskError(ClusterError):
+    """A worker's local disk did not take what it was to keep for a while, or did not give it back."""
 
 
 class WorkerUnreachable(ClusterError):

@@ -15,6 +15,8 @@ class Limits:
     """About so long such a step takes: there are as many keys in it as that allows."""
     free_rows: int = 1 << 14
     """Rows that waited and are looked at together, about, when something has come."""
+    output_bytes: int = 64 << 20
+    """Recorded outputs of an epoch that stay in memory, of one operator at one worker; the others go to local files."""
     hold_seconds: float = 120.0
     """So long the epochs under way may take to end before a restart of all workers is given up."""
 

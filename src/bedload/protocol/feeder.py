@@ -9,6 +9,8 @@ Invariants:
 - sub-batches are numbered from 0 in input order, the same on every attempt;
 - outputs leave in the order (number, worker), then the sealed shares by worker, whatever the order of
   arrival, so that a chained operator sees the same rows on a repeat;
+- a large share comes in parts: the next one is asked for when the one before has left, so a feeder never holds more
+  than the first part of each worker and another one;
 - while state is on its way, its old owner is told which of its keys each batch holds, before the batch goes to their
   new owners;
 - there is no round trip per sub-batch: the driver may go on submitting while :attr:`in_flight` is
@@ -27,7 +29,20 @@ import pyarrow as pa
 from bedload.core.errors import ProtocolError
 from bedload.core.ids import OperatorName, WorkerId
 from bedload.keys import groups_in, hash_columns, key_groups
-from bedload.protocol.messages import Applied, Apply, Backlog, Body, Done, Finished, Join, Message, Opened, Refused
+from bedload.protocol.messages import (
+    Applied,
+    Apply,
+    AskPart,
+    Backlog,
+    Body,
+    Done,
+    Finished,
+    Join,
+    Message,
+    Opened,
+    Part,
+    Refused,
+)
 from bedload.protocol.split import Pins, pack, split
 
 
@@ -63,6 +78,15 @@ class FeederSession:
         self._awaited: deque[tuple[int, WorkerId]] = deque()
         self._arrived: dict[tuple[int, WorkerId], Body] = {}
         self._finishing: dict[WorkerId, Body] = {}
+        """What each worker said last at the end, until it has left."""
+        self._more: dict[WorkerId, int] = {}
+        """How many parts follow the first one of its share; every worker that has finished is there."""
+        self._ended = 0
+        """So many workers' shares have left, in their order."""
+        self._part = 0
+        """The part of the next worker's share that leaves next."""
+        self._wanted = False
+        """It has to be asked for."""
         self._done = False
 
     def join(self, schema: pa.Schema) -> list[Send]:
@@ -119,8 +143,12 @@ class FeederSession:
         match message:
             case Applied(turn=self.turn, number=number):
                 self._arrived[number, worker] = body
-            case Finished(turn=self.turn):
-                self._finishing[worker] = body
+            case Finished(turn=self.turn, more=more):
+                if worker not in self._more:
+                    self._finishing[worker], self._more[worker] = body, more
+            case Part(turn=self.turn, part=part):
+                if not self.complete and worker == self.workers[self._ended] and part == self._part:
+                    self._finishing[worker] = body
             case Refused(error=error):
                 raise error.error()
             case _:
@@ -132,12 +160,24 @@ class FeederSession:
             body = self._arrived.pop(self._awaited.popleft())
             if body is not None and len(body):
                 yield body
-        if self.complete:
-            for worker in self.workers:
-                body = self._finishing[worker]
-                self._finishing[worker] = None
-                if body is not None and len(body):
-                    yield body
+        if not self._done or self._awaited or len(self._more) < len(self.workers):
+            return
+        while not self.complete and (worker := self.workers[self._ended]) in self._finishing:
+            body = self._finishing.pop(worker)
+            self._part += 1
+            self._wanted = self._part <= self._more[worker]
+            if not self._wanted:
+                self._ended, self._part = self._ended + 1, 0
+            if body is not None and len(body):
+                yield body
+
+    def wants(self) -> list[Send]:
+        """What to ask for, when all outputs that are here have left."""
+        if not self._wanted:
+            return []
+        self._wanted = False
+        worker = self.workers[self._ended]
+        return [Send(worker, AskPart(self.operator, self.turn, self.feeder, self._part))]
 
     @property
     def in_flight(self) -> int:
@@ -146,8 +186,8 @@ class FeederSession:
 
     @property
     def complete(self) -> bool:
-        """Everything sent was answered, the ends too."""
-        return self._done and not self._awaited and len(self._finishing) == len(self.workers)
+        """Everything sent was answered, the ends too, and all outputs have left."""
+        return self._ended == len(self.workers)
 
 
 def _flags(groups: Sequence[int], count: int) -> np.ndarray:

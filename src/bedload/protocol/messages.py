@@ -158,9 +158,28 @@ class Done(Message, frozen=True):
 
 
 class Finished(Message, frozen=True):
-    """Answers :class:`Done`; the body holds this feeder's share of the sealed outputs, if any."""
+    """Answers :class:`Done`; the body holds this feeder's share of the sealed outputs, if any, or the first part."""
 
     turn: Turn
+    more: int = 0
+    """So many more parts are to be asked for, one by one."""
+
+
+class AskPart(Message, frozen=True):
+    """The feeder has taken what it got, and asks for another part of its share."""
+
+    operator: OperatorName
+    turn: Turn
+    feeder: FeederId
+    part: int
+    """From 1: the first one came with :class:`Finished`."""
+
+
+class Part(Message, frozen=True):
+    """Answers :class:`AskPart`; the body holds the outputs."""
+
+    turn: Turn
+    part: int
 
 
 # --- coordinator and worker -----------------------------------------------------------------------

@@ -35,6 +35,7 @@ def attach(
     stuck_seconds: float = 600.0,
     encrypt: bool | None = None,
     epoch_bytes: int | None = None,
+    local_dir: str | os.PathLike[str] | None = None,
 ) -> Cluster:
     """Start workers for a Spark session.
 
@@ -54,9 +55,11 @@ def attach(
     ``encrypt``: whether connections between driver, workers and feeders are encrypted (TLS 1.3, with a certificate that
     is made for this attachment). Left out, they are encrypted unless the driver's address is a loopback one.
 
-    ``epoch_bytes``: what one epoch of one operator may take at one worker beside the state: outputs until Spark commits
-    them, and what is needed to roll back. An epoch that takes more fails with ``TooLarge``. Left out, a quarter of the
-    machine's memory, shared by the workers that the driver starts on its own machine.
+    ``epoch_bytes``: what one epoch of one operator may take at one worker in memory, beside the state: above all what
+    is needed to roll back. An epoch that takes more fails with ``TooLarge``. Left out, a quarter of the machine's
+    memory, shared by the workers that the driver starts on its own machine. Outputs wait for Spark's commit: up to
+    64 MB of them, or a quarter of ``epoch_bytes`` if that is less, in memory, and the others in a local file in
+    ``local_dir``, a folder of each worker's machine on a disk with room for them (default: the system's temporary one).
 
     With a ``local[...]`` master, Spark's tasks run with this Python from now on, whatever ``PYSPARK_PYTHON`` says; on a
     cluster a tiny task on each executor looks whether its Python has what is needed (:class:`WrongPython`).
@@ -84,6 +87,7 @@ def attach(
             patience=Patience(silent_seconds, stuck_seconds),
             encrypt=encrypt,
             epoch_bytes=epoch_bytes,
+            local_dir=local_dir,
         )
     )
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from pyspark.sql import SparkSession
@@ -23,6 +24,9 @@ from bedload.transport import is_loopback
 from bedload.worker.memory import epoch_share
 
 _ARROW_ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
+_WIDENED = "spark.bedload.recordsPerBatch.widenedFrom"
+"""What the session had there before it was attached to."""
+_OURS = "65536"
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,7 @@ class Attachment:
         patience: Patience,
         encrypt: bool | None,
         epoch_bytes: int | None = None,
+        local_dir: str | os.PathLike[str] | None = None,
     ) -> Attachment:
         """Check what the user asks for, set the session up for it, and open the checkpoint."""
         _check_session(spark)
@@ -84,9 +89,9 @@ class Attachment:
         executors = None if local else spark.sparkContext
         chosen: WorkerHost
         if kind == "process":
-            chosen = ProcessHost(executors, look_seconds=start_seconds)
+            chosen = ProcessHost(executors, look_seconds=start_seconds, local_dir=_local_dir(local_dir, here=True))
         else:
-            chosen = TaskHost(spark, look_seconds=start_seconds)
+            chosen = TaskHost(spark, look_seconds=start_seconds, local_dir=_local_dir(local_dir, here=local))
         keeper = None if url is None else Keeper(url, storage_options)
         secure = not is_loopback(listen) if encrypt is None else encrypt
         retention = Retention(retain_epochs)
@@ -145,8 +150,27 @@ def _url(checkpoint: str | os.PathLike[str] | None, storage_options: Mapping[str
     return url
 
 
+def _local_dir(given: str | os.PathLike[str] | None, *, here: bool) -> str | None:
+    """The folder for local files of workers; ``here``: they run on this machine."""
+    if given is None:
+        return None
+    if here and not os.access(given, os.W_OK | os.X_OK):
+        raise DefinitionError(
+            f"local_dir={os.fspath(given)!r}: it is not there, or cannot be written to. Name a folder that exists, or "
+            f"leave it out for the system's temporary one"
+        )
+    return str(Path(given).absolute())  # a worker's working directory may be another one
+
+
 def _set_up(spark: SparkSession, *, local: bool) -> None:
     if local:
         use_own_python(spark.sparkContext)
     if spark.conf.get(_ARROW_ROWS) == "10000":
-        spark.conf.set(_ARROW_ROWS, "65536")
+        spark.conf.set(_ARROW_ROWS, _OURS)
+        spark.conf.set(_WIDENED, "10000")
+
+
+def records_per_batch(spark: SparkSession) -> int:
+    """How many rows of Arrow go to Python at once, as the user has it."""
+    found = str(spark.conf.get(_ARROW_ROWS))
+    return int(str(spark.conf.get(_WIDENED, found)) if found == _OURS else found)

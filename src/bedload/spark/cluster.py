@@ -378,8 +378,9 @@ class Cluster:
     def epochs(self) -> Table:
         """The latest epochs, oldest first: what each was, what it took, and its time (``ctx.watermark``, ``ctx.now``).
 
-        Rows are counted as they reach the workers: those that a feeder combined by key count as one. ``keys``, ``busy``
-        and, of it, ``sealing`` (seconds) are by worker, the others of all workers together.
+        Rows are counted as they reach the workers: those that a feeder combined by key count as one. Of these, ``late``
+        ones were dropped, as :func:`transformWithState` does in mode EventTime with what comes too late. ``keys``,
+        ``busy`` and, of it, ``sealing`` (seconds) are by worker, the others of all workers together.
         """
         rows = (
             {

@@ -124,7 +124,7 @@ class _Feed:
             self._send(session.finish())
             while not session.complete:
                 yield from self._outputs(session, 0, once=True)
-            yield from self._outputs(session, 0)
+                self._send(session.wants())
         except DataError as error:
             self._tell(session, error)
             raise

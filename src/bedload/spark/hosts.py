@@ -92,9 +92,18 @@ class ProcessHost:
     takes_slots = False
 
     def __init__(
-        self, executors: SparkContext | None = None, nurseries: Nurseries = NURSERIES, *, look_seconds: float = 60.0
+        self,
+        executors: SparkContext | None = None,
+        nurseries: Nurseries = NURSERIES,
+        *,
+        look_seconds: float = 60.0,
+        local_dir: str | None = None,
     ) -> None:
-        """``executors``: whose Python the feeders run with, if they are on other machines, and are looked at first."""
+        """``executors``: whose Python the feeders run with, if they are on other machines, and are looked at first.
+
+        ``local_dir``: where workers have their local files.
+        """
+        self._local_dir = local_dir
         self._executors = executors
         self._look_seconds = look_seconds
         self._children: dict[WorkerId, Child] = {}
@@ -163,7 +172,7 @@ class ProcessHost:
         assert self._hello is not None
         coordinator, credentials, place = self._hello
         hello = {"worker": worker, "coordinator": coordinator, "credentials": credentials, "place": place}
-        line = msgspec.json.encode(hello) + b"\n"
+        line = msgspec.json.encode({**hello, "local_dir": self._local_dir}) + b"\n"
         try:
             self._children[worker] = (
                 self._fork(log, environment, line) if available() else Spawned(log, environment, line)
@@ -226,8 +235,9 @@ class TaskHost:
 
     takes_slots = True
 
-    def __init__(self, spark: SparkSession, *, look_seconds: float = 60.0) -> None:
-        """``look_seconds``: how long to look at the Python of the executors."""
+    def __init__(self, spark: SparkSession, *, look_seconds: float = 60.0, local_dir: str | None = None) -> None:
+        """``look_seconds``: how long to look at the Python of the executors. ``local_dir``: for local files."""
+        self._local_dir = local_dir
         self._context = spark.sparkContext
         self._look_seconds = look_seconds
         self._jobs: dict[WorkerId, Job] = {}
@@ -281,7 +291,7 @@ class TaskHost:
         # of a barrier stage; its price is that all workers of the job go when one is lost.
         barrier = len(workers) > 1 and self._setting("spark.speculation") and not self._dynamic
         assert self._hello is not None
-        job = Job(self._context, workers, *self._hello, barrier=barrier)
+        job = Job(self._context, workers, *self._hello, barrier=barrier, local_dir=self._local_dir)
         for worker in workers:
             self._jobs[worker] = job
 

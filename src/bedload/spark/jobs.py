@@ -26,6 +26,7 @@ class Job:
         place: Place | None,
         *,
         barrier: bool,
+        local_dir: str | None = None,
     ) -> None:
         self.failure: Exception | None = None
         self.ended = threading.Event()
@@ -33,7 +34,7 @@ class Job:
         self._context = context
         self._barrier = barrier
         self._group = f"bedload-workers-{workers[0]}-{coordinator}"
-        task = _task(coordinator, credentials, place)
+        task = _task(coordinator, credentials, place, local_dir)
         threading.Thread(target=self._run, args=(task,), name=self._group, daemon=True).start()
 
     def cancel(self) -> None:
@@ -56,12 +57,14 @@ class Job:
             self.ended.set()
 
 
-def _task(coordinator: str, credentials: Credentials, place: Place | None) -> Callable[[Iterable[int]], Iterable[None]]:
+def _task(
+    coordinator: str, credentials: Credentials, place: Place | None, local_dir: str | None
+) -> Callable[[Iterable[int]], Iterable[None]]:
     def run(numbers: Iterable[int]) -> Iterable[None]:
         from bedload.spark.tasks import serve_in_task
 
         for number in numbers:
-            serve_in_task(WorkerId(number), coordinator, credentials, place)
+            serve_in_task(WorkerId(number), coordinator, credentials, place, local_dir)
         return ()
 
     return run

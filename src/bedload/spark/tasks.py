@@ -12,10 +12,13 @@ from bedload.worker.durable import Place
 from bedload.worker.server import serve
 
 
-def serve_in_task(worker: WorkerId, coordinator: str, credentials: Credentials, place: Place | None) -> None:
+def serve_in_task(
+    worker: WorkerId, coordinator: str, credentials: Credentials, place: Place | None, local_dir: str | None = None
+) -> None:
     """Serve until the cluster ends."""
     task = TaskContext.get()
-    serve(worker, coordinator, credentials, own_address, place, -1 if task is None else task.taskAttemptId())
+    attempt = -1 if task is None else task.taskAttemptId()
+    serve(worker, coordinator, credentials, own_address, place, attempt, local_dir)
 
 
 def own_address(coordinator: str) -> str:

@@ -32,7 +32,7 @@ from bedload.state.lasting_sequences import NEW
 from bedload.state.live import ENTRIES, ITEMS
 from bedload.state.specs import StateSpec
 from bedload.state.timers import EXPIRIES, TimerClock
-from bedload.state.ttl import CODE, UNCOUNTED, Ttl, is_expiry
+from bedload.state.ttl import CODE, UNCOUNTED, Ttl, is_expiry, reached
 from bedload.state.types import CounterNode, ListNode, MapNode, ScalarNode, SetNode
 
 if TYPE_CHECKING:
@@ -335,8 +335,7 @@ class Expiries:
 
     def now(self, clock: TimerClock) -> int | None:
         """What a clock says in the epoch; None: nothing yet."""
-        now = clock.now(self.time)
-        return now if clock is TimerClock.PROCESSING or now > 0 else None
+        return reached(clock, self.time)
 
     def watch(self, cls: Any) -> None:
         """Make the class of the per-key objects one whose attributes know when they are assigned."""

@@ -33,6 +33,12 @@ def is_expiry(name: str) -> bool:
     return variable_of(name) is not None
 
 
+def reached(clock: TimerClock, time: EpochTime) -> int | None:
+    """What a clock says at a time; None: nothing yet."""
+    now = clock.now(time)
+    return now if clock is TimerClock.PROCESSING or now > 0 else None
+
+
 @dataclass(frozen=True, slots=True)
 class Ttl:
     """How long something lives, by which clock, and what has it live on."""
@@ -63,7 +69,7 @@ class Ttl:
 
     def begun(self, time: EpochTime) -> bool:
         """Whether its clock says anything yet."""
-        return self.clock is TimerClock.PROCESSING or time.watermark > 0
+        return reached(self.clock, time) is not None
 
     def expiry(self, time: EpochTime) -> int:
         """When what is written in this epoch expires."""

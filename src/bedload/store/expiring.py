@@ -16,10 +16,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from bedload.core.epoch import EpochTime
 from bedload.state.alike import are_default
 from bedload.state.expiries import ARMED, Expiries
 from bedload.state.timers import TimerClock
-from bedload.state.ttl import UNCOUNTED
+from bedload.state.ttl import UNCOUNTED, reached
 from bedload.store.due import NEVER, Due
 
 
@@ -44,11 +45,11 @@ class Expiring:
         """Nothing is due before that time."""
         return self._due[clock].next if clock in self._due and self.expiries.now(clock) is not None else NEVER
 
-    def may_be_due(self) -> list[Any]:
-        """Keys that may have something due in the epoch."""
+    def may_be_due(self, time: EpochTime) -> list[Any]:
+        """Keys that may have something due at a time, of which whoever asks may have heard before this worker."""
         found = dict(self.overdue)
         for clock, due in self._due.items():
-            if (now := self.expiries.now(clock)) is not None:
+            if (now := reached(clock, time)) is not None:
                 found.update(dict.fromkeys(due.seen(now)))
         return list(found)
 

@@ -228,7 +228,7 @@ class RowStore:
     def may_be_due(self, time: EpochTime) -> list[Any]:
         """Keys that may have something due."""
         found = [key for clock, due in self._due.items() for key in due.seen(clock.now(time))]
-        return found if self._expiring is None else found + self._expiring.may_be_due()
+        return found if self._expiring is None else found + self._expiring.may_be_due(time)
 
     def take_due(self, time: EpochTime) -> list[Any]:
         """Keys that may have something due, each once. Whoever takes them arms those again that keep timers."""
@@ -265,15 +265,17 @@ class RowStore:
         """Take out what is due in those of the overdue keys that are named; the others are asked of again."""
         expiring = self._expiring
         assert expiring is not None
-        found = list(expiring.overdue)
+        found, ripe = list(expiring.overdue), list[Any]()
         for key, row in zip(found, self.current(found), strict=True):
             if row is None or key not in keys or not expiring.expiries.ripe(row):
                 expiring.leave(key, row)  # SUBTLE: now, as nobody seals a key group that the epoch leaves alone
-                continue
-            expiring.looked_at(key)
-            (opened,) = self.touch([key])
-            if expiring.expiries.expire(opened, self._journal):
-                expiring.swept.add(id(opened))
+            else:
+                expiring.looked_at(key)
+                ripe.append(key)
+        expire, journal = expiring.expiries.expire, self._journal
+        for key, row in zip(ripe, self.touch(ripe) if ripe else (), strict=True):
+            if expire(row, journal):
+                expiring.swept.add(id(row))
             else:
                 self.forget([key])
 

@@ -50,6 +50,9 @@ class TaskAttempt:
     def outputs(self) -> list[Output]:
         """All outputs; raises what the workers say against it."""
         self._receive()
+        while wanted := self._session.wants():
+            self._cluster.send(self._id, wanted)
+            self._receive()
         assert self._session.complete, f"partition {self._partition} waits for partitions that did not run"
         return self._rows
 

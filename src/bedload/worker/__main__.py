@@ -26,6 +26,7 @@ class Start(msgspec.Struct):
     coordinator: str
     credentials: Credentials
     place: Place | None = None
+    local_dir: str | None = None
 
 
 def _lifeline() -> FileIO:
@@ -55,7 +56,9 @@ def main() -> None:
     start = msgspec.json.decode(line, type=Start)
     # A thread of its own: operator code may keep the main thread busy for long.
     threading.Thread(target=_end_with_the_driver, args=(lifeline,), name="driver-watch", daemon=True).start()
-    serve(WorkerId(start.worker), start.coordinator, start.credentials, lambda _: "127.0.0.1", start.place)
+    where, task = "127.0.0.1", -1
+    worker, place = WorkerId(start.worker), start.place
+    serve(worker, start.coordinator, start.credentials, lambda _: where, place, task, start.local_dir)
 
 
 if __name__ == "__main__":

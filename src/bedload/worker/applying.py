@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from bedload.core.clock import Clock
 from bedload.core.epoch import EpochStats
-from bedload.core.errors import BedloadError, NotDeterministic, StaleAttempt
+from bedload.core.errors import BedloadError, NotDeterministic, ProtocolError, StaleAttempt
 from bedload.core.ids import WorkerId
 from bedload.keys import groups_in
 from bedload.keys.lookup import Hashes
@@ -24,6 +24,7 @@ from bedload.worker.durability import Durability, Seal
 from bedload.worker.failures import as_ours
 from bedload.worker.hosted import Applied, Feeder, Hosted, Phase, TurnMessage
 from bedload.worker.peers import COORDINATOR, Out, Peer
+from bedload.worker.records import Records
 
 Word = m.Time | m.Expect | m.Commit | m.Abort | m.FeederFailed | m.Settle
 
@@ -99,6 +100,8 @@ class Applying:
                     return self._apply(hosted, peer, message, body)
                 case m.Done():
                     return self._done(hosted, peer, message)
+                case m.AskPart():
+                    return self._part(hosted, peer, message)
                 case _:
                     return []
         except Exception as raised:
@@ -149,7 +152,7 @@ class Applying:
         if known.waiting is not None:
             known.waiting.append(peer)
             return out
-        return [(peer, m.Applied(message.turn, message.number), known.output)]
+        return [(peer, m.Applied(message.turn, message.number), hosted.records.body(known.output))]
 
     def _apply_first(
         self, hosted: Hosted, feeder: Feeder, message: m.Apply, body: Body
@@ -165,12 +168,13 @@ class Applying:
         )
         applied = Applied(message.checksum, None, waiting=None if parked is None else [])
         output = None if rows is None else hosted.runtime.apply(rows)
-        _hold(hosted, output)
         if output is not None:
             if parked is not None:
                 applied.outputs.append(output)
+                hosted.records.wait(output)
             else:
-                applied.output = output.serialize()
+                applied.output = hosted.records.keep(output)
+        _hold(hosted)
         feeder.last = message.number
         feeder.applied[message.number] = applied
         return applied, parked
@@ -186,9 +190,15 @@ class Applying:
             hosted.ends.held[feeder.place] = feeder
         feeder.batches = message.batches
         if hosted.phase is Phase.SEALED or feeder.released:
-            return [(peer, m.Finished(hosted.turn), feeder.share)]
+            return [(peer, *_finished(hosted, feeder))]
         feeder.waiting.append(peer)
         return self.seal_if_done(hosted)
+
+    def _part(self, hosted: Hosted, peer: Peer, message: m.AskPart) -> list[Out]:
+        share = self._joined(hosted, message.feeder).share
+        if not 0 < message.part < len(share):
+            raise ProtocolError(f"{message}: it has a share of {len(share)} parts")
+        return [(peer, m.Part(hosted.turn, message.part), hosted.records.body(share[message.part]))]
 
     def gone(self, hosted: Hosted, peer: Peer) -> list[Out]:
         """A connection closed: nobody waits there for an answer, and a retry may need a Spark task slot."""
@@ -246,28 +256,34 @@ class Applying:
         runtime = hosted.runtime
         assert runtime is not None
         started = self._clock.monotonic()
-        if (allowance := hosted.allowance) is not None:
+        if (allowance := hosted.records.allowance) is not None:
             runtime.allow = partial(allowance.check, hosted.epoch, runtime)
+        sharing = [hosted.feeders[name] for name in sorted(hosted.feeders) if not hosted.feeders[name].released]
+        runtime.take = hosted.records.dealing([feeder.share for feeder in sharing])
         output = runtime.seal(None if hosted.holdings.by_groups else hosted.holdings.here)
-        _hold(hosted, output)
+        if output is not None:
+            _share_out(hosted.records, output, sharing)
+            del output
+        _hold(hosted)
+        # Before it counts as sealed: they may be in a file, which may be lost.
+        shares = [_finished(hosted, feeder) if feeder.waiting else None for feeder in sharing]
         written = self._durability.persist(
             Seal(self._worker, hosted.name, hosted.query, hosted.epoch, hosted.turn, runtime.delta)
         )
         hosted.phase = Phase.SEALED
         copies = hosted.moving.sealed(hosted.turn)
         hosted.weight.counted(runtime.touched_keys)
-        sharing = [hosted.feeders[name] for name in sorted(hosted.feeders) if not hosted.feeders[name].released]
-        if output is not None:
-            _share_out(output, sharing)
         sealing = self._clock.monotonic() - started
         busy = hosted.weight.busy + sealing
-        stats = EpochStats(rows=runtime.rows, keys=runtime.keys, busy=busy, sealing=sealing, bytes=written)
+        stats = EpochStats(
+            rows=runtime.rows, late=runtime.late, keys=runtime.keys, busy=busy, sealing=sealing, bytes=written
+        )
         # Of what is on its way nobody here knows when it is due.
         due = runtime.next_due() if hosted.holdings.whole else None
         sealed = m.Sealed(self._worker, hosted.name, hosted.turn, stats, due)
         out: list[Out] = [(COORDINATOR, sealed, None), *copies]
-        for feeder in sharing:
-            out += [(peer, m.Finished(hosted.turn), feeder.share) for peer in feeder.waiting]
+        for feeder, share in zip(sharing, shares, strict=True):
+            out += [(peer, *share) for peer in feeder.waiting if share is not None]
             feeder.waiting = []
         return out
 
@@ -295,14 +311,17 @@ def _resume(hosted: Hosted, name: m.FeederId, number: int, rows: pa.RecordBatch,
     assert hosted.runtime is not None
     applied = hosted.feeders[name].applied[number]
     output = hosted.runtime.apply(rows)
-    _hold(hosted, output)
     if output is not None:
         applied.outputs.append(output)
+        hosted.records.wait(output)
+    if last:
+        applied.output, applied.outputs = hosted.records.join(applied.outputs), []
+    _hold(hosted)
     if not last:
         return []
-    applied.output, applied.outputs = _one_output(applied.outputs), []
     peers, applied.waiting = applied.waiting or [], None
-    return [(peer, m.Applied(hosted.turn, number), applied.output) for peer in peers]
+    body = hosted.records.body(applied.output)
+    return [(peer, m.Applied(hosted.turn, number), body) for peer in peers]
 
 
 def _waits_for_timers(hosted: Hosted) -> list[Out] | None:
@@ -312,29 +331,26 @@ def _waits_for_timers(hosted: Hosted) -> list[Out] | None:
     return hosted.moving.in_transit.waits(hosted.turn, hosted.time)
 
 
-def _hold(hosted: Hosted, output: pa.RecordBatch | None) -> None:
+def _finished(hosted: Hosted, feeder: Feeder) -> tuple[m.Finished, Body]:
+    """The answer to the end of a feeder."""
+    share = feeder.share
+    return m.Finished(hosted.turn, max(len(share) - 1, 0)), hosted.records.body(share[0] if share else None)
+
+
+def _hold(hosted: Hosted) -> None:
     """Count what the epoch keeps; raise if that is too much."""
-    if hosted.allowance is not None and hosted.runtime is not None:
-        hosted.allowance.take(hosted.epoch, hosted.runtime, output)
+    if hosted.runtime is not None:
+        hosted.records.check(hosted.epoch, hosted.runtime)
 
 
-def _one_output(outputs: list[pa.RecordBatch]) -> Body:
-    """Several outputs as one."""
-    if not outputs:
-        return None
-    if len(outputs) == 1:
-        return outputs[0].serialize()
-    return pa.concat_batches(outputs).serialize()
-
-
-def _share_out(output: pa.RecordBatch, feeders: list[Feeder]) -> None:
+def _share_out(records: Records, output: pa.RecordBatch, feeders: list[Feeder]) -> None:
     """Cut the sealed outputs into equal parts, one for each feeder that waits."""
     size, rest = divmod(output.num_rows, len(feeders))
     start = 0
     for index, feeder in enumerate(feeders):
         length = size + (index < rest)
         if length:
-            feeder.share = output.slice(start, length).serialize()
+            feeder.share += records.keep_parts(output.slice(start, length))
         start += length
 
 

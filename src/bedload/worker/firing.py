@@ -57,8 +57,16 @@ class Firing:
     There is one entry for each key, of the timer that it fires next: only calls for the key change its timers.
     """
 
-    def __init__(self, current: CurrentKey, time: EpochTime, key_types: Collection[pa.DataType]) -> None:
+    def __init__(
+        self,
+        current: CurrentKey,
+        time: EpochTime,
+        key_types: Collection[pa.DataType],
+        met: Callable[[int], None] = lambda keys: None,
+    ) -> None:
+        """``met`` is told how many keys have been touched now."""
         self._current = current
+        self._met = met
         self._time = time
         self._types = tuple(key_types)
         self._sorted: list[_Entry] = []
@@ -82,6 +90,7 @@ class Firing:
             found = (self._entry(key, item, store, _rank(key)) for key, item in zip(due, store.touch(due), strict=True))
             self._sorted += filter(None, found)
             self._collected.append((store, due))
+            self._met(len(due))
         self._sorted.sort(key=_in_order, reverse=True)  # plain tuples are compared in half the time
 
     def fixed(self) -> list[_Entry]:

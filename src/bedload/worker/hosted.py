@@ -39,11 +39,12 @@ from bedload.protocol.messages import Body
 from bedload.worker.allowance import Allowance
 from bedload.worker.moving import Moving
 from bedload.worker.peers import Peer
+from bedload.worker.records import Kept, Records, Scratch
 from bedload.worker.restoring import Restoring
 from bedload.worker.runtime import Runtime, Startable
 from bedload.worker.weight import Weight
 
-TurnMessage = m.Join | m.Apply | m.Done | m.Backlog
+TurnMessage = m.Join | m.Apply | m.Done | m.AskPart | m.Backlog
 
 
 class Phase(enum.Enum):
@@ -60,7 +61,7 @@ class Applied:
     """A sub-batch that was applied, or is being applied as its state arrives."""
 
     checksum: int
-    output: Body
+    output: Kept | None
     outputs: list[pa.RecordBatch] = field(default_factory=list)
     """The outputs so far, while rows of it wait for their state."""
     waiting: list[Peer] | None = None
@@ -80,7 +81,8 @@ class Feeder:
     """Set when it is done: how many sub-batches it sent."""
     released: bool = False
     """It was answered before the seal."""
-    share: Body = None
+    share: list[Kept] = field(default_factory=list)
+    """Of the sealed outputs, in parts."""
     waiting: list[Peer] = field(default_factory=list)
     peers: set[Peer] = field(default_factory=set)
     """Its attempts that are connected: while there is one, it has its Spark task slot."""
@@ -169,8 +171,8 @@ class Hosted:
     """Messages of a turn that has not begun here, or whose time is not known."""
     reads: list[tuple[Peer, m.Read, Body]] = field(default_factory=list)
     """Reads of key groups that are on their way."""
-    allowance: Allowance | None = None
-    """What the current epoch takes beside the state."""
+    records: Records = field(default_factory=Records)
+    """The outputs of the current turn."""
     weight: Weight = field(default_factory=Weight)
 
     @classmethod
@@ -192,8 +194,14 @@ class Hosted:
         """Whether a turn is under way, and its time is not known."""
         return self.phase is Phase.OPEN and self.time is None
 
+    def allow(self, worker: WorkerId, limit: int | None, scratch: Scratch | None, limits: Limits) -> None:
+        """A turn begins, which may take so many bytes beside the state."""
+        where = f"operator {self.name}, epoch {self.epoch}, worker {worker}"
+        self.records = Records.within(Allowance(self.name, worker, limit), scratch, limits.output_bytes, where)
+
     def no_feeders(self) -> None:
         """A turn begins, or is over."""
+        self.records.clear()
         self.feeders, self.ends = {}, Ends()
 
     def weigh(self, worker: WorkerId, message: m.Weigh) -> m.Weighed:

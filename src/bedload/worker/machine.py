@@ -33,13 +33,13 @@ from bedload.core.limits import LIMITS, Limits
 from bedload.migration.parking import Freed
 from bedload.protocol import messages as m
 from bedload.protocol.messages import Body
-from bedload.worker.allowance import Allowance
 from bedload.worker.applying import Applying
 from bedload.worker.durability import Durability, InMemoryOnly, Loaded, LoadFailed
 from bedload.worker.failures import as_ours, report
 from bedload.worker.hosted import Hosted, Phase
 from bedload.worker.peers import COORDINATOR, LOADER, Neighbour, Out, Peer
 from bedload.worker.reads import find
+from bedload.worker.records import Scratch
 from bedload.worker.runtime import Runtime, Startable
 
 Mover = m.Ship | m.HandOver | m.Shipped | m.Fetch | m.AskDue | m.DueKeys | m.Copy | m.Flip | m.Weigh
@@ -57,10 +57,11 @@ class WorkerMachine:
         epoch_bytes: int | None = None,
         limits: Limits = LIMITS,
         idle: Callable[[], float] = lambda: 1.0,
+        scratch: Scratch | None = None,
     ) -> None:
-        """``idle``: the share of its time that the worker has to spare."""
+        """``idle``: the share of its time that the worker has to spare. ``scratch``: room for large epochs."""
         self.worker, self._durable, self._epoch_bytes = worker, durability is not None, epoch_bytes
-        self._idle, self._load, self._clock, self._limits = idle, load, clock, limits
+        self._idle, self._load, self._clock, self._limits, self._scratch = idle, load, clock, limits, scratch
         self._applying = Applying(worker, clock, durability or InMemoryOnly())
         self._hosted: dict[OperatorName, Hosted] = {}
 
@@ -69,7 +70,7 @@ class WorkerMachine:
     def handle(self, peer: Peer, message: m.Message, body: Body = None) -> list[Out]:
         """Take a message; what to send, in order."""
         match message:
-            case m.Join() | m.Apply() | m.Done() | m.Backlog():
+            case m.Join() | m.Apply() | m.Done() | m.AskPart() | m.Backlog():
                 return self._applying.from_feeder(self._at(message.operator), peer, message, body)
             case _ if isinstance(message, Mover):
                 return self._from_mover(peer, message, body)
@@ -242,7 +243,7 @@ class WorkerMachine:
             if gone := hosted.holdings.begin(message.groups, message.guests, message.away):
                 runtime.drop(gone)
             limit = hosted.code.shipped[message.deployment].epoch_bytes
-            hosted.allowance = Allowance(hosted.name, self.worker, self._epoch_bytes if limit is None else limit)
+            hosted.allow(self.worker, self._epoch_bytes if limit is None else limit, self._scratch, self._limits)
             runtime.begin(message.epoch, (*message.groups, *sorted(hosted.holdings.guests)))
         except Exception as error:
             out = self._applying.fail(hosted, as_ours(error))
@@ -328,8 +329,7 @@ class WorkerMachine:
         except Exception as error:
             if isinstance(message, m.Weigh):
                 wire = m.WireError.of(moving.failure("weigh", error))
-                news = m.WorkerFailed(self.worker, wire, message.operator, ticket=message.ticket)
-                return [(COORDINATOR, news, None)]
+                return [(COORDINATOR, m.WorkerFailed(self.worker, wire, message.operator, ticket=message.ticket), None)]
             if isinstance(message, m.Flip):
                 moving.flip_failed(message)
             taking = isinstance(message, m.Ship | m.HandOver) or (isinstance(message, m.Flip) and message.arriving)

@@ -80,7 +80,14 @@ class Context:
 
         Of an array it says so for each item.
         """
-        return at < self.watermark
+        watermark = self.watermark
+        try:
+            return at < watermark
+        except TypeError:
+            raise DefinitionError(
+                f"ctx.is_late({at!r:.100}): give milliseconds since 1970 (of a datetime: int(moment.timestamp() * "
+                f'1000); of an array of datetime64: at.astype("datetime64[ms]").astype("int64"))'
+            ) from None
 
     @property
     def timers(self) -> OperatorTimers:

@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from bedload.core.errors import BedloadError, OutputError
-from bedload.worker.allowance import Allow
+from bedload.worker.allowance import Allow, Take
 from bedload.worker.fitting import NOT_FITTING, fitted
 from bedload.worker.misfits import misfit
 
@@ -25,11 +25,14 @@ _SOME = 4096
 class OutputRows:
     """Collects what operator code returns, and remembers for which key."""
 
-    __slots__ = ("_allow", "_bytes", "_done", "_operator", "_schema", "keys", "rows")
+    __slots__ = ("_allow", "_bytes", "_done", "_operator", "_schema", "_take", "keys", "rows")
 
-    def __init__(self, operator: str, schema: pa.Schema, allow: Allow | None = None) -> None:
-        """``allow`` is told how many bytes there are, now and then while rows come, and raises if they are too many."""
-        self._allow = allow
+    def __init__(self, operator: str, schema: pa.Schema, allow: Allow | None = None, take: Take | None = None) -> None:
+        """``allow`` is told how many bytes there are, now and then while rows come, and raises if they are too many.
+
+        ``take`` is given the rows that are there when they are enough: :meth:`batch` has only those that came later.
+        """
+        self._allow, self._take = allow, take
         self._bytes = 0
         self._operator = operator
         self._schema = schema
@@ -72,6 +75,9 @@ class OutputRows:
         """All rows as Arrow; None if there are none."""
         if self.rows:
             self._convert()
+        return self._batch()
+
+    def _batch(self) -> pa.RecordBatch | None:
         if not self._done:
             return None
         arrays = self._done[0] if len(self._done) == 1 else list(map(pa.concat_arrays, zip(*self._done, strict=True)))
@@ -91,6 +97,10 @@ class OutputRows:
             raise self._explain(error) from error
         self._done.append(arrays)
         self._bytes += sum(array.nbytes for array in arrays)
+        if self._take is not None and self._bytes >= self._take.enough:
+            some = self._batch()
+            self._done, self._bytes = [], 0
+            self._take.give(some)
         if self._allow is not None:
             self._allow(self._bytes)
         self.rows.clear()  # in place: the hot loops hold them

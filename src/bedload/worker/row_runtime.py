@@ -33,6 +33,7 @@ from bedload.store.due import NEVER
 from bedload.store.resting import RestingStore
 from bedload.store.row_table import RowTable
 from bedload.store.shelf import NO_HASHES, Selection, Shelf
+from bedload.worker.allowance import Images
 from bedload.worker.failures import located, operator_failed, report
 from bedload.worker.firing import Firing, Owns, owned
 from bedload.worker.grouping import Grouped, group_rows
@@ -44,9 +45,6 @@ from bedload.worker.table_runtime import TableRuntime
 from bedload.worker.timers import CurrentKey, OperatorTimers, due_at
 
 _T = TypeVar("_T")
-_end_of = itemgetter(2)
-_FIRST_LOOK = 4096
-"""Rows of an epoch before anybody looks how large its before-images are."""
 
 
 @dataclass(frozen=True)
@@ -104,8 +102,7 @@ class OperatorRuntime(TableRuntime[RowTable]):
         self._table = RowTable(deployment.name, make_store)
         self._context = Context(deployment.name, worker, NO_EPOCH)
         self._waiting: list[pa.RecordBatch] = []
-        self._waiting_bytes = 0
-        self._images, self._look_at = 0, _FIRST_LOOK
+        self._waiting_bytes, self._images = 0, Images()
         self._holder: Operator | None = None
         """What ``setup`` and ``close`` are called on; None: it is closed."""
         self.rows = 0
@@ -156,8 +153,7 @@ class OperatorRuntime(TableRuntime[RowTable]):
         """An epoch begins, in which the worker owns these key groups."""
         groups = self._groups = frozenset(groups)
         self._context._begin(epoch)
-        self._waiting, self._waiting_bytes = [], 0
-        self._images, self._look_at = 0, _FIRST_LOOK
+        self._waiting, self._waiting_bytes, self._images = [], 0, Images()
         self.rows = 0
         if self._current is not None:
             self._current.armed.clear()
@@ -184,10 +180,12 @@ class OperatorRuntime(TableRuntime[RowTable]):
 
     def seal(self, owns: Owns | None = None) -> pa.RecordBatch | None:
         """All rows of the epoch are here: run what waits for that; the outputs that leave now."""
-        return self._call("seal", lambda: self._seal(owns))
+        outputs = self._call("seal", lambda: self._seal(owns))
+        self._images.look_again()  # grouped rows, timers and results have changed state since
+        return outputs
 
     def _seal(self, owns: Owns | None) -> pa.RecordBatch | None:
-        outputs = OutputRows(self.deployment.name, self.deployment.output, self.allow)
+        outputs = OutputRows(self.deployment.name, self.deployment.output, self.allow, self.take)
         if self._waiting:
             whole = pa.Table.from_batches(self._waiting).combine_chunks().to_batches()
             self._waiting = []
@@ -237,8 +235,7 @@ class OperatorRuntime(TableRuntime[RowTable]):
         """Key hashes of the rows of these key groups that wait for the seal."""
         found = [np.empty(0, np.int64)]
         for batch in self._waiting:
-            column = groups_in(batch)
-            mine = np.isin(column, np.fromiter(groups, np.int64, len(groups)))
+            mine = np.isin(groups_in(batch), np.fromiter(groups, np.int64, len(groups)))
             if mine.any():
                 found.append(self.hashes(batch)[mine])
         return np.concatenate(found)
@@ -250,11 +247,13 @@ class OperatorRuntime(TableRuntime[RowTable]):
 
     def held_bytes(self) -> int:
         """Roughly what is kept for the current epoch alone."""
-        if self.rows >= self._look_at:
-            # Each time there are twice as many rows: so all looks together cost no more than the last one does twice.
-            self._look_at = 2 * self.rows
-            self._images = super().held_bytes()
-        return self._waiting_bytes + self._images
+        return self._waiting_bytes + self._images.bytes(self.rows, super().held_bytes)
+
+    def _met(self, keys: int) -> None:
+        """The seal has touched so many keys that may have no rows."""
+        self._images.others += keys
+        if keys and self.allow is not None:
+            self.allow(0)
 
     # --- calling user code ---
 
@@ -314,12 +313,13 @@ class OperatorRuntime(TableRuntime[RowTable]):
         for group, store in self._table.stores.items():
             if group in self._groups and (keys := store.overdue()):
                 store.sweep(set(keys if owns is None else owned(group, keys, owns, self.deployment.key_types)))
+                self._met(len(keys))
 
     def _fire(self, current: CurrentKey, outputs: OutputRows, owns: Owns | None) -> None:
         """Call ``on_timer`` for what is due."""
         context, on_timer = self._context, self._row.on_timer
         assert context._time is not None
-        firing = Firing(current, context._time, self.deployment.key_types)
+        firing = Firing(current, context._time, self.deployment.key_types, self._met)
         firing.collect([store for group, store in self._table.stores.items() if group in self._groups], owns)
 
         def call(item: Any, key: Any, timer: Timer, store: KeyGroupStore) -> None:
@@ -371,7 +371,7 @@ class OperatorRuntime(TableRuntime[RowTable]):
     def _forget(self, key: Any, rows: Rows, grouped: Grouped) -> None:
         # Where the rows begin says which key of the batch it is, and that, of which key group.
         at = bisect_left(grouped.bounds, rows._start)
-        group, _, _ = grouped.groups[bisect_right(grouped.groups, at, key=_end_of)]
+        group, _, _ = grouped.groups[bisect_right(grouped.groups, at, key=itemgetter(2))]
         self._table.stores[group].forget([key])
 
     def _call(self, method: str, function: Callable[[], _T]) -> _T:

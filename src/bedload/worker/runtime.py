@@ -21,7 +21,7 @@ from bedload.state.kinds import Layout
 from bedload.store import Changes
 from bedload.store.deltas import StateVariable
 from bedload.store.shelf import Selection, Shelf
-from bedload.worker.allowance import Allow
+from bedload.worker.allowance import Allow, Take
 from bedload.worker.firing import Owns
 
 
@@ -30,10 +30,14 @@ class Runtime(Protocol):
 
     rows: int
     """Input rows of the current epoch."""
+    late: int
+    """Of those, the ones that were dropped because they came too late; after the seal."""
     durable: bool
     """Set it if every seal is followed by a :meth:`delta`: then part of the work is done on the way."""
     allow: Allow | None
     """Set it to be asked while a seal makes outputs."""
+    take: Take | None
+    """Set it to be given outputs of a seal as they are made; what :meth:`seal` gives then comes after them."""
 
     @property
     def timed(self) -> bool:

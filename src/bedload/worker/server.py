@@ -30,6 +30,7 @@ from bedload.protocol.messages import Body
 from bedload.transport import Channel, Credentials, Endpoint, Handler, Peer, Timer
 from bedload.worker.durability import Hurry, Load, Loaded, LoadFailed
 from bedload.worker.durable import CheckpointDurability, Compactor, Loader, Place
+from bedload.worker.local_files import LocalFiles
 from bedload.worker.machine import COORDINATOR, LOADER, Out, WorkerMachine
 from bedload.worker.memory import epoch_share
 from bedload.worker.peers import Neighbour
@@ -89,6 +90,7 @@ class WorkerServer(Handler):
         host: str,
         place: Place | None = None,
         task: int = -1,
+        local_dir: str | None = None,
     ) -> None:
         storage = None if place is None else place.open()
         durability = None if storage is None or place is None else CheckpointDurability(storage, place.generation)
@@ -103,6 +105,7 @@ class WorkerServer(Handler):
             durability,
             epoch_share(),
             idle=lambda: self._endpoint.meter.idle,
+            scratch=LocalFiles(local_dir),
         )
         self._coordinator = self._endpoint.connect(coordinator)
         self._call_driver = partial(Channel.connect, coordinator, credentials)
@@ -294,10 +297,11 @@ def serve(
     host: Callable[[str], str],
     place: Place | None = None,
     task: int = -1,
+    local_dir: str | None = None,
 ) -> None:
     """Run a worker in this process until the cluster ends.
 
     ``host`` gives the address to listen on, ``place`` the checkpoint; without one, state is in memory only. ``task`` is
-    the attempt of the Spark task that it runs in.
+    the attempt of the Spark task that it runs in, ``local_dir`` where its local files are.
     """
-    WorkerServer(worker, coordinator, credentials, host(coordinator), place, task).run()
+    WorkerServer(worker, coordinator, credentials, host(coordinator), place, task, local_dir).run()

@@ -10,7 +10,7 @@ import pyarrow as pa
 from bedload.core.ids import KeyGroup
 from bedload.store import Changes, StateTable
 from bedload.store.shelf import Selection, Shelf
-from bedload.worker.allowance import Allow
+from bedload.worker.allowance import Allow, Take
 
 Table = TypeVar("Table", bound=StateTable)
 _T = TypeVar("_T")
@@ -20,6 +20,8 @@ class TableRuntime(Generic[Table]):
     """The half of a :class:`~bedload.worker.runtime.Runtime` that runs no operator code."""
 
     allow: Allow | None = None
+    take: Take | None = None
+    late = 0
     _table: Table
 
     def _call(self, method: str, function: Callable[[], _T]) -> _T:

@@ -46,8 +46,8 @@ class TimersOfClock:
             at = self._milliseconds(at)
         if not -LATEST < at < LATEST:
             raise DefinitionError(f"ctx.timers.set({at}): that is no time in milliseconds since 1970")
-        if not isinstance(name, str) or not _is_text(name):
-            raise DefinitionError(f"ctx.timers.set({at}, {name!r}): the name of a timer is a str, without surrogates")
+        if not _is_text(name):
+            raise _no_name(f"set({at}, {name!r:.100})")
         timer = Timer(at, name, self._clock)
         if not current:
             self._key.replace((timer,), self._clock, at)
@@ -59,6 +59,8 @@ class TimersOfClock:
     def delete(self, name: str = "") -> None:
         """Forget the timer of this name; if there is none, nothing happens."""
         current = self._key.timers("delete")
+        if not _is_text(name):
+            raise _no_name(f"delete({name!r:.100})")
         kept = tuple(it for it in current if it.name != name or it.clock != self._clock)
         if len(kept) < len(current):
             self._key.replace(kept)
@@ -126,12 +128,16 @@ class CurrentKey:
             self.armed.append(Armed(self.item._bedload_key, clock, earlier))
 
 
-def _is_text(name: str) -> bool:
-    """Whether it can be stored."""
+def _is_text(name: Any) -> bool:
+    """Whether it can be stored as the name of a timer."""
     try:
-        return name.isascii() or bool(name.encode())
+        return isinstance(name, str) and (name.isascii() or bool(name.encode()))
     except UnicodeEncodeError:
         return False
+
+
+def _no_name(call: str) -> DefinitionError:
+    return DefinitionError(f"ctx.timers.{call}: the name of a timer is a str, without surrogates")
 
 
 def due_at(times: Mapping[TimerClock, int]) -> Due:

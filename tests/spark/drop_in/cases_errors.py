@@ -16,7 +16,10 @@ from tests.spark.drop_in.cases_life import Begins
 from tests.spark.drop_in.cases_output import PASSED, STREAM, Passes, after
 from tests.spark.drop_in.engines import PANDAS, START, STEP, Program
 
+INVALID_MODE = "STATEFUL_PROCESSOR_CANNOT_PERFORM_OPERATION_WITH_INVALID_TIME_MODE"
+INVALID_STATE = "STATEFUL_PROCESSOR_CANNOT_PERFORM_OPERATION_WITH_INVALID_HANDLE_STATE"
 HIDDEN = "exited unexpectedly"
+WHY_EARLY = "Spark says so when the query runs, Bedload at the call"
 WHY_HIDDEN = "Spark ends the query and hides the cause in a log; Bedload raises it at the call"
 
 
@@ -84,7 +87,14 @@ def raising_in_close(place: Path) -> Program:
     return Program(RaisesInClose(), [[("a", 1)]])
 
 
-@query(ERRORS, "a name that is there twice", fails=HIDDEN, bedload_fails="n", why=WHY_HIDDEN, equal=False)
+@query(
+    ERRORS,
+    "a name that is there twice",
+    fails=HIDDEN,
+    bedload_fails="has already been defined",
+    why=WHY_HIDDEN,
+    equal=False,
+)
 def two_of_a_name(place: Path) -> Program:
     return in_init(lambda handle: (a_value(handle), a_value(handle)))
 
@@ -105,14 +115,14 @@ def two_of_a_name_caught(place: Path) -> Program:
     return in_init(code)
 
 
-@query(ERRORS, "a schema that is no list of columns (`int`)", fails=HIDDEN, bedload_fails="int", why=WHY_HIDDEN,
-       equal=False)  # fmt: skip
+@query(ERRORS, "a schema that is no list of columns (`int`)", fails=HIDDEN, bedload_fails="has no columns",
+       why=WHY_HIDDEN, equal=False)  # fmt: skip
 def schema_that_is_none(place: Path) -> Program:
     return in_init(lambda handle: handle.getValueState("n", "int"))
 
 
 @query(ERRORS, "an empty name", fails="STATE_STORE_CANNOT_USE_COLUMN_FAMILY_WITH_INVALID_NAME", equal=False,
-       bedload_fails="name", why="Spark says so when the query runs, Bedload at the call")  # fmt: skip
+       bedload_fails="INVALID_NAME", why=WHY_EARLY)  # fmt: skip
 def name_that_is_empty(place: Path) -> Program:
     return in_init(lambda handle: handle.getValueState("", "n int"))
 
@@ -129,13 +139,14 @@ def state_in_init(place: Path) -> Program:
     return in_init(lambda handle: a_value(handle).get())
 
 
-@query(ERRORS, "a negative TTL", fails="STATEFUL_PROCESSOR_TTL_DURATION_MUST_BE_POSITIVE", equal=False)
+@query(ERRORS, "a negative TTL", fails="STATEFUL_PROCESSOR_TTL_DURATION_MUST_BE_POSITIVE", equal=False,
+       why=WHY_EARLY)  # fmt: skip
 def negative_ttl(place: Path) -> Program:
     return in_init(lambda handle: handle.getValueState("n", "n int", -1), "ProcessingTime")
 
 
 @query(ERRORS, "a TTL in another mode than ProcessingTime",
-       fails="STATEFUL_PROCESSOR_INCORRECT_TIME_MODE_TO_ASSIGN_TTL", equal=False)  # fmt: skip
+       fails="STATEFUL_PROCESSOR_INCORRECT_TIME_MODE_TO_ASSIGN_TTL", equal=False, why=WHY_EARLY)  # fmt: skip
 def ttl_without_processing_time(place: Path) -> Program:
     return in_init(lambda handle: handle.getValueState("n", "n int", 1000), "EventTime")
 
@@ -174,13 +185,13 @@ def value_of_a_large_decimal(place: Path) -> Program:
 
 
 @query(ERRORS, "`registerTimer` in mode None",
-       fails="STATEFUL_PROCESSOR_CANNOT_PERFORM_OPERATION_WITH_INVALID_TIME_MODE", equal=False)  # fmt: skip
+       fails=f"Error register timer: [{INVALID_MODE}]", equal=False)  # fmt: skip
 def timer_without_time(place: Path) -> Program:
     return in_rows(lambda handle, _: handle.registerTimer(1))
 
 
 @query(ERRORS, "`deleteTimer` in mode None",
-       fails="STATEFUL_PROCESSOR_CANNOT_PERFORM_OPERATION_WITH_INVALID_TIME_MODE", equal=False)  # fmt: skip
+       fails=f"Error deleting timer: [{INVALID_MODE}]", equal=False)  # fmt: skip
 def timer_deleted_without_time(place: Path) -> Program:
     return in_rows(lambda handle, _: handle.deleteTimer(1))
 
@@ -189,7 +200,7 @@ def timer_deleted_without_time(place: Path) -> Program:
     ERRORS,
     "`listTimers` in mode None gives nothing, and the next access to state fails",
     fails="An exception was thrown",
-    bedload_fails="STATEFUL_PROCESSOR_CANNOT_PERFORM_OPERATION_WITH_INVALID_TIME_MODE",
+    bedload_fails=INVALID_MODE,
     equal=False,
     why="it fails at once, as `registerTimer` does",
 )
@@ -197,14 +208,13 @@ def timers_listed_without_time(place: Path) -> Program:
     return in_rows(lambda handle, n: (list(handle.listTimers()), n.get()), a_value)
 
 
-@query(ERRORS, "`getValueState` outside of `init`",
-       fails="STATEFUL_PROCESSOR_CANNOT_PERFORM_OPERATION_WITH_INVALID_HANDLE_STATE", equal=False)  # fmt: skip
+@query(ERRORS, "`getValueState` outside of `init`", fails=f"Error initializing value state: [{INVALID_STATE}]",
+       equal=False)  # fmt: skip
 def state_declared_late(place: Path) -> Program:
     return in_rows(lambda handle, _: handle.getValueState("late", "n int"))
 
 
-@query(ERRORS, "`deleteIfExists` outside of `init`",
-       fails="STATEFUL_PROCESSOR_CANNOT_PERFORM_OPERATION_WITH_INVALID_HANDLE_STATE", equal=False)  # fmt: skip
+@query(ERRORS, "`deleteIfExists` outside of `init`", fails=f"Error deleting state: [{INVALID_STATE}]", equal=False)
 def state_deleted_late(place: Path) -> Program:
     return in_rows(lambda handle, _: handle.deleteIfExists("n"), a_value)
 
@@ -244,6 +254,8 @@ class Batched(Begins):
         rows = initialState.itertuples() if self._form == PANDAS else [initialState]
         old = self._n.get()
         self._n.update((sum(int(row.n) for row in rows) + (0 if old is None else old[0]),))
+        if timerValues.getCurrentProcessingTimeInMs() > START:
+            self._handle.registerTimer(START - 1)
 
     def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
         now = timerValues.getCurrentProcessingTimeInMs()
@@ -256,19 +268,20 @@ class Batched(Begins):
         yield self._said(key, f"{total} {old} {self._kept.get()} {now > START} {watermark}")
 
     def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Any]:
-        yield self._said(key, f"timer {self._kept.get()} {timerValues.getCurrentWatermarkInMs()}")
+        times = timerValues.getCurrentProcessingTimeInMs() > START, timerValues.getCurrentWatermarkInMs()
+        yield self._said(key, f"timer {self._n.get()} {self._kept.get()} {times}")
 
 
 def _batched(form: str) -> Program:
-    rows = [(key, n) for key in "abcd" for n in range(3)]
-    initial = ("k string, n long", [("a", 10), ("a", 20), ("only", 7)], ("k",))
+    rows = [("a", n) for n in range(3)]  # of one partition; the other one has an initial state
+    initial = ("k string, n long", [("a", 10), ("a", 20), *((key, 7) for key in "bcdefgh")], ("k",))
     return Program(Batched(form), [rows], form=form, time_mode="ProcessingTime", initial=initial)
 
 
 @query(
     BATCH,
     "Row form: one batch whose state is thrown away; the watermark is -1; timers that are due fire; initial state "
-    "and TTL work",
+    "and TTL work, also where there are no rows",
     batch=True,
 )
 def batch_rows(place: Path) -> Program:

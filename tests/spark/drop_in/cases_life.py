@@ -203,6 +203,9 @@ def plain(value: Any) -> str:
     return f"{type(value).__name__} {value!r}"
 
 
+LARGEST = "spark.sql.execution.arrow.maxRecordsPerBatch"
+
+
 class SaysRows(Counts):
     def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
         for row in rows:
@@ -237,7 +240,7 @@ def rows_of_all_types(place: Path) -> Program:
     ROWS_AND_KEYS,
     "pandas form: frames of all columns, keys too, with index 0, 1, ...",
     "pandas form: each type as it is in Spark: whole numbers int64, timestamps naive in the session's zone",
-    "pandas form: a null makes whole numbers floats",
+    "pandas form: a null makes a key's whole numbers floats",
 )
 def frames_of_all_types(place: Path) -> Program:
     two = ("two", *FULL[1:])
@@ -252,9 +255,36 @@ def names_of_columns(place: Path) -> Program:
     return Program(SaysRows(), [[("a", 1, 2)]], schema="k string, `a b` long, `1x` long")
 
 
-@query(ROWS_AND_KEYS, "pandas form: columns whose names are no identifiers become `_1`, `_2`, ...")
+@query(
+    ROWS_AND_KEYS,
+    "pandas form: columns whose names are no identifiers become `_1`, `_2`, ...; a field of a struct as a key counts, "
+    "but is in no DataFrame",
+    f"pandas form: with `{LARGEST}` of 0 or less a key's rows come in one DataFrame",
+)
 def names_of_columns_in_frames(place: Path) -> Program:
-    return Program(SaysFrames(), [[("a", 1, 2)]], schema="k string, `a b` long, `1x` long", form=PANDAS)
+    batch = [({"p": "a"}, 1, 2), ({"p": "a"}, 3, 4)]
+    schema, conf = "st struct<p:string>, `a b` long, `1x` long", {LARGEST: "-1"}
+    return Program(SaysFrames(), [batch], schema, ("st.p",), form=PANDAS, conf=conf)
+
+
+NULLABLE = "spark.sql.execution.pythonUDF.pandas.preferIntExtensionDtype"
+
+
+@query(ROWS_AND_KEYS, f"pandas form: with `{NULLABLE}` a null leaves whole numbers whole, and is `pd.NA`")
+def frames_with_nullable_integers(place: Path) -> Program:
+    batch = [("a", 2**53 + 1), ("a", 2), ("b", None), ("b", 3), ("c", None)]
+    return Program(SaysFrames(), [batch], form=PANDAS, conf={NULLABLE: "true", "spark.sql.shuffle.partitions": "1"})
+
+
+@query(
+    ROWS_AND_KEYS,
+    "pandas form: a null makes the whole numbers of other keys of its Arrow batch floats",
+    equal=False,
+    why="those of its own key only",
+)
+def nulls_of_another_key(place: Path) -> Program:
+    conf = {"spark.sql.shuffle.partitions": "1"}
+    return Program(SaysFrames(), [[("a", 1), ("b", None), ("c", 3)]], form=PANDAS, conf=conf)
 
 
 class SaysSizes(Counts):
@@ -262,9 +292,6 @@ class SaysSizes(Counts):
         import pandas as pd
 
         yield pd.DataFrame({"k": key[0], "text": [str([len(frame) for frame in rows])]})
-
-
-LARGEST = "spark.sql.execution.arrow.maxRecordsPerBatch"
 
 
 def check_sizes(seen: Seen) -> None:
@@ -372,6 +399,22 @@ def nan_keys(place: Path) -> Program:
     return _null_keys("rows", "double", [1.0, math.nan])
 
 
+def check_zero_keys(seen: Seen) -> None:
+    assert len(seen.epochs) == 2
+
+
+@query(
+    ROWS_AND_KEYS,
+    "0.0 and -0.0 as keys",
+    equal=False,
+    check=check_zero_keys,
+    why="in Spark a batch that has both calls for one of them, and each has a state; in Bedload they are one key, as "
+    "they are in a `groupBy` of Spark's",
+)
+def zero_keys(place: Path) -> Program:
+    return _null_keys("rows", "double", [0.0, -0.0])
+
+
 def check_null_keys(seen: Seen) -> None:
     assert len(seen.epochs) == 2
 
@@ -398,6 +441,30 @@ class SaysFields(Counts):
 def key_in_a_struct(place: Path) -> Program:
     batch = [({"p": "a", "q": 1}, 1), ({"p": "b", "q": 1}, 2)]
     return Program(SaysFields(), [batch], "st struct<p:string,q:int>, v long", ("st.p",))
+
+
+@query(
+    ROWS_AND_KEYS,
+    "a struct as a key",
+    equal=False,
+    bedload_fails="cannot be a key",
+    why="no: it is refused at the call; group by its fields",
+)
+def struct_as_a_key(place: Path) -> Program:
+    rows = [({"p": "a"}, 1)]
+    return Program(SaysKeys("rows"), [rows], "st struct<p:string>, v long", ("st",), time_mode="ProcessingTime")
+
+
+@query(
+    ROWS_AND_KEYS,
+    "an array as a key fails",
+    equal=False,
+    fails="STREAM_FAILED",
+    bedload_fails="cannot be a key",
+    why="it is refused at the call, which says why",
+)
+def array_as_a_key(place: Path) -> Program:
+    return Program(SaysKeys("rows"), [[(["a"], 1)]], "xs array<string>, v long", ("xs",), time_mode="ProcessingTime")
 
 
 # --- initial state
@@ -467,3 +534,14 @@ def initial_rows(place: Path) -> Program:
 @query(INITIAL, "pandas form: `handleInitialState` is called with a DataFrame of the key's rows")
 def initial_frames(place: Path) -> Program:
     return _initial(PANDAS)
+
+
+@query(
+    INITIAL,
+    "its key columns may have other types",
+    equal=False,
+    bedload_fails="cast the one or the other",
+    why="it is refused at the call: in Spark some keys get their state and others do not, as partitions fall",
+)
+def initial_keys_of_another_type(place: Path) -> Program:
+    return Program(Begins("rows"), [[(1, 1)]], "k long, v long", initial=("k int, n long", [(1, 1)], ("k",)))

@@ -128,6 +128,9 @@ def frames() -> Iterator[Any]:
     yield pd.DataFrame({"k": ["str for int"], "n": ["7"]})
     yield pd.DataFrame({"k": ["float for int"], "n": [8.0]})
     yield pd.DataFrame({"k": ["bool for int"], "n": [True]})
+    # Objects of several kinds in one column, each DataFrame with its own.
+    yield pd.DataFrame({"k": ["object"], "n": [9]}, dtype=object)
+    yield pd.DataFrame({"k": ["str as an object"], "n": ["10"]}, dtype=object)
 
 
 @query(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -310,6 +311,22 @@ def map_keys_with_nulls(m: Any, now: Now) -> Iterator[Any]:
     for key in ((None, None), ("x", None), (None, 1)):
         found = m.getValue(key)
         yield None if found is None else tuple(found)
+    yield len(list(m.keys()))
+
+
+@small(
+    MAP,
+    "0.0 and -0.0 are two keys, all NaN are one",
+    pairs("d double", "n int"),
+    sees=[[(1,), (2,), 3]],
+    bedload=[[(2,), (2,), 2]],
+    why="0.0 and -0.0 are one key, too",
+)
+def map_keys_that_are_zero(m: Any, now: Now) -> Iterator[Any]:
+    for n, key in enumerate((0.0, -0.0, math.nan, float("nan")), 1):
+        m.updateValue((key,), (n,))
+    yield tuple(m.getValue((0.0,)))
+    yield tuple(m.getValue((-0.0,)))
     yield len(list(m.keys()))
 
 

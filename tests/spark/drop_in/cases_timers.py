@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from tests.spark.drop_in.engines import START, STEP
-from tests.spark.drop_in.small import EVENT, PROCESSING, Declared, Now, small, value
+from tests.spark.drop_in.small import EVENT, PROCESSING, Declared, Now, attempt, raises, small, value
 
 TIMERS, TIME = "Timers", "Clocks"
 
@@ -239,6 +239,19 @@ def timer_values_of_a_handler(now: Now) -> Iterator[Any]:
         now.register(500)
     else:
         yield now.now == START + 2 * STEP
+
+
+@timed(
+    "a time that is no whole number of 64 bits is an error; nothing is registered",
+    sees=[[raises("TypeError"), raises("TypeError"), raises("ValueError"), raises("TypeError"), []], []],
+    silent=[2],
+)
+def timer_that_is_no_time(now: Now) -> Iterator[Any]:
+    yield attempt(lambda: now.handle.registerTimer(1.5))
+    yield attempt(lambda: now.handle.registerTimer("1"))
+    yield attempt(lambda: now.handle.registerTimer(2**63))
+    yield attempt(lambda: now.handle.deleteTimer(1.5))
+    yield now.timers()
 
 
 @timed("times before 1970 are times", sees=[[-1, 0], []], silent=[2])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import math
 from collections import namedtuple
 from collections.abc import Iterator
 from decimal import Decimal
@@ -230,3 +231,8 @@ misfit(
 misfit("misfit_int_for_boolean", "boolean", 1, [None, (None,)], NO)
 misfit("misfit_list_of_str_for_ints", "array<int>", ["1", 2], [None, ([None, 2],)], NO)
 misfit("misfit_tuple_for_array", "array<int>", (1, 2), [None, ([1, 2],)])
+misfit("misfit_nan_for_int", "int", math.nan, [None, (None,)])
+misfit("misfit_na_for_int", "int", pd.NA, [None, (None,)])
+misfit("misfit_double_for_string", "string", 1e7, [None, ("1.0E7",)])
+misfit("misfit_small_double_for_string", "string", -0.00025, [None, ("-2.5E-4",)])
+misfit("misfit_str_for_binary", "binary", "\u00e9", [None, (b"\xc3\xa9",)])

@@ -39,8 +39,8 @@ ELSEWHERE = (
         "two queries of one class have a state each, by their checkpoint locations",
         f"{HERE}test_queries.py",
         "test_queries_of_one_class_have_states_of_their_own",
-        "so they have; but where a class with other variables follows in one session, it takes a `name=`, since it "
-        "could be the old query with changed code",
+        "so they have while both run; one that follows another one takes a `name=`: without, it is refused as long as "
+        "the checkpoint of the other one is there, since the state under the name of the class is that one's",
     ),
     Elsewhere(
         RESTART,

@@ -39,6 +39,12 @@ class Told(StatefulProcessor):
             "short map": handle.getMapState("short_map", "k long", "n long, s string", ttl),
         }
 
+    def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:
+        found = initialState.itertuples(index=False) if self._form == PANDAS else [initialState]
+        for row in found:
+            for _ in self._run(key, json.loads(row.ops), timerValues, ""):
+                """What it sees is not told; what it leaves is."""
+
     def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
         if self._form == PANDAS:
             rows = (row for frame in rows for row in frame.itertuples(index=False))
@@ -140,9 +146,13 @@ def programs(draw: st.DrawFn) -> Program:
         rows = draw(
             st.lists(st.tuples(st.sampled_from(KEYS), st.lists(OPERATIONS, min_size=1, max_size=6)), max_size=12)
         )
-        batches.append([(key, json.dumps(ops), after(batch * STEP + at)) for at, (key, ops) in enumerate(rows)])
+        late = draw(st.sampled_from([0, 0, 2 * STEP]))  # in mode EventTime such rows are dropped
+        times = [after(batch * STEP + at - late * (at % 3 == 2)) for at in range(len(rows))]
+        batches.append([(key, json.dumps(ops), at) for at, (key, ops) in zip(times, rows, strict=True)])
     batches.append([(key, json.dumps(LOOK), after(length * STEP)) for key in KEYS])
     some = st.frozensets(st.integers(1, length), max_size=1)
+    known = draw(st.dictionaries(st.sampled_from([*KEYS, "only"]), st.lists(OPERATIONS, min_size=1, max_size=4)))
+    initial = [(json.dumps(ops), key) for key, ops in known.items()]
     return Program(
         Told(mode, form),
         batches,
@@ -151,7 +161,8 @@ def programs(draw: st.DrawFn) -> Program:
         form=form,
         time_mode=mode,
         watermark=("ts", "0 seconds"),
+        initial=("ops string, key string", initial, ("key",)) if draw(st.booleans()) else None,
         stops=draw(some),
-        fails=draw(some),
+        fails=draw(st.frozensets(st.integers(0, length), max_size=1)),
         files=draw(st.sampled_from([1, 2])),
     )

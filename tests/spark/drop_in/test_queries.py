@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 import bedload as bl
 from tests.spark.drop_in.cases import LATER, Call, Query
 from tests.spark.drop_in.cases_errors import FOUR, XS, N, Versions
+from tests.spark.drop_in.cases_output import LATE_BATCHES, late_rows_by_event_time
 from tests.spark.drop_in.engines import BEDLOAD, ENGINES, ROWS, SPARK, Program, Seen, apply, run, run_batch
 from tests.spark.drop_in.everything import CALLS, QUERIES
 
@@ -40,8 +42,7 @@ def test_a_call(case: Call, engine: str, session: SparkSession, bedload: bl.Clus
     try:
         seen = case.code(Door(session, engine))
     except Exception as error:
-        condition = getattr(error, "getCondition", lambda: None)()
-        seen = type(error).__name__, condition
+        seen = kind_of(error)
     assert seen == case.expected(engine)
 
 
@@ -62,12 +63,19 @@ def fails_as_said(seen: Seen, case: Query, engine: str) -> None:
     assert bool(expected) == (seen.error is not None)
 
 
+def kind_of(error: Exception | None) -> tuple[str, Any] | None:
+    """What a caller can catch: class and condition."""
+    return None if error is None else (type(error).__name__, getattr(error, "getCondition", lambda: None)())
+
+
 def check_both(case: Query, session: SparkSession) -> None:
     """Run a query on both engines, and compare."""
     spark = of(case, SPARK, session)
     fails_as_said(spark, case, SPARK)
     here = of(case, BEDLOAD, session)
     fails_as_said(here, case, BEDLOAD)
+    if not case.why:
+        assert kind_of(here.error) == kind_of(spark.error)
     if case.equal:
         assert spark.epochs, "Spark has shown something"
         assert here.by_key == spark.by_key
@@ -78,20 +86,38 @@ def test_a_query(case: Query, session: SparkSession, bedload: bl.Cluster) -> Non
     check_both(case, session)
 
 
-def test_queries_of_one_class_have_states_of_their_own(session: SparkSession, bedload: bl.Cluster) -> None:
-    """One after the other; neither has a name for its state."""
+def test_rows_that_are_dropped_as_they_are_late_are_counted(session: SparkSession, bedload: bl.Cluster) -> None:
+    with tempfile.TemporaryDirectory() as place:
+        seen = run(session, BEDLOAD, late_rows_by_event_time(Path(place)), Path(place))
+    ended = [row for row in bedload.epochs() if row["operator"] == seen.name and row["committed"]]
+    late = {row["epoch"]: row["late"] for row in ended}
+    # Each row that is not dropped is given on.
+    assert [late[epoch] for epoch in range(5)] == [
+        len(LATE_BATCHES[epoch]) - len(seen.epochs[epoch]) for epoch in range(5)
+    ]
+    assert sum(late.values()) > 0
 
-    def both(processor: Versions) -> tuple[Seen, Seen]:
-        seen = []
-        for engine in ENGINES:
-            with tempfile.TemporaryDirectory() as place:
-                seen.append(run(session, engine, Program(processor, FOUR[:2], named=False), Path(place)))
-        return seen[0], seen[1]
 
-    for _ in range(2):
-        spark, here = both(Versions(N))
-        assert spark.error is here.error is None
-        assert here.by_key == spark.by_key
-    spark, here = both(Versions(XS, N))
-    assert spark.error is None
+def test_queries_of_one_class_have_states_of_their_own(
+    session: SparkSession, bedload: bl.Cluster, tmp_path: Path
+) -> None:
+    """One after the other; none has a name for its state."""
+
+    def both(processor: Versions, place: str) -> tuple[Seen, Seen]:
+        program = Program(processor, FOUR[:2], named=False)
+        spark, here = (run(session, engine, program, tmp_path / place / engine) for engine in ENGINES)
+        assert spark.error is None
+        return spark, here
+
+    spark, here = both(Versions(N), "one")
+    assert here.error is None
+    assert here.by_key == spark.by_key
+    _, here = both(Versions(N), "two")
+    assert "can go on from" in str(here.error), "the state of the first one is not given up"
+    assert not here.epochs
+    shutil.rmtree(tmp_path / "one")
+    spark, here = both(Versions(N), "three")
+    assert here.error is None
+    assert here.by_key == spark.by_key
+    _, here = both(Versions(XS, N), "four")
     assert isinstance(here.error, bl.errors.SchemaChanged)

@@ -12,6 +12,7 @@ from pyspark import TaskContext
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
+from bedload.core.clock import SystemClock
 from bedload.core.epoch import EpochTime
 from bedload.core.errors import BedloadError
 from bedload.core.ids import Epoch, KeyGroup, WorkerId
@@ -49,13 +50,15 @@ def _one_epoch(deployment: ProcessorDeployment, batches: Iterator[pa.RecordBatch
     mine = KeyGroup(task.partitionId())
     runtime = deployment.start(WorkerId(0))
     runtime.begin(Epoch(0), [mine])
-    now = 0
+    now = None
     for batch in batches:
         if batch.num_rows:
             now = int(batch.column(batch.num_columns - 1)[0].as_py())
             group = pa.array(np.full(batch.num_rows, mine, np.int16))
             rows = batch.select(range(batch.num_columns - 1))
             runtime.apply(rows.append_column(GROUP_FIELD, group))
+    if now is None:  # only rows know the time of the action
+        now = int(SystemClock().wall() * 1000)
     runtime.set_time(EpochTime(_NO_WATERMARK, now, _NO_WATERMARK))
     made = runtime.seal()
     if made is not None:

@@ -10,8 +10,8 @@ import copy
 from dataclasses import dataclass, replace
 from typing import Any
 
-import cloudpickle
 import pyarrow as pa
+from pyspark import cloudpickle
 from pyspark.sql import DataFrame, GroupedData, SparkSession
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import StructField, StructType
@@ -20,6 +20,7 @@ from bedload.checkpoint.heritage import Terms
 from bedload.core.errors import DefinitionError
 from bedload.core.ids import OperatorName
 from bedload.spark.application import Application, Keyed
+from bedload.spark.attachment import records_per_batch
 from bedload.spark.bootstrap import InitialState
 from bedload.spark.bootstrap_task import starts_of_rows
 from bedload.spark.cluster import Cluster
@@ -133,12 +134,12 @@ class _Call:
         if not key:
             raise DefinitionError("transformWithState needs a key: group by one column at least")
         schema = _parsed(out) if isinstance(out, str) else out
-        shipped = cloudpickle.dumps(processor)
+        data = cloudpickle.dumps(processor)  # type: ignore[no-untyped-call]
         declared = declared_by(_copied(processor), mode, _parsed)
         first = len(names) - len(grouped._df.columns)
         return cls(
             spark,
-            shipped,
+            data,
             declared,
             type(processor).__name__,
             TimeMode(mode.lower()),
@@ -157,10 +158,11 @@ class _Call:
         conf = self.spark.conf.get
         form = PandasForm(
             time_zone=str(conf("spark.sql.session.timeZone")),
-            rows=int(str(conf("spark.sql.execution.arrow.maxRecordsPerBatch"))),
+            rows=records_per_batch(self.spark),
             safe_check=conf("spark.sql.execution.pandas.convertToArrowArraySafely") == "true",
             by_name=conf("spark.sql.legacy.execution.pandas.groupedMap.assignColumnsByName") == "true",
             int_to_decimal=conf("spark.sql.execution.pythonUDF.pandas.intToDecimalCoercionEnabled") == "true",
+            nullable=conf("spark.sql.execution.pythonUDF.pandas.preferIntExtensionDtype") == "true",
             columns=self.values,
         )
         return replace(self, pandas=form)

@@ -17,6 +17,7 @@ from __future__ import annotations
 import ctypes
 import datetime as dt
 import json
+import math
 from collections.abc import Callable
 from decimal import ROUND_HALF_UP, Context, Decimal, InvalidOperation
 from functools import lru_cache
@@ -194,6 +195,8 @@ def _plain(value: Any) -> Any:
     """A value of NumPy or pandas as Python's own."""
     if isinstance(value, np.generic):
         return value.tolist()
+    if type(value).__name__ == "NAType":  # pandas' word for nothing
+        return None
     for name in ("to_pydatetime", "to_pytimedelta"):
         if hasattr(value, name):
             return getattr(value, name)()
@@ -260,7 +263,9 @@ def _put_simple(kind: DataType, refuse: Callable[[Any], Exception]) -> Convert:
     if bits is not None:
         half, whole = 1 << (bits - 1), 1 << bits
 
-        def put_int(value: Any) -> int:
+        def put_int(value: Any) -> int | None:
+            if isinstance(value, float) and value != value:  # NaN stands for null where pandas has whole numbers
+                return None
             if type(value) is not int or not -(1 << 63) <= value < 1 << 63:
                 raise refuse(value)
             return (value + half) % whole - half
@@ -282,7 +287,7 @@ def _put_simple(kind: DataType, refuse: Callable[[Any], Exception]) -> Convert:
     if isinstance(kind, StringType):
         return lambda value: _text(value, refuse)
     if isinstance(kind, BinaryType):
-        return lambda value: bytes(_of(value, (bytes, bytearray), refuse))
+        return lambda value: value.encode() if isinstance(value, str) else bytes(_of(value, (bytes, bytearray), refuse))
     if isinstance(kind, BooleanType):
         return lambda value: _of(value, (bool,), refuse)
     if isinstance(kind, DateType):
@@ -317,9 +322,21 @@ def _text(value: Any, refuse: Callable[[Any], Exception]) -> str:
         return str(value)
     if isinstance(value, bool):
         return "true" if value else "false"
-    if isinstance(value, (int, float, Decimal)):
+    if isinstance(value, float):
+        return _java(value)
+    if isinstance(value, (int, Decimal)):
         return str(value)
     raise refuse(value)
+
+
+def _java(value: float) -> str:
+    if value == 0 or 1e-3 <= abs(value) < 1e7:
+        return repr(value)
+    if not math.isfinite(value):
+        return repr(value).replace("nan", "NaN").replace("inf", "Infinity")
+    sign, digits, exponent = Decimal(repr(value)).normalize().as_tuple()
+    rest = "".join(map(str, digits[1:])) or "0"
+    return f"{'-' * sign}{digits[0]}.{rest}E{len(digits) - 1 + int(exponent)}"
 
 
 # --- to the processor ---

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from operator import index
 from typing import Any
 
 from pyspark.errors import PySparkRuntimeError
@@ -94,14 +95,14 @@ class WorkerHandle(StatefulProcessorHandle):
     def deleteIfExists(self, stateName: str) -> None:
         """Drop a variable: that was done when the processor was applied."""
         if not self.open:
-            raise _not_in_init("delete_if_exists")
+            raise _not_in_init("delete_if_exists", "deleting state")
 
     def registerTimer(self, expiryTimestampMs: int) -> None:
         """Have ``handleExpiredTimer`` called for the key at this time."""
-        here, clock = self._here, self._timed("register_timer")
+        here, clock = self._here, self._timed("register_timer", "register timer")
         item = here.item
         before = item.bedload_timers
-        timer = Timer(int(expiryTimestampMs), "", clock)
+        timer = Timer(_milliseconds(expiryTimestampMs), "", clock)
         if not before:
             item.bedload_timers = (timer,)
         elif timer in before:
@@ -115,33 +116,42 @@ class WorkerHandle(StatefulProcessorHandle):
 
     def deleteTimer(self, expiryTimestampMs: int) -> None:
         """Forget a timer of the key."""
-        self._timed("delete_timer")
+        self._timed("delete_timer", "deleting timer")
         item = self._here.item
-        left = tuple(timer for timer in item.bedload_timers if timer.at != expiryTimestampMs)
+        at = _milliseconds(expiryTimestampMs)
+        left = tuple(timer for timer in item.bedload_timers if timer.at != at)
         if len(left) < len(item.bedload_timers):
             item.bedload_timers = left
 
     def listTimers(self) -> Iterator[int]:
         """The timers of the key."""
-        self._timed("list_timers")
+        self._timed("list_timers", "listing timers")
         return iter([timer.at for timer in self._here.item.bedload_timers])
 
     def _get(self, kind: VariableKind, name: str, given: tuple[Any, ...]) -> Any:
         if not self.open:
-            raise _not_in_init(f"get_{kind}_state")
+            raise _not_in_init(f"get_{kind}_state", f"initializing {kind} state")
         return self._variables.get(kind, name, given)
 
-    def _timed(self, operation: str) -> TimerClock:
+    def _timed(self, operation: str, doing: str) -> TimerClock:
         if self._clock is None:
             raise PySparkRuntimeError(
-                f"[STATEFUL_PROCESSOR_CANNOT_PERFORM_OPERATION_WITH_INVALID_TIME_MODE] Failed to perform stateful "
-                f"processor operation={operation} with invalid timeMode=NoTime. SQLSTATE: 42802"
+                f"Error {doing}: [STATEFUL_PROCESSOR_CANNOT_PERFORM_OPERATION_WITH_INVALID_TIME_MODE] Failed to "
+                f"perform stateful processor operation={operation} with invalid timeMode=NoTime. SQLSTATE: 42802"
             )
         return self._clock
 
 
-def _not_in_init(operation: str) -> PySparkRuntimeError:
+def _milliseconds(time: Any) -> int:
+    """A time that is a whole number of 64 bits, as Spark takes it."""
+    found = index(time)
+    if not -(1 << 63) <= found < 1 << 63:
+        raise ValueError(f"Value out of range: {found}")
+    return found
+
+
+def _not_in_init(operation: str, doing: str) -> PySparkRuntimeError:
     return PySparkRuntimeError(
-        f"[STATEFUL_PROCESSOR_CANNOT_PERFORM_OPERATION_WITH_INVALID_HANDLE_STATE] Failed to perform stateful processor "
-        f"operation={operation} with invalid handle state=INITIALIZED. SQLSTATE: 42802"
+        f"Error {doing}: [STATEFUL_PROCESSOR_CANNOT_PERFORM_OPERATION_WITH_INVALID_HANDLE_STATE] Failed to perform "
+        f"stateful processor operation={operation} with invalid handle state=INITIALIZED. SQLSTATE: 42802"
     )

@@ -147,15 +147,23 @@ class Frames:
         return places
 
     def _convert(self) -> None:
+        """Convert what is held, all of it together."""
+        if not self._columns[0]:
+            return
+        try:
+            self._done.append(self._as_batch([_end_to_end(parts) for parts in self._columns]))
+        except Exception:
+            # A column of objects may hold text in one and numbers in another, and each of them fits.
+            self._done.extend(map(self._as_batch, zip(*self._columns, strict=True)))
+        self._columns = [[] for _ in self._columns]
+
+    def _as_batch(self, columns: Iterable[Any]) -> pa.RecordBatch:
         import pandas as pd
         from pyspark.sql.conversion import PandasToArrowConversion
 
-        if not self._columns[0]:
-            return
         form = self._form
-        named = zip(self._output.names, self._columns, strict=True)
         made = PandasToArrowConversion.convert(
-            pd.DataFrame({name: _end_to_end(parts) for name, parts in named}),
+            pd.DataFrame(dict(zip(self._output.names, columns, strict=True))),
             self._output,
             timezone=form.time_zone,
             safecheck=form.safe_check,
@@ -164,8 +172,7 @@ class Frames:
             int_to_decimal_coercion_enabled=form.int_to_decimal,
         )
         arrays = [column.cast(field.type) for column, field in zip(made.columns, self._schema, strict=True)]
-        self._done.append(pa.RecordBatch.from_arrays(arrays, schema=self._schema))
-        self._columns = [[] for _ in self._columns]
+        return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
 
 def _end_to_end(parts: Sequence[Any]) -> Any:

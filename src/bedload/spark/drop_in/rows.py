@@ -23,10 +23,12 @@ class PandasForm:
 
     time_zone: str
     rows: int
-    """At most so many in a DataFrame."""
+    """At most so many in a DataFrame; none or fewer: there is no limit."""
     safe_check: bool = True
     by_name: bool = True
     int_to_decimal: bool = False
+    nullable: bool = False
+    """Whole numbers that may be null stay whole: they are pandas' nullable integers."""
     columns: tuple[int, ...] = ()
     """The columns of the input that the processor gets, by position."""
 
@@ -49,6 +51,7 @@ def rows_as_frames(
 ) -> Callable[[int, int], Iterator[Any]]:
     """The same as DataFrames."""
     made: list[Any] = []
+    step = form.rows if form.rows > 0 else batch.num_rows + 1
 
     def of_key(start: int, stop: int) -> Iterator[Any]:
         import pandas as pd  # type: ignore[import-untyped]
@@ -56,8 +59,8 @@ def rows_as_frames(
         if not made:
             made.extend(_frame(batch, names, order, form))
         whole, exact = made
-        for at in range(start, stop, form.rows):
-            end = min(stop, at + form.rows)
+        for at in range(start, stop, step):
+            end = min(stop, at + step)
             part = whole.iloc[at:end]
             part.index = pd.RangeIndex(end - at)
             for place, found, valid in exact:
@@ -76,10 +79,10 @@ def _frame(batch: pa.RecordBatch, names: Sequence[str], order: np.ndarray, form:
     chosen = pa.RecordBatch.from_arrays(
         [batch.column(at) for at in form.columns], names=[names[at] for at in form.columns]
     ).take(pa.array(order))
-    columns = ArrowBatchTransformer.to_pandas(chosen, timezone=form.time_zone)
+    columns = ArrowBatchTransformer.to_pandas(chosen, timezone=form.time_zone, prefer_int_ext_dtype=form.nullable)
     series = [_widened(column) for column in columns]
     frame = pd.concat(series, axis=1)
-    frame.columns = [_label(names[at], i) for i, at in enumerate(form.columns)]
+    frame.columns = [_label(names[at], at) for at in form.columns]
     return frame, [
         (place, *_exact(column))
         for place, column in enumerate(chosen.columns)
@@ -96,7 +99,11 @@ def _exact(column: pa.Array) -> tuple[np.ndarray, np.ndarray]:
 
 def _widened(column: Any) -> Any:
     """A column of the types that a named tuple would leave: all integers are int64, all floats float64."""
+    import pandas as pd
+
     kind = column.dtype
+    if not isinstance(kind, np.dtype) and getattr(kind, "kind", "") in "iu":  # nullable integers
+        return pd.Series(list(column), dtype=object) if column.hasnans else column.astype(np.int64)
     if isinstance(kind, np.dtype) and kind.kind in "iuf" and kind.itemsize < 8:
         return column.astype(np.float64 if kind.kind == "f" else np.int64)
     return column

@@ -168,6 +168,7 @@ class ProcessorRuntime(OperatorRuntime):
 
     def _arrived(self, time: EpochTime) -> pa.RecordBatch | None:
         """The rows of the epoch, without those that are too late."""
+        self.late = 0
         if not self._waiting:
             return None
         table = pa.Table.from_batches(self._waiting)
@@ -175,6 +176,7 @@ class ProcessorRuntime(OperatorRuntime):
         if at is not None:
             late = pc.less_equal(_milliseconds(table.column(at)), pa.scalar(time.late * 1000, pa.int64()))
             table = table.filter(pc.invert(pc.fill_null(late, False)))
+            self.late = self.rows - table.num_rows
         found = table.combine_chunks().to_batches()
         if len(found) > 1:
             raise DataError(
@@ -285,7 +287,7 @@ class _Epoch:
     def timers(self, owns: Owns | None) -> None:
         """Call for each timer that is due when the rows are done."""
         runtime, here = self._runtime, self._here
-        firing = Firing(here, self._time, runtime.deployment.key_types)
+        firing = Firing(here, self._time, runtime.deployment.key_types, runtime._met)
         firing.collect([store for group, store in runtime._table.stores.items() if group in runtime._groups], owns)
         ended: dict[int, tuple[Any, dict[Any, None]]] = {}
         new, row = tuple.__new__, runtime._key_row
