@@ -25,8 +25,8 @@ HOSTS = ("127.0.0.1", "localhost")
 """One of Spark's workers on each. They are one machine under two names, since Spark puts a speculative
 attempt only on another host than the first."""
 
-CORES = 2
-"""Of each of Spark's workers."""
+CORES = 3
+"""Of each of Spark's workers: most applications take two of them."""
 
 
 @dataclass(frozen=True)

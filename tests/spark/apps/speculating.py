@@ -57,9 +57,9 @@ def main() -> None:
     spark = session(
         MASTER,
         FOLDER,
-        spark_executor_cores="2",
+        spark_executor_cores="3",
         spark_executor_memory="512m",
-        spark_cores_max="4",
+        spark_cores_max="6",
         spark_speculation="true",
         spark_speculation_interval="100ms",
         spark_speculation_multiplier="1.1",
@@ -67,8 +67,8 @@ def main() -> None:
         spark_speculation_minTaskRuntime="100ms",
         # Above this a task is copied even when no other of its stage has ended: the case of workers.
         spark_speculation_task_duration_threshold="1s",
-        # Tasks wait for both executors. Otherwise both workers may start on the one that comes first, and both feeders
-        # on the other; then no host is left for a second attempt.
+        # Tasks wait for both executors, and each has room for a task more than it needs: however workers and feeders
+        # lie, another host is left for a second attempt.
         spark_scheduler_minRegisteredResourcesRatio="1.0",
         spark_scheduler_maxRegisteredResourcesWaitingTime="600s",
     )
