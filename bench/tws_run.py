@@ -40,9 +40,10 @@ def measure(case: Mapping[str, Any], check: bool, full: bool, workdir: str) -> d
     spark.sparkContext.setLogLevel("ERROR")
     try:
         found: dict[str, Any] = {}
-        with _engine(spark, plan.system, root / "bedload") as door:
-            if check:
+        if check:
+            with _engine(spark, plan.system, root / "bedload-check") as door:
                 found["digest"] = _digest(spark, door, plan, root / "check")
+        with _engine(spark, plan.system, root / "bedload") as door:
             out = door(plan, _rows(spark, plan))
             warmup, batches = plan.batches(full)
             rate = run_timed(out, root / "timed", warmup, batches, RUN_SECONDS)
