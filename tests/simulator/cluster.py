@@ -344,4 +344,7 @@ class SimulatedDriver:
                 lull = Lull.of(at)
                 if lull.due is not None:
                     self._dues[operator] = turn
-                    self._watchers[operator].check_due(turn, lull.time, lull.due)
+                    # Of single keys that moved, copies are kept for a while, and may be due.
+                    hosted = [worker.machine._hosted.get(operator) for worker in self.workers.values()]
+                    copies = any(it is not None and len(it.holdings._away) for it in hosted)
+                    self._watchers[operator].check_due(turn, lull.time, lull.due, exact=not copies)

@@ -181,8 +181,11 @@ class Watcher:
             assert not later, f"{epoch} was committed after {later}"
             self.history = (*self.history, epoch)
 
-    def check_due(self, turn: Turn, time: EpochTime, due: Due) -> None:
-        """What the coordinator takes for due next, after a turn of that time, is what the state has."""
+    def check_due(self, turn: Turn, time: EpochTime, due: Due, *, exact: bool) -> None:
+        """What the coordinator takes for due next, after a turn of that time, is not later than what the state has.
+
+        ``exact``: nor is it due already.
+        """
         wanted, where = self._oracle.due(self.histories[turn]), f"after turn {turn} at {time}"
         for clock in TimerClock:
             said, first = getattr(due, _SAID[clock]), wanted.get(clock)
@@ -190,7 +193,7 @@ class Watcher:
                 f"{where} something is due at {first} by {clock} time, and it counts as due at {said}"
             )
             # By a watermark that is there already nobody asks (Lull.due_by_watermark).
-            early = clock is TimerClock.PROCESSING and said is not None and said <= time.processing
+            early = exact and clock is TimerClock.PROCESSING and said is not None and said <= time.processing
             assert not early, f"{where} something counts as due at {said}, and all of that has happened"
 
     # --- workers ---
