@@ -296,6 +296,7 @@ def test_state_that_is_installed_has_timers_and_only_those_of_keys_that_are_owne
         (lambda ctx: ctx.timers.set(1.5), "float64: give milliseconds"),
         (lambda ctx: ctx.timers.set(np.array(["2024-01-01", "2024-01-02"], "datetime64[s]")), "datetime64"),
         (lambda ctx: ctx.timers.set(2**62), "no time in milliseconds"),
+        (lambda ctx: ctx.timers.set(1_704_067_200_000_000), "of microseconds: at // 1000"),
         (lambda ctx: ctx.timers.set(-(2**63)), "no time in milliseconds"),
         (lambda ctx: ctx.timers.set(1, where=[2]), "positions from 0 to 1"),
         (lambda ctx: ctx.timers.set(1, where=[-1]), "positions from 0 to 1"),
