@@ -345,6 +345,6 @@ class SimulatedDriver:
                 if lull.due is not None:
                     self._dues[operator] = turn
                     # Of single keys that moved, copies are kept for a while, and may be due.
-                    hosted = [worker.machine._hosted.get(operator) for worker in self.workers.values()]
-                    copies = any(it is not None and len(it.holdings._away) for it in hosted)
+                    parts = [worker.machine._hosted.get(operator) for worker in self.workers.values()]
+                    copies = any(it is not None and len(it.holdings._away) for it in parts)
                     self._watchers[operator].check_due(turn, lull.time, lull.due, exact=not copies)
