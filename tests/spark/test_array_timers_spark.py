@@ -96,7 +96,9 @@ def test_idle_keys_of_an_aggregate_expire_through_kills_replays_and_moves(
     millis = TTL if clock == "event" else 200  # a key is silent for five batches, however fast they are
     sink = Sink()
     with bl.attach(spark, workers=2, checkpoint=tmp_path / "bedload") as cluster:
-        out = cluster.aggregate(stream(spark), key="key", n=bl.agg.count(), name="idle", ttl=f"{millis} milliseconds", clock=clock)
+        out = cluster.aggregate(
+            stream(spark), key="key", n=bl.agg.count(), name="idle", ttl=f"{millis} milliseconds", clock=clock
+        )
         with supervised(cluster, out, sink, tmp_path / "spark") as running:
             last = disturbed(cluster, running, "idle")
     times = logged(tmp_path / "spark")
