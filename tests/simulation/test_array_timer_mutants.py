@@ -135,6 +135,14 @@ def a_timer_that_fired_comes_back_with_a_restore(patch: Patch) -> None:
     patch.setattr(ColumnTable, "delta", delta)
 
 
+def what_is_due_next_is_not_told(patch: Patch) -> None:
+    patch.setattr(ColumnTable, "next_due", lambda self, names, groups: dict.fromkeys(names, NEVER))
+
+
+def what_is_kept_of_other_workers_is_told_as_due(patch: Patch) -> None:
+    patch.setattr(ColumnTable, "next_due", lambda self, names, groups: {it: self.times(it).next for it in names})
+
+
 TIMERS: list[tuple[Callable[[Patch], None], Scenario, int]] = [
     (times_that_come_with_state_are_not_looked_for, MOVES, 0),
     (a_replay_does_not_find_what_was_taken, MOVES, 0),
@@ -150,6 +158,8 @@ TIMERS: list[tuple[Callable[[Patch], None], Scenario, int]] = [
     (what_is_written_does_not_live_on, MOVES, 0),
     (what_is_read_does_not_live_on, MOVES, 0),
     (a_value_that_expires_is_not_written_to_the_checkpoint, MOVES, 0),
+    (what_is_due_next_is_not_told, MOVES, 0),
+    (what_is_kept_of_other_workers_is_told_as_due, MOVES, 0),
 ]
 EXPIRY: list[tuple[Callable[[Patch], None], Scenario, int]] = [
     (times_that_come_with_state_are_not_looked_for, MOVES, 0),
@@ -158,6 +168,7 @@ EXPIRY: list[tuple[Callable[[Patch], None], Scenario, int]] = [
     (a_row_finds_what_has_expired, MOVES, 0),
     (a_row_does_not_refresh, MOVES, 0),
     (what_has_expired_stays_without_a_row, MOVES, 0),
+    (what_is_due_next_is_not_told, MOVES, 0),
 ]
 MUTANTS = [*((Kind.ARRAYS, *mutant) for mutant in TIMERS), *((Kind.EXPIRING, *mutant) for mutant in EXPIRY)]
 

@@ -14,6 +14,7 @@ from tests.simulator.workload import Kind, drawn_kind
 
 from bedload.state.timers import VARIABLE
 from bedload.store import resting
+from bedload.store.due import NEVER
 from bedload.store.rows import RowStore
 from bedload.worker import firing
 from bedload.worker.in_transit import InTransit
@@ -75,6 +76,10 @@ def a_timer_that_fired_comes_back_with_a_restore(patch: Patch) -> None:
     patch.setattr(RowStore, "gather", gather)
 
 
+def what_is_due_next_is_not_told(patch: Patch) -> None:
+    patch.setattr(RowStore, "next_due", lambda self, clock: NEVER)
+
+
 MUTANTS: list[tuple[Callable[[Patch], None], Scenario, int]] = [
     (a_replay_does_not_find_what_was_taken, MOVES, 0),
     (timers_that_come_with_state_are_not_looked_for, MOVES, 0),
@@ -83,6 +88,7 @@ MUTANTS: list[tuple[Callable[[Patch], None], Scenario, int]] = [
     (copies_fire_before_they_are_owned, MOVES, 0),
     (a_timer_that_fired_stays, MOVES, 0),
     (a_timer_that_fired_comes_back_with_a_restore, DURABLE, 0),
+    (what_is_due_next_is_not_told, MOVES, 0),
 ]
 
 

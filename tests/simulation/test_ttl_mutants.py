@@ -135,6 +135,10 @@ def a_key_outlives_its_end(patch: Patch) -> None:
     patch.setattr(expiries._Key, "first_of", lambda self, value, expiry: expiries.NEVER)
 
 
+def what_is_due_next_is_not_told(patch: Patch) -> None:
+    patch.setattr(Expiring, "next", lambda self, clock: expiries.NEVER)
+
+
 LAZY = Scenario(ALWAYS, 0.3, moves=3, strategies=("lazy", "progressive"))
 DURABLE = Scenario(ALWAYS, 0.3, durable=True, moves=1)
 STORMY = Scenario(ALWAYS, 0.6, moves=3)
@@ -152,6 +156,7 @@ MUTANTS: list[tuple[Callable[[Patch], None], Scenario, int]] = [
     (a_key_outlives_its_end, MOVES, 0),
     (what_is_read_does_not_live_on, MOVES, 0),
     (what_looks_for_itself_has_read, MOVES, 0),
+    (what_is_due_next_is_not_told, MOVES, 0),
 ]
 
 

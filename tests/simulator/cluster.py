@@ -3,7 +3,8 @@
 It does what :mod:`bedload.spark.driver` does: hands messages to the coordinator and carries out its instructions.
 
 Invariant that it checks between any two events: the coordinator believes an epoch sealed only if every worker that
-takes part in it and is there has sealed it; no worker is ahead of the coordinator.
+takes part in it and is there has sealed it; no worker is ahead of the coordinator; what it takes for the earliest
+instant at which something is due is that.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from bedload.control.instructions import (
     WriteManifest,
     WriteTurn,
 )
+from bedload.control.lull import Lull
 from bedload.control.members import workers_at
 from bedload.control.paperwork import Event, FileStep
 from bedload.control.phases import TransferPhase
@@ -99,6 +101,8 @@ class SimulatedDriver:
         self.readers: list[Reader] = []
         self._over = False
         self._phases: dict[OperatorName, TransferPhase | None] = {}
+        self._dues: dict[OperatorName, Turn] = {}
+        """The turns whose end was looked at for what is due after them."""
         self._network = network
         self._watchers = watchers
         self._faults = faults
@@ -336,3 +340,11 @@ class SimulatedDriver:
                 if phase is ControlPhase.IDLE and hosted.turn == turn and turn >= 0 and not given_up:
                     committed = hosted.phase in (Phase.SEALED, Phase.IDLE)
                     assert committed, f"turn {turn} is committed, but {worker.name} is {hosted.phase.name}"
+            if phase in (ControlPhase.SEALED, ControlPhase.IDLE) and self._dues.get(operator) != turn:
+                lull = Lull.of(at)
+                if lull.due is not None:
+                    self._dues[operator] = turn
+                    # Of single keys that moved, copies are kept for a while, and may be due.
+                    parts = [worker.machine._hosted.get(operator) for worker in self.workers.values()]
+                    copies = any(it is not None and len(it.holdings._away) for it in parts)
+                    self._watchers[operator].check_due(turn, lull.time, lull.due, exact=not copies)

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bedload.core.ids import Epoch, OperatorName, QueryId
-from bedload.state.timers import EXPIRIES
-from tests.simulator.expiring import expiries_after, living
+from bedload.state.timers import EXPIRIES, TimerClock
+from tests.simulator.expiring import expiries_after, living, ttl_of
 from tests.simulator.workload import FORGET_AT, RECENT, EpochPlan, Kind, QueryPlan, moment, time_of
 
 History = tuple[tuple[QueryId, Epoch], ...]
@@ -98,6 +98,16 @@ class Oracle:
                     known[key].expires = at
             self._states[history] = known
         return known
+
+    def due(self, history: History) -> dict[TimerClock, int]:
+        """What is due first by each clock in the state after these epochs. What is not counted yet is not due."""
+        found: dict[TimerClock, int] = {}
+        for state in self.state(history).values():
+            ends = [(ttl_of(self._name)[1], state.expires)] if self._kind is Kind.EXPIRING else []
+            for clock, at in state.ends() if self._kind in _OWN else ends:  # type: ignore[attr-defined]
+                if at:
+                    found[clock] = min(at, found.get(clock, at))
+        return found
 
     def check_state(self, history: History, actual: dict[str, dict[str, Any]], keys: set[str], where: str) -> None:
         """The actual state of these keys is the one after the history."""

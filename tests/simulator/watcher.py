@@ -9,7 +9,9 @@ Invariants that the watcher keeps, at every moment:
   lost or applied twice, whoever dies;
 - the epochs that are committed are in Spark's commit log, each once, in order;
 - a seal that is acknowledged is on record and in the storage, nobody has given its turn up for want of it, and every
-  later attachment that has looked has seen it.
+  later attachment that has looked has seen it;
+- after an epoch nobody takes what is due next for due later than it is, nor for due already: else it would wait for
+  rows, or each trigger would have an epoch.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from typing import Any, Protocol
 
 from bedload.checkpoint import paths
 from bedload.control.instructions import EpochEnded
+from bedload.core.epoch import Due, EpochTime
 from bedload.core.ids import (
     NO_EPOCH,
     NO_TURN,
@@ -33,11 +36,14 @@ from bedload.core.ids import (
 )
 from bedload.keys import RoutingTable
 from bedload.protocol import messages as m
+from bedload.state.timers import TimerClock
 from tests.simulator.oracle import History, Oracle
 from tests.simulator.storage import MemoryStorage
 from tests.simulator.workload import GROUP_OF, KEY_GROUPS
 
 Plain = dict[str, dict[str, Any]]
+
+_SAID = {TimerClock.EVENT: "watermark", TimerClock.PROCESSING: "processing"}
 
 
 class CommitLog(Protocol):
@@ -174,6 +180,21 @@ class Watcher:
             later = [other for other in self.history if other[0] == event.query and other[1] > event.epoch]
             assert not later, f"{epoch} was committed after {later}"
             self.history = (*self.history, epoch)
+
+    def check_due(self, turn: Turn, time: EpochTime, due: Due, *, exact: bool) -> None:
+        """What the coordinator takes for due next, after a turn of that time, is not later than what the state has.
+
+        ``exact``: nor is it due already.
+        """
+        wanted, where = self._oracle.due(self.histories[turn]), f"after turn {turn} at {time}"
+        for clock in TimerClock:
+            said, first = getattr(due, _SAID[clock]), wanted.get(clock)
+            assert first is None or (said is not None and said <= first), (
+                f"{where} something is due at {first} by {clock} time, and it counts as due at {said}"
+            )
+            # By a watermark that is there already nobody asks (Lull.due_by_watermark).
+            early = exact and clock is TimerClock.PROCESSING and said is not None and said <= time.processing
+            assert not early, f"{where} something counts as due at {said}, and all of that has happened"
 
     # --- workers ---
 

@@ -7,6 +7,7 @@ keys come together is chance. So rows always write the one, and timers the other
 from __future__ import annotations
 
 import types
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -141,6 +142,12 @@ class ArrayState(TimedState):
         if outputs:
             self.alarms, self.alarms_until = self.alarms + len(outputs), _alarms_until(time)
         return outputs, forgotten
+
+    def ends(self) -> Iterator[tuple[TimerClock, int]]:
+        """When something of it is due, by which clock; 0: that is not counted."""
+        yield from super().ends()
+        yield TimerClock.PROCESSING, self.lately_until or 0
+        yield TimerClock.EVENT, self.alarms_until or 0
 
     def misfit(self, actual: dict[str, Any]) -> str | None:
         """What is wrong with an actual state, if anything is."""

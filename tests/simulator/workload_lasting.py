@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import types
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -171,6 +171,12 @@ class LastingState:
             self.looked[row.source] = seq, _at(LOOKED, PROCESSING, time)
         n = self.tally.get(row.source, (0, 0))[0] + row.seq % 2
         self.tally[row.source] = n, _at(TALLY, EVENT, time)
+
+    def ends(self) -> Iterator[tuple[TimerClock, int]]:
+        """When something of it is due, by which clock; 0: that is not counted."""
+        pairs = (*self.seen.values(), *self.looked.values(), self.total)
+        yield from ((PROCESSING, at) for at in (self.expires, *self.items.values(), *(at for _, at in pairs)))
+        yield from ((EVENT, at) for at in (*self.marks.values(), *(at for _, at in self.tally.values())))
 
     def output(self, key: str) -> tuple[str, int, int, int]:
         """What comes out if it had rows."""

@@ -23,6 +23,7 @@ from bedload.core.epoch import EpochTime
 from bedload.core.ids import OperatorName
 from bedload.spark.drop_in.declaring import declared_by
 from bedload.spark.drop_in.runtime import ProcessorDeployment, TimeMode
+from bedload.state.timers import TimerClock
 from tests.simulator.workload import INPUT, OUTPUT, Harm, Poison, Row, SimulatedFailure
 
 FORGET_AT = 7
@@ -187,6 +188,10 @@ class ProcessorState:
             self.seen, self.recent, self.timers = {}, [], set()
             self.count = self.digest = self.fires = self.fired = 0
         return fires
+
+    def ends(self) -> Iterator[tuple[TimerClock, int]]:
+        """When something of it is due, by which clock."""
+        return ((TimerClock.EVENT, at) for at in self.timers)
 
     def misfit(self, actual: dict[str, Any]) -> str | None:
         """What is wrong with an actual state, if anything is."""

@@ -7,7 +7,7 @@ the order in which rows of different sources came. The model beside it does the 
 from __future__ import annotations
 
 import types
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -139,6 +139,10 @@ class TimedState:
             if self.fires >= FORGET_AT:
                 return outputs, True
         return outputs, False
+
+    def ends(self) -> Iterator[tuple[TimerClock, int]]:
+        """When something of it is due, by which clock; 0: that is not counted."""
+        return ((clock, at) for (_, clock), at in self.timers.items())
 
     def misfit(self, actual: dict[str, Any]) -> str | None:
         """What is wrong with an actual state, if anything is."""

@@ -238,7 +238,7 @@ class Bad(bl.Operator):
                 case "float":
                     ctx.timers.set(1.5)  # type: ignore[arg-type]
                 case "micro":
-                    ctx.timers.set(2**62)
+                    ctx.timers.set(1_704_067_200_000_000)
                 case "half a pair":
                     ctx.timers.set(1, "\ud800")
                 case "name":

@@ -478,6 +478,19 @@ def test_of_keys_that_come_to_rest_only_those_that_have_something_are_looked_at(
     assert new.next_due() == Due(None, None)
 
 
+def test_in_an_epoch_before_any_watermark_it_is_known_what_the_first_one_makes_due() -> None:
+    """As in the first epoch of a query that was started anew: the watermark begins at 0 again."""
+    deployment = one(x=(dict[str, int], bl.map(ttl="10 milliseconds", clock="event")))
+    runtime = deployment.start(WorkerId(0))
+    epoch(runtime, 0, now=1, watermark=50, step=lambda o: o.x.update(a=1))
+    assert runtime.next_due() == Due(watermark=60)
+    epoch(runtime, 1, now=2, watermark=0)
+    assert runtime.next_due() == Due(watermark=60)
+    epoch(runtime, 2, now=3, watermark=60)
+    assert dict(runtime.snapshot())["a"]["x"] == {}
+    assert runtime.next_due() == Due()
+
+
 # --- another TTL on state that is there, as a checkpoint gives it ---
 
 

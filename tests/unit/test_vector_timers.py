@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 import bedload as bl
-from bedload.core.epoch import EpochTime
+from bedload.core.epoch import Due, EpochTime
 from bedload.core.errors import DefinitionError, OperatorFailed
 from bedload.core.ids import Epoch, KeyGroup, WorkerId
 from bedload.testing import InProcessCluster, OperatorHarness
@@ -269,9 +269,11 @@ def test_state_that_is_installed_has_timers_and_only_those_of_keys_that_are_owne
     assert len(runtime.due_hashes([owned], time)) == np.count_nonzero(groups == owned)
     assert len(runtime.due_hashes(ALL, EpochTime(watermark=4))) == 0
     runtime.begin(Epoch(1), [owned])
+    assert runtime.next_due() == Due(watermark=5)
     runtime.set_time(time)
     runtime.seal()
     assert len(Alarms.calls[0][1]) == np.count_nonzero(groups == owned)
+    assert runtime.next_due() == Due(), "the others are for their owners"
     runtime.abort()
     Alarms.calls.clear()
     runtime.begin(Epoch(1), ALL)
@@ -294,6 +296,7 @@ def test_state_that_is_installed_has_timers_and_only_those_of_keys_that_are_owne
         (lambda ctx: ctx.timers.set(1.5), "float64: give milliseconds"),
         (lambda ctx: ctx.timers.set(np.array(["2024-01-01", "2024-01-02"], "datetime64[s]")), "datetime64"),
         (lambda ctx: ctx.timers.set(2**62), "no time in milliseconds"),
+        (lambda ctx: ctx.timers.set(1_704_067_200_000_000), "of microseconds: at // 1000"),
         (lambda ctx: ctx.timers.set(-(2**63)), "no time in milliseconds"),
         (lambda ctx: ctx.timers.set(1, where=[2]), "positions from 0 to 1"),
         (lambda ctx: ctx.timers.set(1, where=[-1]), "positions from 0 to 1"),

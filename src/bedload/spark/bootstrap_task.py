@@ -24,6 +24,7 @@ from bedload.checkpoint.snapshots import write_parts
 from bedload.checkpoint.timestamps import NAIVE, has_datetimes, stamped_type, unstamped
 from bedload.core.errors import BedloadError, DataError, NullKey, StateTypeError, StoreError, to_wire
 from bedload.core.ids import OperatorName, Turn
+from bedload.spark.bootstrap_expiries import fitting, with_unset
 from bedload.state import StateSpec
 from bedload.state.arrow import arrow_type, decode_all, decoder, encoder
 from bedload.state.moments import MOMENT
@@ -73,7 +74,7 @@ def starts_of_rows(specs: Iterable[StateSpec]) -> list[Start]:
 
 def starts_of_columns(columns: Iterable[ColumnSpec]) -> list[Start]:
     """The state of an operator on columns."""
-    return [Start(spec.name, spec.type, spec.initial is None, spec.initial) for spec in columns]
+    return with_unset([Start(spec.name, spec.type, spec.initial is None, spec.initial) for spec in columns])
 
 
 class Result(msgspec.Struct, frozen=True):
@@ -120,7 +121,8 @@ class Task:
             columns = [batch.column(GROUP).cast(pa.int16())]
             columns += [batch.column(name).cast(form.schema.field(name).type) for name in form.key_columns]
             keys.check(columns[1:], columns[0])
-            columns += [self._variable(start, batch) for start in self.starts]
+            variables = {start.name: self._variable(start, batch) for start in self.starts}
+            columns += fitting(self.operator, self.starts, variables).values()
             yield pa.RecordBatch.from_arrays(columns, schema=form.schema)
 
     def _variable(self, start: Start, batch: pa.RecordBatch) -> pa.Array:

@@ -42,8 +42,8 @@ class Expiring:
         """The identities of objects that the epoch has touched for what expires of them alone."""
 
     def next(self, clock: TimerClock) -> int:
-        """Nothing is due before that time."""
-        return self._due[clock].next if clock in self._due and self.expiries.now(clock) is not None else NEVER
+        """Nothing is due before that time. What is not counted yet is due with the first watermark."""
+        return self._due[clock].next if clock in self._due else NEVER
 
     def may_be_due(self, time: EpochTime) -> list[Any]:
         """Keys that may have something due at a time, of which whoever asks may have heard before this worker."""

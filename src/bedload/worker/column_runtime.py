@@ -180,12 +180,13 @@ class ColumnRuntime(TableRuntime[ColumnTable]):
 
     def next_due(self) -> Due | None:
         """The earliest that a timer, or the end of a key, may be due."""
-        columns = [(timer.column, timer.clock) for timer in self._timers]
-        columns += [(it.column, it.clock) for it in self._expiring]
+        clocks = {timer.column: timer.clock for timer in self._timers}
+        clocks |= {it.column: it.clock for it in self._expiring}
         found: dict[TimerClock, int] = {}
-        for column, clock in columns:
-            found[clock] = min(found.get(clock, NEVER), self._table.times(column).next)
-        return due_at(found) if columns else None
+        # What is kept of other key groups, while they move, is not for this worker to do.
+        for column, at in self._table.next_due(clocks, self._groups).items():
+            found[clocks[column]] = min(at, found.get(clocks[column], NEVER))
+        return due_at(found) if clocks else None
 
     def due_hashes(self, groups: Iterable[KeyGroup], time: EpochTime) -> Hashes:
         """Keys of these key groups that have something due."""

@@ -15,8 +15,8 @@ from bedload.core.errors import DefinitionError
 from bedload.state.timers import VARIABLE, Timer, TimerClock, Timers, first_of
 from bedload.store.due import NEVER
 
-LATEST = 2**62
-"""Some 146 million years: what is later is a mistake, of microseconds say."""
+LATEST = 253_402_300_800_000
+"""The year 10000: what is later is a mistake, of microseconds say, and would never fire."""
 
 
 class Armed(NamedTuple):
@@ -45,7 +45,10 @@ class TimersOfClock:
         if type(at) is not int:
             at = self._milliseconds(at)
         if not -LATEST < at < LATEST:
-            raise DefinitionError(f"ctx.timers.set({at}): that is no time in milliseconds since 1970")
+            raise DefinitionError(
+                f"ctx.timers.set({at}): that is no time in milliseconds since 1970, but beyond the year 9999; of "
+                f"microseconds: at // 1000"
+            )
         if not _is_text(name):
             raise _no_name(f"set({at}, {name!r:.100})")
         timer = Timer(at, name, self._clock)

@@ -196,7 +196,10 @@ class VectorTimersOfClock:
                 f"keys (and choose among them with where=), or one for all"
             )
         if found.size and not (found.min() > -LATEST and ((found < LATEST) | (found == NEVER)).all()):
-            raise DefinitionError("ctx.timers.set() was given what is no time in milliseconds since 1970")
+            raise DefinitionError(
+                "ctx.timers.set() was given what is no time in milliseconds since 1970, but beyond the year 9999; of "
+                "microseconds: at // 1000"
+            )
         return found.astype(np.int64)
 
 

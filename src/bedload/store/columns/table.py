@@ -55,6 +55,14 @@ class ColumnTable(SlotTable):
         """A column of times at which something is due. Those of located slots may be written with ``put``."""
         return self._times[name]
 
+    def next_due(self, names: Iterable[str], groups: Collection[KeyGroup]) -> dict[str, int]:
+        """Before when nothing in these columns of times is due, of the keys of these key groups."""
+        used = self.index.used_groups()
+        if np.isin(used, list(groups)).all():
+            return {name: self._times[name].next for name in names}
+        blocks = np.isin(self.index.group_of(np.arange(0, self.index.capacity, self.index.block)), list(groups))
+        return {name: self._times[name].next_of(blocks) for name in names}
+
     # --- epochs ---
 
     def begin(self, groups: Iterable[KeyGroup]) -> None:

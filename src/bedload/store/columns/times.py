@@ -59,6 +59,10 @@ class Times(Values):
             found.append(blocks[places // self._block] * self._block + places % self._block)
         return np.concatenate(found) if found else np.empty(0, np.int64)
 
+    def next_of(self, blocks: Flags) -> int:
+        """Nothing of these blocks is due before."""
+        return int(self._bounds.array[blocks].min(initial=NEVER))
+
     def tighten(self, now: int) -> None:
         """Have the bounds that a time has reached follow the times: call it when what was due has fired."""
         if now < self.next:
