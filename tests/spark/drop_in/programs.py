@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from random import Random
 from typing import Any
 
 from hypothesis import assume
@@ -30,7 +29,7 @@ from pyspark.sql.types import (
 )
 
 from tests.spark.drop_in.engines import PANDAS, ROWS, STEP, Program
-from tests.spark.drop_in.random_values import a_struct, a_type, given, plain
+from tests.spark.drop_in.random_values import Random, a_struct, a_type, given, plain
 from tests.spark.drop_in.small import EVENT, NONE, PROCESSING
 
 Op = tuple[Any, ...]
@@ -118,13 +117,18 @@ class Told(StatefulProcessor):
             return sorted(self._handle.listTimers())
         if method == "deleteTimers":  # while they are listed
             return len([self._handle.deleteTimer(at) for at in self._handle.listTimers()])
+        if method == "duringTimers":  # one iterator that has begun before a change, and one that has not
+            begun, waits = iter(self._handle.listTimers()), iter(self._handle.listTimers())
+            first = next(begun, None)
+            self._handle.registerTimer(clock + arguments[0])
+            return sorted(begun) if first is None else sorted([first, *begun]), sorted(waits)
         return getattr(self._handle, method)(clock + arguments[0])
 
     def _do(self, method: str, state: Any, kind: str, arguments: list[Any]) -> Any:
         if method == "during":
             return self._during(state, kind, *arguments)
         if method == "removeEach":
-            return len([state.removeKey(key) for key in state.keys()])
+            return len([state.removeKey(key) for key in state.keys()])  # noqa: SIM118
         found = getattr(state, method)(*arguments)
         if method in ("iterator", "keys", "values"):
             return sorted(found, key=repr)
@@ -173,8 +177,8 @@ class _Operations:
     def _one(self) -> Op:
         random = self._random
         if random.random() < 0.25:
-            method = random.choice(("registerTimer", "registerTimer", "deleteTimer", "listTimers", "deleteTimers"))
-            return method, None, random.randrange(-10, 40) * 100
+            ways = ("registerTimer", "registerTimer", "deleteTimer", "listTimers", "deleteTimers", "duringTimers")
+            return random.choice(ways), None, random.randrange(-10, 40) * 100
         at = random.randrange(len(self._variables))
         kind = self._variables[at].kind
         if kind != "Value" and random.random() < 0.15:

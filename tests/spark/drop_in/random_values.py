@@ -9,7 +9,7 @@ import datetime as dt
 import math
 from collections.abc import Callable
 from decimal import Decimal
-from random import Random
+from random import Random  # noqa: TID251  of a seed
 from typing import Any
 
 import numpy as np

@@ -124,9 +124,12 @@ class WorkerHandle(StatefulProcessorHandle):
             item.bedload_timers = left
 
     def listTimers(self) -> Iterator[int]:
-        """The timers of the key."""
+        """The timers of the key, as they are when the first one is asked for."""
         self._timed("list_timers", "listing timers")
-        return iter([timer.at for timer in self._here.item.bedload_timers])
+        return self._listed()
+
+    def _listed(self) -> Iterator[int]:
+        yield from [timer.at for timer in self._here.item.bedload_timers]
 
     def _get(self, kind: VariableKind, name: str, given: tuple[Any, ...]) -> Any:
         if not self.open:

@@ -12,6 +12,7 @@ from zoneinfo import ZoneInfo
 
 import pyarrow as pa
 
+from bedload.spark.drop_in.key_parts import KeyPart, whole
 from bedload.spark.drop_in.rows import PandasForm
 from bedload.worker.rows import values
 
@@ -27,17 +28,22 @@ def with_rows(column: pa.Array, form: PandasForm | None) -> list[Any]:
     return [it if it is None or it.tzinfo is None else it.tz_convert(zone).tz_localize(None) for it in made]
 
 
-def with_timers(types: Sequence[pa.DataType], form: PandasForm | None) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
+def with_timers(
+    types: Sequence[pa.DataType], form: PandasForm | None, parts: Sequence[KeyPart] = ()
+) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
     """What makes a key as ``handleExpiredTimer`` gets it."""
+    joined = whole(parts) if parts else _as_it_is
     moments = frozenset(at for at, it in enumerate(types) if pa.types.is_timestamp(it) and it.tz is not None)
     if not moments:
-        return _as_it_is
+        return joined
     zone = None if form is None else ZoneInfo(form.time_zone)
 
     def converted(key: tuple[Any, ...]) -> tuple[Any, ...]:
-        return tuple(
-            it.astimezone(zone).replace(tzinfo=None) if at in moments and it is not None else it
-            for at, it in enumerate(key)
+        return joined(
+            tuple(
+                it.astimezone(zone).replace(tzinfo=None) if at in moments and it is not None else it
+                for at, it in enumerate(key)
+            )
         )
 
     return converted
