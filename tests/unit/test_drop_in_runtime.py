@@ -88,6 +88,29 @@ def test_lists_and_maps_are_sparks_and_a_key_without_state_is_gone() -> None:
     assert worker.state() == {"b": {"items": [(2,)], "map": {}}}
 
 
+class Keeps(StatefulProcessor):
+    """Asks for iterators under one key, and uses them under the next one."""
+
+    def init(self, handle: Any) -> None:
+        self.handle = handle
+        self.items = handle.getListState("items", "v string")
+        self.map = handle.getMapState("map", "k string", "v int")
+        self.kept: list[Any] = []
+
+    def handleInputRows(self, key: Any, rows: Any, times: Any) -> Any:
+        self.items.appendValue((key[0],))
+        self.map.updateValue((key[0],), (1,))
+        self.handle.registerTimer(ord(key[0]))
+        seen = [list(it) for it in self.kept]
+        assert seen in ([], [[("b",)], [("b",)], [(("b",), (1,))], [ord("b")]]), "of the key of their first element"
+        self.kept = [self.items.get(), self.map.keys(), self.map.iterator(), self.handle.listTimers()]
+        yield Row(k=key[0], n=len(seen))
+
+
+def test_an_iterator_is_of_the_key_for_which_it_is_first_asked() -> None:
+    assert Worker(deployment(Keeps(), mode="ProcessingTime")).run(("a", 1), ("b", 1)) == [("a", 0), ("b", 4)]
+
+
 class Timed(StatefulProcessor):
     def init(self, handle: Any) -> None:
         self.handle = handle

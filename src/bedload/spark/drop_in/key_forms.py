@@ -19,13 +19,17 @@ from bedload.worker.rows import values
 
 def with_rows(column: pa.Array, form: PandasForm | None) -> list[Any]:
     """A column of the key as ``handleInputRows`` gets it."""
-    if form is None or not pa.types.is_timestamp(column.type):
+    if form is None or not (pa.types.is_timestamp(column.type) or pa.types.is_struct(column.type)):
         return values(column)
     import pandas as pd  # type: ignore[import-untyped]
+    from pyspark.sql.conversion import ArrowBatchTransformer
 
+    if pa.types.is_struct(column.type):
+        (made,) = ArrowBatchTransformer.to_pandas(pa.record_batch([column], ["key"]), timezone=form.time_zone)
+        return list(made)
     zone = form.time_zone
-    made = (None if it is None else pd.Timestamp(it) for it in values(column))
-    return [it if it is None or it.tzinfo is None else it.tz_convert(zone).tz_localize(None) for it in made]
+    moments = (None if it is None else pd.Timestamp(it) for it in values(column))
+    return [it if it is None or it.tzinfo is None else it.tz_convert(zone).tz_localize(None) for it in moments]
 
 
 def with_timers(
