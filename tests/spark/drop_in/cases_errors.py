@@ -219,6 +219,16 @@ def state_deleted_late(place: Path) -> Program:
     return in_rows(lambda handle, _: handle.deleteIfExists("n"), a_value)
 
 
+@query(ERRORS, "a map in a value whose keys are no strings ends the query", fails="Unexpected type MapType", equal=False,
+       bedload_fails="", why="it is a type like others")  # fmt: skip
+def value_with_a_map_by_numbers(place: Path) -> Program:
+    def code(handle: Any, m: Any) -> Any:
+        m.update(({1: "a"},))
+        return m.get()
+
+    return in_rows(code, lambda handle: handle.getValueState("m", "m map<int,string>"))
+
+
 def empty_then_more(handle: Any, xs: Any) -> Any:
     try:
         xs.put([])

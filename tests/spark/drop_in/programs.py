@@ -150,7 +150,7 @@ def _variables(random: Random, mode: str) -> list[Variable]:
     found = []
     for name in random.sample(NAMES, random.randint(1, 5)):
         kind = random.choice(("Value", "List", "Map"))
-        schemas = (a_struct(random, 1, maps=False),) if kind == "Map" else ()
+        schemas = (a_struct(random, 1, ()),) if kind == "Map" else ()
         ttl = random.choice((None, 0, STEP * 3 // 2, STEP, STEP * 3)) if mode == PROCESSING else None
         found.append(Variable(kind, name, (*schemas, a_struct(random)), ttl))
     return found

@@ -45,21 +45,25 @@ _SIMPLE: tuple[DataType, ...] = (
 )
 
 
-def a_type(random: Random, depth: int = 2, *, maps: bool = True) -> DataType:
-    """A type, with others inside it now and then."""
+_KEYS: tuple[DataType, ...] = (StringType(), LongType(), DateType())
+"""Of maps; in state, Spark has maps by strings only."""
+
+
+def a_type(random: Random, depth: int = 2, keys: tuple[DataType, ...] = _KEYS) -> DataType:
+    """A type, with others inside it now and then; ``keys``: of maps, if there may be any."""
     if depth == 0 or random.random() < 0.7:
         return random.choice(_SIMPLE)
-    kind = random.randrange(3 if maps else 2)
+    kind = random.randrange(3 if keys else 2)
     if kind == 0:
-        return ArrayType(a_type(random, depth - 1, maps=maps))
+        return ArrayType(a_type(random, depth - 1, keys))
     if kind == 1:
-        return a_struct(random, depth - 1, maps=maps)
-    return MapType(random.choice((StringType(), LongType(), DateType())), a_type(random, depth - 1))
+        return a_struct(random, depth - 1, keys)
+    return MapType(random.choice(keys), a_type(random, depth - 1, keys))
 
 
-def a_struct(random: Random, depth: int = 2, *, maps: bool = True) -> StructType:
+def a_struct(random: Random, depth: int = 2, keys: tuple[DataType, ...] = _KEYS[:1]) -> StructType:
     """A type of some fields."""
-    return StructType([StructField(f"f{at}", a_type(random, depth, maps=maps)) for at in range(random.randint(1, 3))])
+    return StructType([StructField(f"f{at}", a_type(random, depth, keys)) for at in range(random.randint(1, 3))])
 
 
 def _number(random: Random, bits: int) -> int:

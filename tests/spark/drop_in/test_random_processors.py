@@ -22,7 +22,7 @@ from tests.thorough import TIMES
 pytestmark = pytest.mark.spark
 
 EXAMPLES = int(os.environ.get("EXAMPLES") or 3 * TIMES)
-SEED = os.environ.get("SEED", "")
+SEED, SHRINK = os.environ.get("SEED"), os.environ.get("SHRINK")
 
 
 def _chosen(test: Any) -> Any:
@@ -32,7 +32,7 @@ def _chosen(test: Any) -> Any:
         deadline=None,
         derandomize=not SEED,
         database=None,
-        phases=(Phase.generate, Phase.shrink) if os.environ.get("SHRINK") else (Phase.generate,),
+        phases=(Phase.generate, Phase.shrink) if SHRINK else (Phase.generate,),
         print_blob=True,
         suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large],
     )(test)
