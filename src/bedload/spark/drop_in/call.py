@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
-from pyspark import cloudpickle
 from pyspark.sql import Column, DataFrame, GroupedData, SparkSession
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import StructField, StructType
@@ -32,6 +31,7 @@ from bedload.spark.drop_in.key_parts import KeyPart, structs_of, unique
 from bedload.spark.drop_in.rows import PandasForm
 from bedload.spark.drop_in.runtime import ProcessorDeployment, TimeMode
 from bedload.spark.drop_in.sessions import cluster_of, name_for
+from bedload.spark.drop_in.shipped import shipped
 from bedload.spark.drop_in.take_over import state_of_spark
 from bedload.spark.schemas import arrow_schema, key_types
 from bedload.spark.state_view import RowDecoder
@@ -138,7 +138,7 @@ class _Call:
         if not parts:
             raise DefinitionError("transformWithState needs a key: group by one column at least")
         schema = _parsed(out) if isinstance(out, str) else out
-        data = cloudpickle.dumps(processor)  # type: ignore[no-untyped-call]
+        data = shipped(processor)
         declared = declared_by(_copied(processor), mode, _parsed)
         first = len(names) - len(grouped._df.columns)
         df, key = _with_key(df, parts)
