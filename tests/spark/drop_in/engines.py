@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import shutil
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -141,6 +142,16 @@ def made(session: SparkSession, engine: str, program: Program, df: DataFrame, na
 
 def run(session: SparkSession, engine: str, program: Program, place: Path) -> Seen:
     """Run a program to its end, or to its first error that is not its own."""
+    seen = _tried(session, engine, program, place)
+    # Spark gives the process that runs `init` ten seconds to start, which a machine with much to do may not have.
+    while engine == SPARK and "worker failed to connect back" in str(seen.error):
+        shutil.rmtree(place / "in")
+        shutil.rmtree(place / "checkpoint")
+        seen = _tried(session, engine, program, place)
+    return seen
+
+
+def _tried(session: SparkSession, engine: str, program: Program, place: Path) -> Seen:
     seen = Seen()
     before = {name: session.conf.get(name, None) for name in program.conf}
     try:
