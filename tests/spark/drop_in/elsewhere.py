@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tests.spark.drop_in.cases import CALL, LIFE, RESTART
+from tests.spark.drop_in.cases import CALL, LIFE, MEANS, RESTART
 
 
 @dataclass(frozen=True)
@@ -62,5 +62,34 @@ ELSEWHERE = (
         "random programs, with restarts and replays, in all modes and both forms",
         f"{HERE}test_random_processors.py",
         "test_random_processors",
+    ),
+    Elsewhere(
+        MEANS,
+        "broadcast variables",
+        f"{HERE}test_means_of_spark.py",
+        "test_what_else_of_spark_a_processor_uses",
+    ),
+    Elsewhere(
+        MEANS,
+        "accumulators: what a processor adds comes to the driver",
+        f"{HERE}test_means_of_spark.py",
+        "test_what_else_of_spark_a_processor_uses",
+        "no: it stays in the worker that adds it, as the processor runs in no task, whose end would bring it; yield a "
+        "row, or keep the sum in state and read it live",
+    ),
+    Elsewhere(
+        MEANS,
+        "`TaskContext.get()` is that of the task",
+        f"{HERE}test_means_of_spark.py",
+        "test_what_else_of_spark_a_processor_uses",
+        "no: it is `None`: the processor runs in a worker, and not in a task",
+    ),
+    Elsewhere(
+        MEANS,
+        "`query.lastProgress` has the operator under `stateOperators`",
+        f"{HERE}test_means_of_spark.py",
+        "test_what_else_of_spark_a_processor_uses",
+        "no: to Spark it is no stateful operator; rows, late rows, keys and times of each epoch are in "
+        "`cluster.epochs()`",
     ),
 )

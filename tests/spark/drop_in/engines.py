@@ -144,7 +144,9 @@ def run(session: SparkSession, engine: str, program: Program, place: Path) -> Se
     """Run a program to its end, or to its first error that is not its own."""
     seen = _tried(session, engine, program, place)
     # Spark gives the process that runs `init` ten seconds to start, which a machine with much to do may not have.
-    while engine == SPARK and "worker failed to connect back" in str(seen.error):
+    for _ in range(5):
+        if engine != SPARK or "worker failed to connect back" not in str(seen.error):
+            break
         shutil.rmtree(place / "in")
         shutil.rmtree(place / "checkpoint")
         seen = _tried(session, engine, program, place)
