@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import (
+    BinaryType,
     BooleanType,
     ByteType,
     DataType,
@@ -26,6 +27,8 @@ from pyspark.sql.types import (
     ShortType,
     StringType,
     StructType,
+    TimestampNTZType,
+    TimestampType,
 )
 
 from tests.spark.drop_in.engines import PANDAS, ROWS, STEP, Program
@@ -37,7 +40,12 @@ Op = tuple[Any, ...]
 NAMES = ("n", "my list", "größe", "class", "_hidden", "a.b", "N", "state_n", "value")
 """Of state variables; not all of them can be attributes."""
 WHOLE = (ByteType, ShortType, IntegerType, LongType, BooleanType)
-KEY_TYPES: tuple[DataType, ...] = (StringType(), LongType(), DateType(), DecimalType(10, 2), BooleanType(), ByteType())
+MOMENTS = (DateType, TimestampType, TimestampNTZType)
+KEY_TYPES: tuple[DataType, ...] = (
+    *(StringType(), LongType(), DateType(), DecimalType(10, 2), BooleanType(), ByteType(), BinaryType()),
+    *(TimestampType(), TimestampNTZType()),
+    StructType().add("a", StringType()).add("b", StructType().add("c", LongType()).add("d", DateType())),
+)
 
 
 @dataclass(frozen=True)
@@ -209,8 +217,8 @@ class _Operations:
 
 
 def _key_values(random: Random, kinds: list[DataType], form: str) -> list[tuple[Any, ...]]:
-    """Keys; a null among numbers is another matter in the pandas form."""
-    nulls = [0 if form == PANDAS and isinstance(kind, WHOLE) else 0.15 for kind in kinds]
+    """Keys; nulls are another matter in the pandas form, where they make numbers floats and moments NaT."""
+    nulls = [0 if form == PANDAS and isinstance(kind, (*WHOLE, *MOMENTS)) else 0.15 for kind in kinds]
     return [tuple(plain(random, kind, null) for kind, null in zip(kinds, nulls, strict=True)) for _ in range(8)]
 
 
@@ -256,7 +264,7 @@ def programs(draw: st.DrawFn) -> Program:
     names = [f"k{at}" for at in range(len(kinds))]
     typed = ", ".join(f"{name} {kind.simpleString()}" for name, kind in zip(names, kinds, strict=True))
     initial = []
-    for key in dict.fromkeys(keys[:beginning]):
+    for key in {repr(key): key for key in keys[:beginning]}.values():
         lists.append(operations.some(most))
         initial.append((len(lists) - 1, *key))
     timers = [operations.some(4) for _ in range(5)]
