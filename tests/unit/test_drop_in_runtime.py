@@ -88,6 +88,27 @@ def test_lists_and_maps_are_sparks_and_a_key_without_state_is_gone() -> None:
     assert worker.state() == {"b": {"items": [(2,)], "map": {}}}
 
 
+class Drops(StatefulProcessor):
+    """Declares a variable and deletes it."""
+
+    def init(self, handle: Any) -> None:
+        self.n = handle.getValueState("n", "n long")
+        self.gone = handle.getMapState("gone", "k int", "v int")
+        handle.deleteIfExists("gone")
+
+    def handleInputRows(self, key: Any, rows: Any, times: Any) -> Any:
+        with pytest.raises(PySparkRuntimeError, match="Map state gone is not initialized"):
+            self.gone.updateValue((1,), (1,))
+        self.n.update((1,))
+        yield Row(k=key[0], n=1)
+
+
+def test_a_variable_that_init_declares_and_deletes_cannot_be_used_and_harms_nobody() -> None:
+    worker = Worker(deployment(Drops()))
+    assert worker.run(("a", 1)) == [("a", 1)]
+    assert worker.state() == {"a": {"n": (1,)}}
+
+
 class Keeps(StatefulProcessor):
     """Asks for iterators under one key, and uses them under the next one."""
 

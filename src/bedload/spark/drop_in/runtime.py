@@ -137,7 +137,7 @@ class ProcessorRuntime(OperatorRuntime):
         self._expiries = self._table.layout.expiries
         self._here = Here(deployment.name)
         self._current = None if deployment.mode.clock is None else self._here
-        self._variables = Variables({it.name: it for it in deployment.declared.variables}, self._here)
+        self._variables = Variables(deployment.declared, self._here)
         shown = [part.at for part in deployment.parts] or deployment.key
         self._key_row = row_class([deployment.columns[at] for at in shown])
         self._is_empty = _emptiness(specs)
