@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,8 @@ class Uses(StatefulProcessor):
 
     def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
         self._count.add(sum(1 for _ in rows))
-        yield Row(k=key[0], text=f"{self._names.value[key[0]]} {TaskContext.get() is None}")
+        seed = os.environ.get("PYTHONHASHSEED")
+        yield Row(k=key[0], text=f"{self._names.value[key[0]]} {seed} {TaskContext.get() is None}")
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -47,7 +49,8 @@ def test_what_else_of_spark_a_processor_uses(
     running = query.start()
     running.awaitTermination()
     is_here = engine == BEDLOAD
-    assert sorted(seen) == [("a", f"Ann {is_here}"), ("b", f"Bob {is_here}")]
+    seed = os.environ.get("PYTHONHASHSEED", "0")
+    assert sorted(seen) == [("a", f"Ann {seed} {is_here}"), ("b", f"Bob {seed} {is_here}")]
     assert count.value == (0 if is_here else 3)
     progress: Any = running.lastProgress
     assert len(progress["stateOperators"]) == (0 if is_here else 1)
