@@ -7,10 +7,11 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+from pyspark import SparkContext
 from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
-from tests.spark.drop_in.cases import BATCH, ERRORS, query
+from tests.spark.drop_in.cases import BATCH, ERRORS, MEANS, query
 from tests.spark.drop_in.cases_call import Counts
 from tests.spark.drop_in.cases_life import Begins
 from tests.spark.drop_in.cases_output import PASSED, STREAM, Passes, after
@@ -248,6 +249,22 @@ def empty_then_more(handle: Any, xs: Any) -> Any:
 )
 def going_on_after_an_error(place: Path) -> Program:
     return in_rows(empty_then_more, a_list)
+
+
+class LooksUp(Counts):
+    """Uses a broadcast variable."""
+
+    def __init__(self, names: Any) -> None:
+        self._names = names
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+        yield Row(k=key[0], text=self._names.value[key[0]])
+
+
+@query(MEANS, "a broadcast variable fails", fails="BROADCAST_VARIABLE_NOT_LOADED", bedload_fails="", equal=False,
+       why="it works: its value goes along with the processor")  # fmt: skip
+def broadcast_variable(place: Path) -> Program:
+    return Program(LooksUp(SparkContext.getOrCreate().broadcast({"a": "Ann"})), [[("a", 1)]])
 
 
 # --- batch DataFrames

@@ -65,12 +65,6 @@ ELSEWHERE = (
     ),
     Elsewhere(
         MEANS,
-        "broadcast variables",
-        f"{HERE}test_means_of_spark.py",
-        "test_what_else_of_spark_a_processor_uses",
-    ),
-    Elsewhere(
-        MEANS,
         "`hash` of a text is the same in all processes (`PYTHONHASHSEED` is 0 unless it is set)",
         f"{HERE}test_means_of_spark.py",
         "test_what_else_of_spark_a_processor_uses",
