@@ -18,7 +18,7 @@ from tests.spark.drop_in.small import PROCESSING
 pytestmark = pytest.mark.spark
 
 VALUES, LISTS, MAPS = ("value", "short_value"), ("list", "short_list"), ("map", "short_map")
-PAIR, KEY = StructType.fromDDL("n long, s string"), StructType.fromDDL("k long")
+PAIR, KEY = StructType().add("n", "long").add("s", "string"), StructType().add("k", "long")
 VARIABLES = [
     Variable(kind, name, (KEY, PAIR) if kind == "Map" else (PAIR,), ttl)
     for names, ttl in ((("value", "list", "map"), None), (("short_value", "short_list", "short_map"), STEP * 3 // 2))
