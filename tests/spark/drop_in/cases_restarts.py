@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -104,6 +105,22 @@ class Resets(StatefulProcessor):
        why="it is empty once, when the query starts: `init` does not delete it in each batch")  # fmt: skip
 def variable_declared_after_its_deletion(place: Path) -> Program:
     return Program(Resets(), FOUR[:2])
+
+
+class Unsteady(StatefulProcessor):
+    """Its variable has another name each time."""
+
+    def init(self, handle: Any) -> None:
+        self._n = handle.getValueState(f"n{uuid.uuid4().hex}", "v long")  # noqa: TID251  that is the point
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+        yield Row(k=key[0], text=str(self._n.get()))
+
+
+@query(RESTART, "`init` may declare other variables in each batch, which are empty", equal=False,
+       bedload_fails="declare the same variables", why="it is an error that says so")  # fmt: skip
+def variables_that_change(place: Path) -> Program:
+    return Program(Unsteady(), FOUR[:2])
 
 
 def _changed(**change: Any) -> Program:
