@@ -12,7 +12,7 @@ from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor
 from tests.processors import Worker, columns, deployment
 
-from bedload.core.errors import OperatorFailed, StateTypeError
+from bedload.core.errors import DefinitionError, OperatorFailed, StateTypeError
 from bedload.spark.drop_in.rows import PandasForm
 from bedload.worker.rows import values
 
@@ -107,6 +107,17 @@ def test_a_variable_that_init_declares_and_deletes_cannot_be_used_and_harms_nobo
     worker = Worker(deployment(Drops()))
     assert worker.run(("a", 1)) == [("a", 1)]
     assert worker.state() == {"a": {"n": (1,)}}
+
+
+class Resets(Counter):
+    def init(self, handle: Any) -> None:
+        handle.deleteIfExists("n")
+        super().init(handle)
+
+
+def test_a_variable_that_would_be_empty_in_each_batch_is_refused() -> None:
+    with pytest.raises(DefinitionError, match="and then declares it"):
+        deployment(Resets())
 
 
 class Keeps(StatefulProcessor):

@@ -102,7 +102,7 @@ class Resets(StatefulProcessor):
 
 
 @query(RESTART, "a variable that `init` deletes and then declares is empty in each batch", equal=False,
-       why="it is empty once, when the query starts: `init` does not delete it in each batch")  # fmt: skip
+       bedload_fails="and then declares it", why="it is refused at the call")  # fmt: skip
 def variable_declared_after_its_deletion(place: Path) -> Program:
     return Program(Resets(), FOUR[:2])
 

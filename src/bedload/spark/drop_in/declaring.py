@@ -21,6 +21,7 @@ from pyspark.sql.streaming.stateful_processor import (
 )
 from pyspark.sql.types import DataType, StructType
 
+from bedload.core.errors import DefinitionError
 from bedload.spark.drop_in.conversions import fields_of
 from bedload.state import StateSpec
 from bedload.state.kinds import VariableKind
@@ -153,6 +154,11 @@ class _Recording(StatefulProcessorHandle):
             raise PySparkRuntimeError(
                 f"Error initializing {word} state: [STATEFUL_PROCESSOR_DUPLICATE_STATE_VARIABLE_DEFINED] State "
                 f"variable with name {name} has already been defined in the StatefulProcessor. SQLSTATE: 42802"
+            )
+        if attribute_of(name) in self.dropped:
+            raise DefinitionError(
+                f"init deletes the state variable {name!r} and then declares it: on Spark it would be empty in each "
+                f"batch. Leave out the one or the other; to begin with an empty one, give it another name"
             )
         self._check_ttl(word, name, ttl)
         self.found[name] = Declared(name, kind, schemas, given, ttl or None)
