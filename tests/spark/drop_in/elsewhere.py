@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tests.spark.drop_in.cases import CALL, LIFE, MEANS, RESTART
+from tests.spark.drop_in.cases import CALL, ERRORS, LIFE, MEANS, RESTART
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,13 @@ ELSEWHERE = (
         f"{HERE}test_without_rows.py",
         "test_timers_fire_without_rows",
         "there is a batch when a timer is due; Spark runs one after the other for ever",
+    ),
+    Elsewhere(
+        ERRORS,
+        "a `foreachBatch` that leaves partitions unread: `STATE_STORE_COMMIT_VALIDATION_FAILED`",
+        "tests/spark/test_epochs.py",
+        "test_a_consumer_that_stops_early_is_named_at_the_next_epoch",
+        "the next batch is refused: `EpochIncomplete`",
     ),
     Elsewhere(
         RESTART,
