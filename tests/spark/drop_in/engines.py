@@ -192,14 +192,14 @@ def _run(session: SparkSession, engine: str, program: Program, place: Path, seen
     now, written = program, 0
     with ExitStack() as attached:
         if engine == BEDLOAD and program.then:
-            session = _another(session, place, attached)
+            session = _another(session, program, place, attached)
         out = _out(session, engine, now, source, name)
         while ends:
             if written in program.then:
                 now = Program(**{**vars(now), **program.then[written]})
                 if engine == BEDLOAD:
                     attached.close()
-                    session = _another(session, place, attached)
+                    session = _another(session, program, place, attached)
                 out = _out(session, engine, now, source, name)
             run = _Run(session, out, now.sink_mode, checkpoint, seen, failing, written)
             try:
@@ -218,10 +218,10 @@ def _run(session: SparkSession, engine: str, program: Program, place: Path, seen
 _numbers = itertools.count()
 
 
-def _another(session: SparkSession, place: Path, attached: ExitStack) -> SparkSession:
+def _another(session: SparkSession, program: Program, place: Path, attached: ExitStack) -> SparkSession:
     """A session with a cluster of its own, which goes on with what is there: code with other state needs that."""
     made = session.newSession()
-    for name, value in CONF.items():
+    for name, value in {**CONF, **program.conf}.items():
         made.conf.set(name, value)
     attached.enter_context(bl.attach(made, workers=2, checkpoint=place / "bedload"))
     return made
