@@ -7,6 +7,8 @@ ARGS ?=
 BENCH ?=
 SECONDS ?= 600
 SEEDS ?= 1000
+EXAMPLES ?= 20
+SEED ?= 1
 
 # A process that has nothing left to do takes tests from the others: most of the time goes into few long tests, which
 # lie side by side. One more than cores are common, as some wait for processes that hang.
@@ -31,7 +33,7 @@ WITH_JAVA = JAVA_HOME="$$(sed -n 1p $(JAVA_STAMP))"
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-fast simulate soak check fix bench clean FORCE
+.PHONY: help setup demo test test-fast simulate soak conformance check fix bench clean FORCE
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -56,6 +58,10 @@ simulate: $(INSTALL_STAMP) ## seeded simulations against an oracle, on all cores
 
 soak: $(INSTALL_STAMP) $(JAVA_STAMP) ## random faults on real Spark against an oracle: make soak SECONDS=600 ARGS="--seed 7"
 	@$(WITH_JAVA) $(BIN)/python -m tests.soak --seconds $(SECONDS) $(ARGS)
+
+conformance: $(INSTALL_STAMP) $(JAVA_STAMP) ## random transformWithState programs on both engines: make conformance EXAMPLES=200 SEED=7
+	@$(WITH_JAVA) EXAMPLES=$(EXAMPLES) SEED=$(SEED) $(BIN)/python -m pytest -m spark $(ARGS) \
+		tests/spark/drop_in/test_random_processors.py
 
 check: $(INSTALL_STAMP) ## formatting, lint, types, layers, API reference: what must pass before a commit
 	$(BIN)/ruff format --check .

@@ -18,7 +18,7 @@ PAGE = ROOT / "docs" / "reference" / "transform-with-state.md"
 SECTIONS = (
     *("The call", "What is called when", "Rows and keys", "Values in state", "Value state", "List state", "Map state"),
     *("Timers", "Clocks", "Late rows", "TTL", "Initial state", "Output", "Event time of the output"),
-    *("Batch DataFrames", "Errors", "Restarts and changes of the processor"),
+    *("Batch DataFrames", "Errors", "Restarts and changes of the processor", "Other means of Spark's in a processor"),
 )
 BEGINNING = """# transformWithState: what is the same
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import datetime as dt
 import gc
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd  # type: ignore[import-untyped]
 import pyarrow as pa
+from pyspark.sql import Row
+from pyspark.sql.types import LongType, StringType, StructType, TimestampType
 
 from bedload.spark.drop_in.key_forms import with_rows, with_timers
+from bedload.spark.drop_in.key_parts import KeyPart, unique
 from bedload.spark.drop_in.named_rows import row_class
 from bedload.spark.drop_in.rows import PandasForm, rows_as_frames
 
@@ -23,6 +27,43 @@ def test_timestamps_in_keys_are_naive_in_the_sessions_zone_in_the_pandas_form() 
     assert with_rows(pa.array([NOON.replace(tzinfo=None)], NAIVE), FORM) == [pd.Timestamp("2024-07-01 12:00:00")]
     assert with_rows(pa.array([NOON], AWARE), None) == [NOON]
     assert with_rows(pa.array([1, None]), FORM) == [1, None]
+
+
+def test_structs_in_keys_are_dicts_with_rows_and_rows_with_timers() -> None:
+    kind = StructType().add("at", TimestampType()).add("in", StructType().add("x", LongType(), False))
+    part = KeyPart("st", 0, kind, nullable=True)
+    given = pa.array(
+        [{"at": NOON, "in": {"x": 1}}, None], pa.struct([("at", AWARE), ("in", pa.struct([("x", "int64")]))])
+    )
+    assert with_rows(given, None) == [{"at": NOON, "in": {"x": 1}}, None]
+    assert with_rows(given, FORM) == [{"at": pd.Timestamp("2024-07-01 08:00:00"), "in": {"x": 1}}, None]
+    types = (pa.bool_(), AWARE, pa.bool_(), pa.int64(), pa.string())
+    key = with_timers(types, FORM, (part, KeyPart("k", 1, StringType(), nullable=True)))
+    (full, name), (none, _) = key((True, NOON, True, 1, "a")), key((False, None, False, None, "a"))
+    assert (full, full["in"].x, name, none) == (Row(at=dt.datetime(2024, 7, 1, 8), **{"in": Row(x=1)}), 1, "a", None)
+    assert key((True, None, False, None, "a"))[0] == (None, None)
+
+
+def test_names_of_the_fields_of_a_key_are_told_apart() -> None:
+    assert unique(["a_b", "k", "A_b", "a_b_", "a_b"]) == ["a_b", "k", "A_b_", "a_b__", "a_b___"]
+
+
+def test_frames_end_where_they_are_as_large_as_they_may_be() -> None:
+    batch = pa.record_batch({"k": ["a"] * 5, "n": range(5), "b": [True] * 5})
+
+    def sizes(size: int) -> list[int]:
+        of_key = rows_as_frames(batch, ("k", "n", "b"), np.arange(5), replace(FORM, size=size))
+        return [len(frame) for frame in of_key(0, 5)]
+
+    assert [sizes(1), sizes(26), sizes(60)] == [[1] * 5, [2, 2, 1], [5]]
+
+
+def test_columns_of_frames_have_the_names_of_a_named_tuple() -> None:
+    batch = pa.RecordBatch.from_arrays([pa.array([n]) for n in range(4)], names=["v", "v", "class", "_x"])
+    form = replace(FORM, columns=(0, 1, 2, 3))
+    (frame,) = rows_as_frames(batch, ("v", "v", "class", "_x"), np.arange(1), form)(0, 1)
+    assert list(frame.columns) == ["v", "_1", "_2", "_3"]
+    assert frame.iloc[0].tolist() == [0, 1, 2, 3]
 
 
 def test_timestamps_in_the_keys_of_timers_are_naive() -> None:

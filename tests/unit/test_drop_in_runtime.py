@@ -12,7 +12,7 @@ from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor
 from tests.processors import Worker, columns, deployment
 
-from bedload.core.errors import OperatorFailed, StateTypeError
+from bedload.core.errors import DefinitionError, OperatorFailed, StateTypeError
 from bedload.spark.drop_in.rows import PandasForm
 from bedload.worker.rows import values
 
@@ -86,6 +86,61 @@ def test_lists_and_maps_are_sparks_and_a_key_without_state_is_gone() -> None:
     }
     worker.run(("a", -1))
     assert worker.state() == {"b": {"items": [(2,)], "map": {}}}
+
+
+class Drops(StatefulProcessor):
+    """Declares a variable and deletes it."""
+
+    def init(self, handle: Any) -> None:
+        self.n = handle.getValueState("n", "n long")
+        self.gone = handle.getMapState("gone", "k int", "v int")
+        handle.deleteIfExists("gone")
+
+    def handleInputRows(self, key: Any, rows: Any, times: Any) -> Any:
+        with pytest.raises(PySparkRuntimeError, match="Map state gone is not initialized"):
+            self.gone.updateValue((1,), (1,))
+        self.n.update((1,))
+        yield Row(k=key[0], n=1)
+
+
+def test_a_variable_that_init_declares_and_deletes_cannot_be_used_and_harms_nobody() -> None:
+    worker = Worker(deployment(Drops()))
+    assert worker.run(("a", 1)) == [("a", 1)]
+    assert worker.state() == {"a": {"n": (1,)}}
+
+
+class Resets(Counter):
+    def init(self, handle: Any) -> None:
+        handle.deleteIfExists("n")
+        super().init(handle)
+
+
+def test_a_variable_that_would_be_empty_in_each_batch_is_refused() -> None:
+    with pytest.raises(DefinitionError, match="and then declares it"):
+        deployment(Resets())
+
+
+class Keeps(StatefulProcessor):
+    """Asks for iterators under one key, and uses them under the next one."""
+
+    def init(self, handle: Any) -> None:
+        self.handle = handle
+        self.items = handle.getListState("items", "v string")
+        self.map = handle.getMapState("map", "k string", "v int")
+        self.kept: list[Any] = []
+
+    def handleInputRows(self, key: Any, rows: Any, times: Any) -> Any:
+        self.items.appendValue((key[0],))
+        self.map.updateValue((key[0],), (1,))
+        self.handle.registerTimer(ord(key[0]))
+        seen = [list(it) for it in self.kept]
+        assert seen in ([], [[("b",)], [("b",)], [(("b",), (1,))], [ord("b")]]), "of the key of their first element"
+        self.kept = [self.items.get(), self.map.keys(), self.map.iterator(), self.handle.listTimers()]
+        yield Row(k=key[0], n=len(seen))
+
+
+def test_an_iterator_is_of_the_key_for_which_it_is_first_asked() -> None:
+    assert Worker(deployment(Keeps(), mode="ProcessingTime")).run(("a", 1), ("b", 1)) == [("a", 0), ("b", 4)]
 
 
 class Timed(StatefulProcessor):

@@ -409,6 +409,13 @@ def test_random_numbers_differ_between_workers(home: Home, desk: Desk) -> None:
         assert desk.ask(0, source, home.folder) != desk.ask(1, source, home.folder)
 
 
+def test_a_text_has_one_hash_at_all_workers_as_in_sparks_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+    assert processes.driver_environment()["PYTHONHASHSEED"] == "0"
+    monkeypatch.setenv("PYTHONHASHSEED", "7")
+    assert processes.driver_environment()["PYTHONHASHSEED"] == "7"
+
+
 def test_a_worker_has_the_environment_and_the_modules_of_the_driver_when_it_was_ordered(
     desk: Desk, tmp_path: Path
 ) -> None:

@@ -226,7 +226,10 @@ if hasattr(os, "register_at_fork"):
 def driver_environment() -> dict[str, str]:
     """What a worker has of the driver's."""
     # SUBTLE: what the driver can import, the operators that it ships may need: a script's folder, say.
-    return dict(os.environ, PYTHONPATH=os.pathsep.join(filter(None, sys.path)))
+    given = dict(os.environ, PYTHONPATH=os.pathsep.join(filter(None, sys.path)))
+    # As in Spark's own: a text has one hash at all workers, and a replay goes through a set in the same order.
+    given.setdefault("PYTHONHASHSEED", "0")
+    return given
 
 
 class Forked:

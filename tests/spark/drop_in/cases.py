@@ -15,6 +15,7 @@ from tests.spark.drop_in.engines import BEDLOAD, SPARK, Program, Seen
 CALL, LIFE, ROWS_AND_KEYS = "The call", "What is called when", "Rows and keys"
 INITIAL, OUTPUT, EVENT_TIME = "Initial state", "Output", "Event time of the output"
 BATCH, ERRORS, RESTART = "Batch DataFrames", "Errors", "Restarts and changes of the processor"
+MEANS = "Other means of Spark's in a processor"
 
 LATER = (BATCH, ERRORS, RESTART)
 """Sections whose queries are run in a test file of their own."""

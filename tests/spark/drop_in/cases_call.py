@@ -128,6 +128,18 @@ def no_key(place: Any) -> Program:
 
 @query(
     CALL,
+    "a column that is there twice among the keys",
+    fails="Duplicate field",
+    bedload_fails="",
+    equal=False,
+    why="Spark fails when the query runs; in Bedload it is there twice in the key, too",
+)
+def key_twice(place: Any) -> Program:
+    return Program(Counts(), [[("a", 1)]], by=("k", "k"))
+
+
+@query(
+    CALL,
     "the state store has to be RocksDB's",
     fails="STORE_BACKEND_NOT_SUPPORTED_FOR_TWS",
     bedload_fails="",

@@ -1,4 +1,4 @@
-"""Errors, batch DataFrames, restarts, and changes of the processor between runs."""
+"""Errors, and batch DataFrames."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+from pyspark import SparkContext
 from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
-from tests.spark.drop_in.cases import BATCH, ERRORS, RESTART, query
+from tests.spark.drop_in.cases import BATCH, ERRORS, MEANS, query
 from tests.spark.drop_in.cases_call import Counts
 from tests.spark.drop_in.cases_life import Begins
 from tests.spark.drop_in.cases_output import PASSED, STREAM, Passes, after
@@ -219,6 +220,16 @@ def state_deleted_late(place: Path) -> Program:
     return in_rows(lambda handle, _: handle.deleteIfExists("n"), a_value)
 
 
+@query(ERRORS, "a map by others than strings in a value ends the query", fails="Unexpected type MapType", equal=False,
+       bedload_fails="", why="it is a type like others")  # fmt: skip
+def value_with_a_map_by_numbers(place: Path) -> Program:
+    def code(handle: Any, m: Any) -> Any:
+        m.update(({1: "a"},))
+        return m.get()
+
+    return in_rows(code, lambda handle: handle.getValueState("m", "m map<int,string>"))
+
+
 def empty_then_more(handle: Any, xs: Any) -> Any:
     try:
         xs.put([])
@@ -238,6 +249,22 @@ def empty_then_more(handle: Any, xs: Any) -> Any:
 )
 def going_on_after_an_error(place: Path) -> Program:
     return in_rows(empty_then_more, a_list)
+
+
+class LooksUp(Counts):
+    """Uses a broadcast variable."""
+
+    def __init__(self, names: Any) -> None:
+        self._names = names
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+        yield Row(k=key[0], text=self._names.value[key[0]])
+
+
+@query(MEANS, "a broadcast variable fails", fails="BROADCAST_VARIABLE_NOT_LOADED", bedload_fails="", equal=False,
+       why="it works: its value goes along with the processor")  # fmt: skip
+def broadcast_variable(place: Path) -> Program:
+    return Program(LooksUp(SparkContext.getOrCreate().broadcast({"a": "Ann"})), [[("a", 1)]])
 
 
 # --- batch DataFrames
@@ -297,121 +324,3 @@ def batch_frames(place: Path) -> Program:
 def batch_by_event_time(place: Path) -> Program:
     rows = [("a", 1, after(0)), ("a", 2, after(STEP)), ("b", 3, after(-STEP))]
     return Program(Passes(), [rows], STREAM, output=PASSED, time_mode="EventTime", watermark=("ts", "0 seconds"))
-
-
-# --- restarts
-
-
-class Versions(StatefulProcessor):
-    """A processor whose variables are those that it is told."""
-
-    def __init__(self, *declared: tuple[Any, ...], dropped: tuple[str, ...] = (), wide: bool = False) -> None:
-        self._declared, self._dropped, self._wide = declared, dropped, wide
-
-    def init(self, handle: Any) -> None:
-        self._handle = handle
-        self._states = [getattr(handle, method)(*arguments) for method, *arguments in self._declared]
-        for name in self._dropped:
-            handle.deleteIfExists(name)
-
-    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
-        (row,) = rows
-        for (method, name, *_), state in zip(self._declared, self._states, strict=True):
-            try:
-                seen = self._seen(method, state, row.v)
-            except Exception as error:
-                seen = f"{type(error).__name__}: {error}"
-            yield Row(k=key[0], text=f"{name} {seen}")
-
-    def _seen(self, method: str, state: Any, v: int) -> Any:
-        if method == "getValueState":
-            seen = state.get()
-            state.update((v, v) if self._wide else (v,))
-        elif method == "getListState":
-            seen = list(state.get())
-            state.appendValue((v,))
-        else:
-            seen = sorted(state.iterator())
-            state.updateValue((v,), (v,))
-        return seen
-
-
-N = ("getValueState", "n", "v long")
-XS = ("getListState", "xs", "v long")
-M = ("getMapState", "m", "k long", "v long")
-FOUR = [[("a", n), ("b", n)] for n in range(4)]
-
-
-@query(RESTART, "state is there after a restart", "a batch that is replayed gives the same, with the same state",
-       "the same with timers and TTL by processing time")  # fmt: skip
-def stopped_and_replayed(place: Path) -> Program:
-    declared = (N, XS, M, ("getListState", "short", "v long", STEP * 3 // 2))
-    return Program(Versions(*declared), FOUR, time_mode="ProcessingTime", stops=frozenset({1}), fails=frozenset({2, 3}))
-
-
-@query(RESTART, "variables may be added, and left out")
-def variables_added_and_left_out(place: Path) -> Program:
-    then = {1: {"processor": Versions(XS, M)}, 3: {"processor": Versions(XS)}}
-    return Program(Versions(N, XS), FOUR, then=then)
-
-
-@query(RESTART, "a variable that was left out has its state when it comes back", equal=False,
-       why="it comes back empty: state of a variable that is not declared any more is dropped, with a warning that "
-       "says so")  # fmt: skip
-def variable_that_comes_back(place: Path) -> Program:
-    return Program(Versions(N, XS), FOUR, then={1: {"processor": Versions(XS)}, 3: {"processor": Versions(N, XS)}})
-
-
-@query(RESTART, "`deleteIfExists` removes a variable with all its data; of an unknown name nothing")
-def variables_deleted(place: Path) -> Program:
-    then = {
-        1: {"processor": Versions(XS, dropped=("n", "unknown"))},
-        2: {"processor": Versions(N, XS)},
-    }
-    return Program(Versions(N, XS), FOUR, then=then)
-
-
-@query(RESTART, "a variable that is declared and deleted in one `init` cannot be used: `not initialized`", equal=False,
-       bedload_fails="declare the same variables", why="such an `init` fails")  # fmt: skip
-def variable_used_after_its_deletion(place: Path) -> Program:
-    return Program(Versions(XS, N, dropped=("n",)), FOUR[:1])
-
-
-def _changed(**change: Any) -> Program:
-    return Program(Versions(N), FOUR[:2], then={1: change})
-
-
-@query(RESTART, "another `timeMode` is refused", fails="STATE_STORE_INVALID_CONFIG_AFTER_RESTART", equal=False,
-       bedload_fails="", why="the query goes on: what is in the state does not depend on it")  # fmt: skip
-def time_mode_changed(place: Path) -> Program:
-    return _changed(time_mode="ProcessingTime")
-
-
-@query(RESTART, "another `outputMode` is refused", fails="STATE_STORE_INVALID_CONFIG_AFTER_RESTART", equal=False,
-       bedload_fails="", why="the query goes on: nothing depends on it")  # fmt: skip
-def output_mode_changed(place: Path) -> Program:
-    return _changed(output_mode="Append")
-
-
-WHY_REFUSED = "it is refused at the call: `SchemaChanged`, with what can be done"
-
-
-@query(RESTART, "another kind of a variable is refused", fails="STATE_STORE_INVALID_VARIABLE_TYPE_CHANGE", equal=False,
-       bedload_fails="the stored state does not fit", why=WHY_REFUSED)  # fmt: skip
-def kind_changed(place: Path) -> Program:
-    return _changed(processor=Versions(("getListState", "n", "v long")))
-
-
-AVRO = "spark.sql.streaming.stateStore.encodingFormat"
-
-
-@query(RESTART, f"with `{AVRO}=avro` columns of a variable may be added: what was there has null in them")
-def columns_added(place: Path) -> Program:
-    changed = Versions(("getValueState", "n", "v long, w long"), wide=True)
-    return Program(Versions(N), FOUR[:2], then={1: {"processor": changed}}, conf={AVRO: "avro"})
-
-
-@query(RESTART, "another type of a variable's column is refused", fails="STATE_STORE_VALUE_SCHEMA_NOT_COMPATIBLE",
-       equal=False, bedload_fails="the stored state does not fit", why=WHY_REFUSED)  # fmt: skip
-def type_changed(place: Path) -> Program:
-    return _changed(processor=Versions(("getValueState", "n", "v string")))

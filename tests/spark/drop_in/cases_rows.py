@@ -144,6 +144,18 @@ def frames_in_chunks(place: Path) -> Program:
     return Program(SaysSizes(), [[(key, n) for n in range(7) for key in "ab"]], form=PANDAS, conf={LARGEST: "3"})
 
 
+BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
+
+
+@query(
+    ROWS_AND_KEYS, f"pandas form: a DataFrame ends with the row that has it reach `{BYTES}`, by the mean of all rows"
+)
+def frames_of_a_size(place: Path) -> Program:
+    rows = [(key, "x" * 90) for _ in range(7) for key in "ab"]
+    conf = {BYTES: "250b", "spark.sql.shuffle.partitions": "1"}
+    return Program(SaysSizes(), [rows], "k string, v string", form=PANDAS, conf=conf)
+
+
 class SaysKeys(StatefulProcessor):
     """How keys come, in either form."""
 
@@ -276,16 +288,32 @@ def key_in_a_struct(place: Path) -> Program:
     return Program(SaysFields(), [batch], "st struct<p:string,q:int>, v long", ("st.p",))
 
 
+def _structs_as_keys(form: str) -> Program:
+    one, other, none = {"p": "a", "q": {"x": 1}}, {"p": "a", "q": {"x": None}}, {"p": "a", "q": None}
+    window = {"start": AT, "end": AT + dt.timedelta(minutes=1)}
+    batch = [(st, window, n) for n in range(2) for st in (one, other, none, {"p": None, "q": None}, None)]
+    return Program(
+        SaysKeys(form),
+        [batch, batch[:5]],
+        "st struct<p:string,q:struct<x:int>>, window struct<start:timestamp,end:timestamp>, v long",
+        ("st", "window"),
+        form=form,
+        time_mode="ProcessingTime",
+    )
+
+
 @query(
     ROWS_AND_KEYS,
-    "a struct as a key",
-    equal=False,
-    bedload_fails="cannot be a key",
-    why="no: it is refused at the call; group by its fields",
+    "a struct as a key, Row form: a dict in `handleInputRows`, a `Row` in `handleExpiredTimer`; one that is null, has "
+    "null fields, or others inside",
 )
-def struct_as_a_key(place: Path) -> Program:
-    rows = [({"p": "a"}, 1)]
-    return Program(SaysKeys("rows"), [rows], "st struct<p:string>, v long", ("st",), time_mode="ProcessingTime")
+def structs_as_keys(place: Path) -> Program:
+    return _structs_as_keys("rows")
+
+
+@query(ROWS_AND_KEYS, "a struct as a key, pandas form: the same")
+def structs_as_keys_in_frames(place: Path) -> Program:
+    return _structs_as_keys(PANDAS)
 
 
 @query(

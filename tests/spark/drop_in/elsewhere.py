@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tests.spark.drop_in.cases import CALL, LIFE, RESTART
+from tests.spark.drop_in.cases import CALL, ERRORS, LIFE, MEANS, RESTART
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,13 @@ ELSEWHERE = (
         "there is a batch when a timer is due; Spark runs one after the other for ever",
     ),
     Elsewhere(
+        ERRORS,
+        "a `foreachBatch` that leaves partitions unread: `STATE_STORE_COMMIT_VALIDATION_FAILED`",
+        "tests/spark/test_epochs.py",
+        "test_a_consumer_that_stops_early_is_named_at_the_next_epoch",
+        "the next batch is refused: `EpochIncomplete`",
+    ),
+    Elsewhere(
         RESTART,
         "two queries of one class have a state each, by their checkpoint locations",
         f"{HERE}test_queries.py",
@@ -62,5 +69,34 @@ ELSEWHERE = (
         "random programs, with restarts and replays, in all modes and both forms",
         f"{HERE}test_random_processors.py",
         "test_random_processors",
+    ),
+    Elsewhere(
+        MEANS,
+        "`hash` of a text is the same in all processes (`PYTHONHASHSEED` is 0 unless it is set)",
+        f"{HERE}test_means_of_spark.py",
+        "test_what_else_of_spark_a_processor_uses",
+    ),
+    Elsewhere(
+        MEANS,
+        "accumulators: what a processor adds comes to the driver",
+        f"{HERE}test_means_of_spark.py",
+        "test_what_else_of_spark_a_processor_uses",
+        "no: it stays in the worker that adds it, as the processor runs in no task, whose end would bring it; yield a "
+        "row, or keep the sum in state and read it live",
+    ),
+    Elsewhere(
+        MEANS,
+        "`TaskContext.get()` is that of the task",
+        f"{HERE}test_means_of_spark.py",
+        "test_what_else_of_spark_a_processor_uses",
+        "no: it is `None`: the processor runs in a worker, and not in a task",
+    ),
+    Elsewhere(
+        MEANS,
+        "`query.lastProgress` has the operator under `stateOperators`",
+        f"{HERE}test_means_of_spark.py",
+        "test_what_else_of_spark_a_processor_uses",
+        "no: to Spark it is no stateful operator; rows, late rows, keys and times of each epoch are in "
+        "`cluster.epochs()`",
     ),
 )

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import shutil
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -141,6 +142,18 @@ def made(session: SparkSession, engine: str, program: Program, df: DataFrame, na
 
 def run(session: SparkSession, engine: str, program: Program, place: Path) -> Seen:
     """Run a program to its end, or to its first error that is not its own."""
+    seen = _tried(session, engine, program, place)
+    # Spark gives the process that runs `init` ten seconds to start, which a machine with much to do may not have.
+    for _ in range(5):
+        if engine != SPARK or "worker failed to connect back" not in str(seen.error):
+            break
+        shutil.rmtree(place / "in")
+        shutil.rmtree(place / "checkpoint")
+        seen = _tried(session, engine, program, place)
+    return seen
+
+
+def _tried(session: SparkSession, engine: str, program: Program, place: Path) -> Seen:
     seen = Seen()
     before = {name: session.conf.get(name, None) for name in program.conf}
     try:
@@ -179,14 +192,14 @@ def _run(session: SparkSession, engine: str, program: Program, place: Path, seen
     now, written = program, 0
     with ExitStack() as attached:
         if engine == BEDLOAD and program.then:
-            session = _another(session, place, attached)
+            session = _another(session, program, place, attached)
         out = _out(session, engine, now, source, name)
         while ends:
             if written in program.then:
                 now = Program(**{**vars(now), **program.then[written]})
                 if engine == BEDLOAD:
                     attached.close()
-                    session = _another(session, place, attached)
+                    session = _another(session, program, place, attached)
                 out = _out(session, engine, now, source, name)
             run = _Run(session, out, now.sink_mode, checkpoint, seen, failing, written)
             try:
@@ -205,10 +218,10 @@ def _run(session: SparkSession, engine: str, program: Program, place: Path, seen
 _numbers = itertools.count()
 
 
-def _another(session: SparkSession, place: Path, attached: ExitStack) -> SparkSession:
+def _another(session: SparkSession, program: Program, place: Path, attached: ExitStack) -> SparkSession:
     """A session with a cluster of its own, which goes on with what is there: code with other state needs that."""
     made = session.newSession()
-    for name, value in CONF.items():
+    for name, value in {**CONF, **program.conf}.items():
         made.conf.set(name, value)
     attached.enter_context(bl.attach(made, workers=2, checkpoint=place / "bedload"))
     return made

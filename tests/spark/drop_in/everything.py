@@ -5,6 +5,7 @@ from tests.spark.drop_in import (  # noqa: F401  each of them adds its cases
     cases_errors,
     cases_life,
     cases_output,
+    cases_restarts,
     cases_rows,
     cases_state,
     cases_timers,

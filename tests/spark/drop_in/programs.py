@@ -1,130 +1,225 @@
-"""A processor that does what it is told: random programs over the handle, as rows of the input.
+"""A processor that does what it is told: random programs over the handle.
 
-An operation is a list: a method's name and its arguments, for one of the state variables. A row has some of them, as
-JSON. What they give comes out as text; a map's order is not promised, so what iterates over one is sorted.
+A program has state variables of random types, and a list of operations for each row: a row has the number of its list.
+What the operations give comes out as text; a map's order is not promised, so what iterates over one is sorted.
+Hypothesis draws the outline, and a seed for the values; so a batch can be large, and an outline still shrinks.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
+from hypothesis import assume
 from hypothesis import strategies as st
 from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+from pyspark.sql.types import (
+    BinaryType,
+    BooleanType,
+    ByteType,
+    DataType,
+    DateType,
+    DecimalType,
+    IntegerType,
+    LongType,
+    ShortType,
+    StringType,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+)
 
-from tests.spark.drop_in.engines import PANDAS, STEP, TEXT, Program
+from tests.spark.drop_in.engines import PANDAS, ROWS, STEP, Program
+from tests.spark.drop_in.random_values import Random, a_struct, a_type, given, plain
 from tests.spark.drop_in.small import EVENT, NONE, PROCESSING
 
-SCHEMA = "k string, ops string, ts timestamp"
-TTL = STEP * 3 // 2
+Op = tuple[Any, ...]
+"""A method's name, for which of the state variables, and its arguments."""
+NAMES = ("n", "my list", "größe", "class", "_hidden", "a.b", "N", "state_n", "value")
+"""Of state variables; not all of them can be attributes."""
+WHOLE = (ByteType, ShortType, IntegerType, LongType, BooleanType)
+MOMENTS = (DateType, TimestampType, TimestampNTZType)
+KEY_TYPES: tuple[DataType, ...] = (
+    *(StringType(), LongType(), DateType(), DecimalType(10, 2), BooleanType(), ByteType(), BinaryType()),
+    *(TimestampType(), TimestampNTZType()),
+    StructType().add("a", StringType()).add("b", StructType().add("c", LongType()).add("d", DateType())),
+)
+
+
+@dataclass(frozen=True)
+class Variable:
+    """A state variable."""
+
+    kind: str
+    name: str
+    schemas: tuple[StructType, ...]
+    ttl: int | None
 
 
 class Told(StatefulProcessor):
-    """Has a value, a list and a map, each with and, in mode ProcessingTime, without a TTL; and timers."""
+    """Does the operations of its rows, and those of the time when a timer fires."""
 
-    def __init__(self, mode: str, form: str) -> None:
-        self._mode, self._form = mode, form
+    def __init__(
+        self, mode: str, form: str, variables: list[Variable], rows: list[list[Op]], timers: list[list[Op]]
+    ) -> None:
+        self._mode, self._form, self._variables, self._rows, self._timers = mode, form, variables, rows, timers
 
     def init(self, handle: Any) -> None:
         self._handle = handle
-        ttl = TTL if self._mode == PROCESSING else None
-        self._states = {
-            "value": handle.getValueState("value", "n long, s string"),
-            "list": handle.getListState("list", "n long, s string"),
-            "map": handle.getMapState("map", "k long", "n long, s string"),
-            "short value": handle.getValueState("short_value", "n long, s string", ttl),
-            "short list": handle.getListState("short_list", "n long, s string", ttl),
-            "short map": handle.getMapState("short_map", "k long", "n long, s string", ttl),
-        }
+        self._states = [
+            getattr(handle, f"get{it.kind}State")(it.name, *it.schemas, ttlDurationMs=it.ttl) for it in self._variables
+        ]
 
-    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
+    def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:
+        found = initialState.itertuples(index=False) if self._form == PANDAS else [initialState]
+        for row in sorted(found, key=lambda row: row.n):
+            for _ in self._done(key, self._rows[row.n], timerValues):
+                """What it sees is not told; what it leaves is."""
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Any:
+        made = self._of_rows(key, rows, timerValues)
+        return made if len(self._rows) % 2 else list(made)
+
+    def _of_rows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
+        said = []
         if self._form == PANDAS:
-            rows = (row for frame in rows for row in frame.itertuples(index=False))
-        # The order of rows within a key is not promised: they are taken by time.
-        ordered = sorted(rows, key=lambda row: (row.ts, row.ops))
-        yield from self._run(key, [op for row in ordered for op in json.loads(row.ops)], timerValues, "")
+            frames = list(rows)
+            said.append(f"{sorted(map(len, frames))} {list(frames[0].columns)}")
+            rows = (row for frame in frames for row in frame.itertuples(index=False))
+        # The order of rows within a key is not promised.
+        ordered = sorted(rows, key=lambda row: row.n)
+        said += [f"{row.n} {row.x!r}" for row in ordered]
+        yield from self._said(key, said)
+        yield from self._said(key, self._done(key, [op for row in ordered for op in self._rows[row.n]], timerValues))
 
     def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Any]:
         at = expiredTimerInfo.getExpiryTimeInMs()
+        yield from self._said(key, [f"timer {at}"])
         # What a timer does depends on its time alone, so that it is the same on both engines.
-        ops: list[Any] = [["value", "get"], ["value", "update", at % 7, "timer"], ["timers", "list"]]
-        if at % 3 == 0:
-            ops.append(["timers", "registerTimer", at % 5 * STEP])
-        if at % 4 == 0:
-            ops += [["short map", "updateValue", at % 3, at % 11, "timer"], ["short list", "appendValue", 1, "t"]]
-        if at % 5 == 0:
-            ops.append(["timers", "deleteTimer", (at // 10) % 4 * 100])
-        yield from self._run(key, ops, timerValues, f"timer {at}")
+        yield from self._said(key, self._done(key, self._timers[at // 100 % len(self._timers)], timerValues))
 
-    def _run(self, key: Any, ops: list[Any], times: Any, before: str) -> Iterator[Any]:
-        clock = times.getCurrentWatermarkInMs() if self._mode == EVENT else times.getCurrentProcessingTimeInMs()
-        said = [before] if before else []
-        for which, method, *arguments in ops:
-            found = self._timers(method, arguments, clock) if which == "timers" else self._do(which, method, arguments)
-            said.append(f"{which} {method} {found!r}")
+    def _said(self, key: Any, texts: Any) -> Iterator[Any]:
+        name = repr(tuple(key))
         if self._form == PANDAS:
             import pandas as pd  # type: ignore[import-untyped]
 
-            yield pd.DataFrame({"k": key[0], "text": said}, dtype=object)
+            yield pd.DataFrame({"k": name, "text": list(texts)}, dtype=object)
         else:
-            yield from (Row(k=key[0], text=text) for text in said)
+            yield from (Row(text=text, k=name) for text in texts)
 
-    def _timers(self, method: str, arguments: list[Any], clock: int) -> Any:
+    def _done(self, key: Any, ops: list[Op], times: Any) -> Iterator[str]:
+        clock = times.getCurrentWatermarkInMs() if self._mode == EVENT else times.getCurrentProcessingTimeInMs()
+        for method, which, *arguments in ops:
+            if which is None:
+                yield f"{method} {self._timer(method, arguments, clock)!r}"
+            else:
+                found = self._do(method, self._states[which], self._variables[which].kind, arguments)
+                yield f"{self._variables[which].name} {method} {found!r}"
+
+    def _timer(self, method: str, arguments: list[Any], clock: int) -> Any:
         if self._mode == NONE:
             return None
-        if method == "list":
+        if method == "listTimers":
             return sorted(self._handle.listTimers())
+        if method == "deleteTimers":  # while they are listed
+            return len([self._handle.deleteTimer(at) for at in self._handle.listTimers()])
+        if method == "duringTimers":  # one iterator that has begun before a change, and one that has not
+            begun, waits = iter(self._handle.listTimers()), iter(self._handle.listTimers())
+            first = next(begun, None)
+            self._handle.registerTimer(clock + arguments[0])
+            return sorted(begun) if first is None else sorted([first, *begun]), sorted(waits)
         return getattr(self._handle, method)(clock + arguments[0])
 
-    def _do(self, which: str, method: str, arguments: list[Any]) -> Any:
-        state = self._states[which]
-        if method in ("put", "appendList"):
-            return getattr(state, method)([tuple(it) for it in arguments[0]])
-        if method in ("update", "appendValue"):
-            return getattr(state, method)(tuple(arguments))
-        if method == "updateValue":
-            return state.updateValue((arguments[0],), tuple(arguments[1:]))
-        if method in ("getValue", "containsKey", "removeKey"):
-            found = getattr(state, method)((arguments[0],))
-            return tuple(found) if method == "getValue" and found is not None else found
+    def _do(self, method: str, state: Any, kind: str, arguments: list[Any]) -> Any:
+        if method == "during":
+            return self._during(state, kind, *arguments)
+        if method == "removeEach":
+            return len([state.removeKey(key) for key in state.keys()])  # noqa: SIM118
+        found = getattr(state, method)(*arguments)
         if method in ("iterator", "keys", "values"):
-            return sorted(getattr(state, method)(), key=repr)
-        found = getattr(state, method)()
-        return list(found) if which.endswith("list") and method == "get" else found
+            return sorted(found, key=repr)
+        return list(found) if kind == "List" and method == "get" else found
+
+    def _during(self, state: Any, kind: str, method: str, arguments: list[Any]) -> Any:
+        """What an iterator gives that was begun before a change, and one that was asked for and not begun."""
+        ask: Callable[[], Any] = state.get if kind == "List" else state.iterator
+        begun, waits = iter(ask()), iter(ask())
+        first = next(begun, None)
+        getattr(state, method)(*arguments)
+        return first is None, sorted(map(repr, [first, *begun])), sorted(map(repr, waits))
 
 
 # --- programs
 
-_numbers = st.none() | st.integers(-(2**40), 2**40)
-_texts = st.none() | st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=3)
-_entries = st.tuples(_numbers, _texts).map(list)
-_keys = st.integers(-2, 3)
-_values = st.sampled_from(["value", "short value"])
-_lists = st.sampled_from(["list", "short list"])
-_maps = st.sampled_from(["map", "short map"])
 
-OPERATIONS = st.one_of(
-    st.tuples(_values, st.sampled_from(["get", "exists", "clear"])),
-    st.tuples(_values, st.just("update"), _numbers, _texts),
-    st.tuples(_lists, st.sampled_from(["get", "exists", "clear"])),
-    st.tuples(_lists, st.sampled_from(["put", "appendList"]), st.lists(_entries, min_size=1, max_size=4)),
-    st.tuples(_lists, st.just("appendValue"), _numbers, _texts),
-    st.tuples(_maps, st.sampled_from(["exists", "iterator", "keys", "values", "clear"])),
-    st.tuples(_maps, st.sampled_from(["getValue", "containsKey", "removeKey"]), _keys),
-    st.tuples(_maps, st.just("updateValue"), _keys, _numbers, _texts),
-    st.tuples(
-        st.just("timers"), st.sampled_from(["registerTimer", "deleteTimer"]), st.integers(-10, 40).map((100).__mul__)
-    ),
-    st.tuples(st.just("timers"), st.just("list")),
-).map(list)
-LOOK = [
-    *(["value", "get"], ["list", "get"], ["map", "iterator"]),
-    *(["short value", "get"], ["short list", "get"], ["short map", "iterator"], ["timers", "list"]),
-]
-"""What the last batch asks every key: its whole state."""
-KEYS = [f"k{number}" for number in range(6)]
+def _variables(random: Random, mode: str) -> list[Variable]:
+    found = []
+    for name in random.sample(NAMES, random.randint(1, 5)):
+        kind = random.choice(("Value", "List", "Map"))
+        schemas = (a_struct(random, 1, ()),) if kind == "Map" else ()
+        ttl = random.choice((None, 0, STEP * 3 // 2, STEP, STEP * 3)) if mode == PROCESSING else None
+        found.append(Variable(kind, name, (*schemas, a_struct(random)), ttl))
+    return found
+
+
+class _Operations:
+    """Random operations on the variables of a program."""
+
+    def __init__(self, random: Random, variables: list[Variable]) -> None:
+        self._random, self._variables = random, variables
+        # Few keys, so that they meet again.
+        self._keys = [
+            [given(random, it.schemas[0], key=True) for _ in range(4)] if it.kind == "Map" else [] for it in variables
+        ]
+
+    def some(self, most: int) -> list[Op]:
+        return [self._one() for _ in range(self._random.randint(1, most))]
+
+    def look(self) -> list[Op]:
+        """All that there is of a key."""
+        ways = {"Value": "get", "List": "get", "Map": "iterator"}
+        return [*((ways[it.kind], at) for at, it in enumerate(self._variables)), ("listTimers", None)]
+
+    def _one(self) -> Op:
+        random = self._random
+        if random.random() < 0.25:
+            ways = ("registerTimer", "registerTimer", "deleteTimer", "listTimers", "deleteTimers", "duringTimers")
+            return random.choice(ways), None, random.randrange(-10, 40) * 100
+        at = random.randrange(len(self._variables))
+        kind = self._variables[at].kind
+        if kind != "Value" and random.random() < 0.15:
+            method, *arguments = self._change(at, kind)
+            return "during", at, method, arguments
+        if random.random() < 0.5:
+            method, *arguments = self._change(at, kind)
+            return method, at, *arguments
+        looks = {"Value": ("get", "exists"), "List": ("get", "exists"), "Map": ("iterator", "keys", "values", "exists")}
+        if kind == "Map" and random.random() < 0.5:
+            return random.choice(("getValue", "containsKey")), at, random.choice(self._keys[at])
+        return random.choice(looks[kind]), at
+
+    def _change(self, at: int, kind: str) -> Op:
+        random, values = self._random, self._variables[at].schemas[-1]
+        if random.random() < 0.15:
+            return ("clear",)
+        if kind == "Value":
+            return "update", given(random, values)
+        if kind == "List":
+            method = random.choice(("put", "appendList", "appendValue"))
+            if method == "appendValue":
+                return method, given(random, values)
+            return method, [given(random, values) for _ in range(random.randint(1, 4))]
+        if random.random() < 0.2:
+            return "removeKey", random.choice(self._keys[at])
+        return "updateValue", random.choice(self._keys[at]), given(random, values)
+
+
+def _key_values(random: Random, kinds: list[DataType], form: str) -> list[tuple[Any, ...]]:
+    """Keys; nulls are another matter in the pandas form, where they make numbers floats and moments NaT."""
+    nulls = [0 if form == PANDAS and isinstance(kind, (*WHOLE, *MOMENTS)) else 0.15 for kind in kinds]
+    return [tuple(plain(random, kind, null) for kind, null in zip(kinds, nulls, strict=True)) for _ in range(8)]
 
 
 @st.composite
@@ -133,25 +228,61 @@ def programs(draw: st.DrawFn) -> Program:
     from tests.spark.drop_in.cases_output import after
 
     mode = draw(st.sampled_from([NONE, PROCESSING, EVENT]))
-    form = draw(st.sampled_from(["rows", PANDAS]))
-    length = draw(st.integers(3, 5))
-    batches = []
-    for batch in range(length):
-        rows = draw(
-            st.lists(st.tuples(st.sampled_from(KEYS), st.lists(OPERATIONS, min_size=1, max_size=6)), max_size=12)
-        )
-        batches.append([(key, json.dumps(ops), after(batch * STEP + at)) for at, (key, ops) in enumerate(rows)])
-    batches.append([(key, json.dumps(LOOK), after(length * STEP)) for key in KEYS])
+    form = draw(st.sampled_from([ROWS, PANDAS]))
+    length = draw(st.integers(2, 4))
+    counts = [draw(st.integers(0, 40)) for _ in range(length)]
+    assume(sum(counts) > 10)
+    most = draw(st.integers(1, 8))
+    late = draw(st.sampled_from([0, 0, 2 * STEP]))  # in mode EventTime such rows are dropped
+    beginning = draw(st.integers(0, 8))
     some = st.frozensets(st.integers(1, length), max_size=1)
+    stops, fails = draw(some), draw(st.frozensets(st.integers(0, length), max_size=1))
+    elsewhere = draw(st.frozensets(st.integers(1, length), max_size=1)) if draw(st.booleans()) else ()
+    random = Random(draw(st.integers(0, 2**32)))
+
+    variables = _variables(random, mode)
+    operations = _Operations(random, variables)
+    kinds = random.sample(KEY_TYPES, random.choice((1, 1, 2, 3)))
+    keys = _key_values(random, kinds, form)
+    echo = a_type(random)
+    nulls = 0.0 if form == PANDAS else 0.15
+    lists: list[list[Op]] = []
+
+    def row(at: int, of: int, ops: list[Op]) -> tuple[Any, ...]:
+        lists.append(ops)
+        return (*keys[of], len(lists) - 1, plain(random, echo, nulls), after(at))
+
+    batches = []
+    for batch, count in enumerate(counts):
+        batches.append(
+            [
+                row(batch * STEP + at - late * (at % 3 == 2), random.randrange(len(keys)), operations.some(most))
+                for at in range(count)
+            ]
+        )
+    batches.append([row(length * STEP, at, operations.look()) for at in range(len(keys))])
+    names = [f"k{at}" for at in range(len(kinds))]
+    typed = ", ".join(f"{name} {kind.simpleString()}" for name, kind in zip(names, kinds, strict=True))
+    initial = []
+    for key in {repr(key): key for key in keys[:beginning]}.values():
+        lists.append(operations.some(most))
+        initial.append((len(lists) - 1, *key))
+    timers = [operations.some(4) for _ in range(5)]
+    conf = {"spark.sql.streaming.transformWithStateInPySpark.maxStateRecordsPerBatch": random.choice(("2", "10000"))}
+    if form == PANDAS:
+        conf["spark.sql.execution.arrow.maxRecordsPerBatch"] = random.choice(("3", "10000"))
     return Program(
-        Told(mode, form),
+        Told(mode, form, variables, lists, timers),
         batches,
-        SCHEMA,
-        output=TEXT,
+        f"{typed}, n long, x {echo.simpleString()}, ts timestamp",
+        tuple(names),
         form=form,
         time_mode=mode,
         watermark=("ts", "0 seconds"),
-        stops=draw(some),
-        fails=draw(some),
-        files=draw(st.sampled_from([1, 2])),
+        initial=(f"n long, {typed}", initial, tuple(names)) if initial else None,
+        conf=conf,
+        stops=stops,
+        fails=fails,
+        then={batch: {} for batch in elsewhere},
+        files=random.choice((1, 2)),
     )

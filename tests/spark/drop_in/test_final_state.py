@@ -2,50 +2,61 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.sql import Row, SparkSession
+from pyspark.sql.types import StructType
 
 import bedload as bl
-from tests.spark.drop_in.engines import BEDLOAD, SPARK, STEP, Program, run
-from tests.spark.drop_in.programs import SCHEMA, Told
+from tests.spark.drop_in.engines import BEDLOAD, ROWS, SPARK, STEP, Program, run
+from tests.spark.drop_in.programs import Op, Told, Variable
 from tests.spark.drop_in.small import PROCESSING
 
 pytestmark = pytest.mark.spark
 
 VALUES, LISTS, MAPS = ("value", "short_value"), ("list", "short_list"), ("map", "short_map")
-FIRST = [
-    *(["value", "update", 1, "x"], ["list", "put", [[1, "a"], [2, None]]]),
-    *(["map", "updateValue", 1, 2, "m"], ["map", "updateValue", 2, 3, None]),
-    *(["short value", "update", 5, "t"], ["short list", "appendValue", 6, "t"]),
-    *(["short map", "updateValue", 7, 8, "t"], ["timers", "registerTimer", 50 * STEP]),
+PAIR, KEY = StructType().add("n", "long").add("s", "string"), StructType().add("k", "long")
+VARIABLES = [
+    Variable(kind, name, (KEY, PAIR) if kind == "Map" else (PAIR,), ttl)
+    for names, ttl in ((("value", "list", "map"), None), (("short_value", "short_list", "short_map"), STEP * 3 // 2))
+    for name, kind in zip(names, ("Value", "List", "Map"), strict=True)
 ]
-SECOND = [
-    *(["value", "update", None, None], ["list", "appendValue", 3, "c"], ["map", "removeKey", 2]),
-    *(["short list", "appendValue", 7, "u"], ["short map", "updateValue", 9, 9, "u"]),
-    *(["timers", "registerTimer", 60 * STEP], ["timers", "registerTimer", 0]),
+FIRST: list[Op] = [
+    *(("update", 0, (1, "x")), ("put", 1, [(1, "a"), (2, None)])),
+    *(("updateValue", 2, (1,), (2, "m")), ("updateValue", 2, (2,), (3, None))),
+    *(("update", 3, (5, "t")), ("appendValue", 4, (6, "t")), ("updateValue", 5, (7,), (8, "t"))),
+    ("registerTimer", None, 50 * STEP),
 ]
-THIRD = [["value", "clear"], ["list", "clear"], ["short value", "update", 6, "v"], ["timers", "deleteTimer", 0]]
-
-
-def batch(ops: dict[str, list[Any]], at: int) -> list[tuple[Any, ...]]:
-    from tests.spark.drop_in.cases_output import after
-
-    return [(key, json.dumps(it), after(at * STEP)) for key, it in ops.items()]
+SECOND: list[Op] = [
+    *(("update", 0, (None, None)), ("appendValue", 1, (3, "c")), ("removeKey", 2, (2,))),
+    *(("appendValue", 4, (7, "u")), ("updateValue", 5, (9,), (9, "u"))),
+    *(("registerTimer", None, 60 * STEP), ("registerTimer", None, 0)),
+]
+THIRD: list[Op] = [("clear", 0), ("clear", 1), ("update", 3, (6, "v")), ("deleteTimer", None, 0)]
 
 
 def the_program() -> Program:
-    batches = [
-        batch({"a": FIRST, "b": FIRST, "c": FIRST[:1]}, 0),
-        batch({"a": SECOND, "b": THIRD, "d": SECOND}, 1),
-        batch({"e": FIRST[4:7]}, 2),
+    from tests.spark.drop_in.cases_output import after
+
+    batches: list[dict[str, list[Op]]] = [
+        {"a": FIRST, "b": FIRST, "c": FIRST[:1]},
+        {"a": SECOND, "b": THIRD, "d": SECOND},
+        {"e": FIRST[4:7]},
+    ]
+    ops = [it for batch in batches for it in batch.values()]
+    rows = [
+        [(key, ops.index(it), 0, after(at * STEP)) for key, it in batch.items()] for at, batch in enumerate(batches)
     ]
     return Program(
-        Told(PROCESSING, "rows"), batches, SCHEMA, time_mode=PROCESSING, stops=frozenset({1}), fails=frozenset({2})
+        Told(PROCESSING, ROWS, VARIABLES, ops, [[]]),
+        rows,
+        "k string, n long, x long, ts timestamp",
+        time_mode=PROCESSING,
+        stops=frozenset({1}),
+        fails=frozenset({2}),
     )
 
 

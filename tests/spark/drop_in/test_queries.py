@@ -12,8 +12,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 import bedload as bl
 from tests.spark.drop_in.cases import LATER, Call, Query
-from tests.spark.drop_in.cases_errors import FOUR, XS, N, Versions
 from tests.spark.drop_in.cases_output import LATE_BATCHES, late_rows_by_event_time
+from tests.spark.drop_in.cases_restarts import FOUR, XS, N, Versions
 from tests.spark.drop_in.engines import BEDLOAD, ENGINES, ROWS, SPARK, Program, Seen, apply, run, run_batch
 from tests.spark.drop_in.everything import CALLS, QUERIES
 

@@ -4,6 +4,8 @@
 
     call.py        the call: Spark checks the arguments, and its own plan says what the input and the keys are
     sessions.py    the cluster that it runs on, and the name of the state
+    key_parts.py   structs as keys: the columns that they are kept as
+    shipped.py     a processor as bytes, with the broadcast variables that it uses
     declaring.py   the driver runs ``init`` once: which variables there are
     conversions.py Spark's types and values in state, and back, compiled once for a schema
     runtime.py     an epoch of one processor at one worker

@@ -7,12 +7,12 @@ that is not run, but read: which columns the input has, and which of them are th
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
-from pyspark import cloudpickle
-from pyspark.sql import DataFrame, GroupedData, SparkSession
+from pyspark.sql import Column, DataFrame, GroupedData, SparkSession
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import StructField, StructType
 
@@ -27,9 +27,11 @@ from bedload.spark.cluster import Cluster
 from bedload.spark.drop_in.batch import in_batch
 from bedload.spark.drop_in.declaring import Declarations, declared_by
 from bedload.spark.drop_in.initial import InitialRows
+from bedload.spark.drop_in.key_parts import KeyPart, structs_of, unique
 from bedload.spark.drop_in.rows import PandasForm
 from bedload.spark.drop_in.runtime import ProcessorDeployment, TimeMode
 from bedload.spark.drop_in.sessions import cluster_of, name_for
+from bedload.spark.drop_in.shipped import shipped
 from bedload.spark.drop_in.take_over import state_of_spark
 from bedload.spark.schemas import arrow_schema, key_types
 from bedload.spark.state_view import RowDecoder
@@ -107,14 +109,16 @@ class _Call:
     """The input, with columns under names of our own."""
     names: tuple[str, ...]
     """What the processor calls them."""
+    parts: tuple[KeyPart, ...]
+    """What was grouped by, if there is a struct among it."""
     key: tuple[int, ...]
     key_names: tuple[str, ...]
     values: tuple[int, ...]
     """The columns that a DataFrame has."""
     out: StructType
     event_name: str
-    initial: tuple[DataFrame, tuple[str, ...], tuple[int, ...]] | None = None
-    """Rows to begin with, what the processor calls their columns, and where the key is."""
+    initial: tuple[DataFrame, list[tuple[int, str]], tuple[str, ...], tuple[KeyPart, ...]] | None = None
+    """Rows to begin with, the columns of their key, what the processor calls their columns, and the key's parts."""
     pandas: PandasForm | None = None
 
     @classmethod
@@ -130,13 +134,18 @@ class _Call:
         """Read the plan, and run the processor's ``init``."""
         spark = grouped.session
         node = _node(planned)
-        df, names, key = _input(spark, node.left(), int(node.groupingAttributesLen()))
-        if not key:
+        df, names, parts = _input(spark, node.left(), int(node.groupingAttributesLen()))
+        if not parts:
             raise DefinitionError("transformWithState needs a key: group by one column at least")
         schema = _parsed(out) if isinstance(out, str) else out
-        data = cloudpickle.dumps(processor)  # type: ignore[no-untyped-call]
+        data = shipped(processor)
         declared = declared_by(_copied(processor), mode, _parsed)
         first = len(names) - len(grouped._df.columns)
+        df, key = _with_key(df, parts)
+        initial = None
+        if node.hasInitialState():
+            rows, columns, begun = _input(spark, node.right(), int(node.initGroupingAttrsLen()))
+            initial = *_with_key(rows, _alike(begun, parts)), columns, structs_of(begun)
         return cls(
             spark,
             data,
@@ -145,12 +154,13 @@ class _Call:
             TimeMode(mode.lower()),
             df,
             names,
-            key,
-            tuple(names[at] for at in key),
+            structs_of(parts),
+            tuple(at for at, _ in key),
+            tuple(name for _, name in key),
             tuple(range(first, len(names))),
             StructType([StructField(it.name, it.dataType, True, it.metadata) for it in schema.fields]),
             event_name,
-            _input(spark, node.right(), int(node.initGroupingAttrsLen())) if node.hasInitialState() else None,
+            initial,
         )
 
     def in_pandas(self) -> _Call:
@@ -159,6 +169,7 @@ class _Call:
         form = PandasForm(
             time_zone=str(conf("spark.sql.session.timeZone")),
             rows=records_per_batch(self.spark),
+            size=_bytes(self.spark, str(conf("spark.sql.execution.arrow.maxBytesPerBatch"))),
             safe_check=conf("spark.sql.execution.pandas.convertToArrowArraySafely") == "true",
             by_name=conf("spark.sql.legacy.execution.pandas.groupedMap.assignColumnsByName") == "true",
             int_to_decimal=conf("spark.sql.execution.pythonUDF.pandas.intToDecimalCoercionEnabled") == "true",
@@ -185,6 +196,7 @@ class _Call:
             types,
             event_time=event_time if self.mode is TimeMode.EVENT else None,
             emitted_time=_place(self.out, self.event_name) if self.event_name else None,
+            parts=self.parts,
             pandas=self.pandas,
             initial=self.initial and InitialRows.of(self.spark, *self.initial, types),
             key_groups=groups,
@@ -239,6 +251,12 @@ def _has_state(cluster: Cluster, name: OperatorName) -> bool:
     return keeper.checkpoint.load_history(name).head is not None
 
 
+def _bytes(spark: SparkSession, text: str) -> int:
+    """A size as Spark writes it, such as 64MB."""
+    jvm: Any = spark._jvm
+    return int(jvm.org.apache.spark.network.util.JavaUtils.byteStringAsBytes(text))
+
+
 def _parsed(text: str) -> StructType:
     found: Any = StructType.fromDDL(text)
     return found  # type: ignore[no-any-return]
@@ -277,8 +295,8 @@ def _node(planned: Any) -> Any:
     return node
 
 
-def _input(spark: SparkSession, plan: Any, count: int) -> tuple[DataFrame, tuple[str, ...], tuple[int, ...]]:
-    """The rows that a processor gets, what it calls their columns, and where the key is.
+def _input(spark: SparkSession, plan: Any, count: int) -> tuple[DataFrame, tuple[str, ...], tuple[KeyPart, ...]]:
+    """The rows that a processor gets, what it calls their columns, and which of them are the key.
 
     ``count``: so many columns of the key come first in Spark's plan.
     """
@@ -294,7 +312,37 @@ def _input(spark: SparkSession, plan: Any, count: int) -> tuple[DataFrame, tuple
     own = [f"c{i}" for i in range(len(ids))]
     df = df.toDF(*own).select(*(own[i] for i in kept))
     places = {ids[i]: at for at, i in reversed(list(enumerate(kept)))}
-    return df, tuple(names[i] for i in kept), tuple(places[it] for it in ids[:count])
+    fields, shown = df.schema.fields, tuple(names[i] for i in kept)
+    at = [places[it] for it in ids[:count]]
+    return df, shown, tuple(KeyPart(shown[i], i, fields[i].dataType, fields[i].nullable) for i in at)
+
+
+def _with_key(df: DataFrame, parts: Sequence[KeyPart]) -> tuple[DataFrame, list[tuple[int, str]]]:
+    """The same rows, with the fields of structs of the key as columns at the end; positions and names of the key's."""
+    added: list[Column] = []
+    places, names, width = [], [], len(df.columns)
+    for part in parts:
+        if not part.is_struct:
+            places.append(part.at)
+            names.append(part.name)
+            continue
+        for name, column in part.fields(df[df.columns[part.at]]):
+            places.append(width + len(added))
+            names.append(name)
+            added.append(column.alias(f"f{len(added)}"))
+    return df.select("*", *added) if added else df, list(zip(places, unique(names), strict=True))
+
+
+def _alike(begun: Sequence[KeyPart], parts: Sequence[KeyPart]) -> list[KeyPart]:
+    """The key of the initial state, kept as that of the input is: which of them may be null does not count."""
+    if len(begun) != len(parts):
+        return list(begun)
+    return [
+        replace(mine, kind=its.kind, nullable=its.nullable)
+        if mine.kind.simpleString() == its.kind.simpleString()
+        else mine
+        for mine, its in zip(begun, parts, strict=True)
+    ]
 
 
 def _watermarked(df: DataFrame) -> int | None:

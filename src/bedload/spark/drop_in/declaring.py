@@ -21,6 +21,7 @@ from pyspark.sql.streaming.stateful_processor import (
 )
 from pyspark.sql.types import DataType, StructType
 
+from bedload.core.errors import DefinitionError
 from bedload.spark.drop_in.conversions import fields_of
 from bedload.state import StateSpec
 from bedload.state.kinds import VariableKind
@@ -105,11 +106,11 @@ class _Recording(StatefulProcessorHandle):
 
     def getValueState(self, stateName: str, schema: Any, ttlDurationMs: int | None = None) -> ValueState:
         self._declare(VariableKind.VALUE, stateName, (schema,), ttlDurationMs)
-        return _NoValue()
+        return _NoValue(invalid_in_init)
 
     def getListState(self, stateName: str, schema: Any, ttlDurationMs: int | None = None) -> ListState:
         self._declare(VariableKind.LIST, stateName, (schema,), ttlDurationMs)
-        return _NoList()
+        return _NoList(invalid_in_init)
 
     def getMapState(
         self,
@@ -119,7 +120,7 @@ class _Recording(StatefulProcessorHandle):
         ttlDurationMs: int | None = None,
     ) -> MapState:
         self._declare(VariableKind.MAP, stateName, (userKeySchema, valueSchema), ttlDurationMs)
-        return _NoMap()
+        return _NoMap(invalid_in_init)
 
     def deleteIfExists(self, stateName: str) -> None:
         self.found.pop(stateName, None)
@@ -153,6 +154,11 @@ class _Recording(StatefulProcessorHandle):
             raise PySparkRuntimeError(
                 f"Error initializing {word} state: [STATEFUL_PROCESSOR_DUPLICATE_STATE_VARIABLE_DEFINED] State "
                 f"variable with name {name} has already been defined in the StatefulProcessor. SQLSTATE: 42802"
+            )
+        if attribute_of(name) in self.dropped:
+            raise DefinitionError(
+                f"init deletes the state variable {name!r} and then declares it: on Spark it would be empty in each "
+                f"batch. Leave out the one or the other; to begin with an empty one, give it another name"
             )
         self._check_ttl(word, name, ttl)
         self.found[name] = Declared(name, kind, schemas, given, ttl or None)
@@ -189,25 +195,43 @@ def invalid_in_init(operation: str) -> PySparkRuntimeError:
     )
 
 
-class _Keyless:
-    """A state variable on the driver: there is no key, so that it has no value."""
+_DOING = {"exists": "checking value state exists", "get": "getting value state", "clear": "clearing value state"}
 
-    def __init__(self) -> None:
-        pass
+
+def dropped(kind: VariableKind, name: str) -> Any:
+    """A variable that ``init`` declares and deletes: it is no variable."""
+
+    def error(method: str) -> PySparkRuntimeError:
+        word = _KINDS[kind].capitalize()
+        return PySparkRuntimeError(
+            f"Error {_DOING.get(method, 'updating value state')}: {word} state {name} is not initialized."
+        )
+
+    return _OF_NOTHING[kind](error)
+
+
+class _OfNothing:
+    """A state variable that cannot be used: each method raises."""
+
+    def __init__(self, error: Callable[[str], Exception]) -> None:
+        self._error = error
 
     def __getattribute__(self, name: str) -> Any:
         if not name.startswith("_"):
-            raise invalid_in_init(name)
+            raise self._error(name)
         return object.__getattribute__(self, name)
 
 
-class _NoValue(_Keyless, ValueState):
+class _NoValue(_OfNothing, ValueState):
     pass
 
 
-class _NoList(_Keyless, ListState):
+class _NoList(_OfNothing, ListState):
     pass
 
 
-class _NoMap(_Keyless, MapState):
+class _NoMap(_OfNothing, MapState):
     pass
+
+
+_OF_NOTHING = {VariableKind.VALUE: _NoValue, VariableKind.LIST: _NoList, VariableKind.MAP: _NoMap}

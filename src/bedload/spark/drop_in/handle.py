@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from operator import index
 from typing import Any
 
@@ -10,7 +10,7 @@ from pyspark.errors import PySparkRuntimeError
 from pyspark.sql.streaming.stateful_processor import StatefulProcessorHandle
 
 from bedload.core.errors import DefinitionError
-from bedload.spark.drop_in.declaring import Declared, invalid_in_init
+from bedload.spark.drop_in.declaring import Declarations, attribute_of, dropped, invalid_in_init
 from bedload.spark.drop_in.variables import variable
 from bedload.state.kinds import VariableKind
 from bedload.state.timers import Timer, TimerClock
@@ -44,13 +44,16 @@ class Here(CurrentKey):
 class Variables:
     """The state variables of a processor at a worker: made once, and given to each new processor object."""
 
-    def __init__(self, declared: Mapping[str, Declared], here: Here) -> None:
-        self.declared = declared
-        self._made = {name: variable(it, here) for name, it in declared.items()}
+    def __init__(self, declarations: Declarations, here: Here) -> None:
+        self._declared = {it.name: it for it in declarations.variables}
+        self._dropped = declarations.dropped
+        self._made = {name: variable(it, here) for name, it in self._declared.items()}
 
     def get(self, kind: VariableKind, name: str, given: tuple[Any, ...]) -> Any:
         """A variable, as ``init`` asks for it."""
-        known = self.declared.get(name)
+        known = self._declared.get(name)
+        if known is None and attribute_of(name) in self._dropped:
+            return dropped(kind, name)
         if known is None or known.kind is not kind:
             raise DefinitionError(
                 f"init asks for the {kind} state {name!r} at a worker, and did not on the driver: declare the same "
@@ -124,9 +127,12 @@ class WorkerHandle(StatefulProcessorHandle):
             item.bedload_timers = left
 
     def listTimers(self) -> Iterator[int]:
-        """The timers of the key."""
+        """The timers of the key, as they are when the first one is asked for."""
         self._timed("list_timers", "listing timers")
-        return iter([timer.at for timer in self._here.item.bedload_timers])
+        return self._listed()
+
+    def _listed(self) -> Iterator[int]:
+        yield from [timer.at for timer in self._here.item.bedload_timers]
 
     def _get(self, kind: VariableKind, name: str, given: tuple[Any, ...]) -> Any:
         if not self.open:

@@ -18,6 +18,7 @@ from bedload.core.errors import SchemaError
 from bedload.core.ids import KeyGroup
 from bedload.keys import hash_columns, key_groups
 from bedload.protocol.split import GROUP_FIELD
+from bedload.spark.drop_in.key_parts import KeyPart
 from bedload.spark.schemas import arrow_schema
 from bedload.worker.firing import Owns
 
@@ -29,13 +30,22 @@ class InitialRows:
     data: bytes
     columns: tuple[str, ...]
     key: tuple[int, ...]
+    parts: tuple[KeyPart, ...]
+    """What they are grouped by, if there is a struct among it."""
 
     @classmethod
     def of(
-        cls, spark: SparkSession, df: DataFrame, columns: tuple[str, ...], key: tuple[int, ...], types: Sequence[Any]
+        cls,
+        spark: SparkSession,
+        df: DataFrame,
+        key_columns: Sequence[tuple[int, str]],
+        columns: tuple[str, ...],
+        parts: tuple[KeyPart, ...],
+        types: Sequence[Any],
     ) -> InitialRows:
         """Read a DataFrame."""
         schema = arrow_schema(spark, df.schema)
+        key = tuple(at for at, _ in key_columns)
         mine = tuple(schema.field(at).type for at in key)
         if mine != tuple(types):
             raise SchemaError(
@@ -46,7 +56,7 @@ class InitialRows:
         out = pa.BufferOutputStream()
         with pa.ipc.new_stream(out, table.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as stream:
             stream.write_table(table)
-        return cls(out.getvalue().to_pybytes(), columns, key)
+        return cls(out.getvalue().to_pybytes(), columns, key, parts)
 
     def of_groups(self, groups: Collection[KeyGroup], count: int, owns: Owns | None) -> pa.RecordBatch | None:
         """The rows of these key groups, of so many, with their key groups; ``owns``: which keys are meant."""

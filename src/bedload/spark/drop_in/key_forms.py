@@ -12,32 +12,42 @@ from zoneinfo import ZoneInfo
 
 import pyarrow as pa
 
+from bedload.spark.drop_in.key_parts import KeyPart, whole
 from bedload.spark.drop_in.rows import PandasForm
 from bedload.worker.rows import values
 
 
 def with_rows(column: pa.Array, form: PandasForm | None) -> list[Any]:
     """A column of the key as ``handleInputRows`` gets it."""
-    if form is None or not pa.types.is_timestamp(column.type):
+    if form is None or not (pa.types.is_timestamp(column.type) or pa.types.is_struct(column.type)):
         return values(column)
     import pandas as pd  # type: ignore[import-untyped]
+    from pyspark.sql.conversion import ArrowBatchTransformer
 
+    if pa.types.is_struct(column.type):
+        (made,) = ArrowBatchTransformer.to_pandas(pa.record_batch([column], ["key"]), timezone=form.time_zone)
+        return list(made)
     zone = form.time_zone
-    made = (None if it is None else pd.Timestamp(it) for it in values(column))
-    return [it if it is None or it.tzinfo is None else it.tz_convert(zone).tz_localize(None) for it in made]
+    moments = (None if it is None else pd.Timestamp(it) for it in values(column))
+    return [it if it is None or it.tzinfo is None else it.tz_convert(zone).tz_localize(None) for it in moments]
 
 
-def with_timers(types: Sequence[pa.DataType], form: PandasForm | None) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
+def with_timers(
+    types: Sequence[pa.DataType], form: PandasForm | None, parts: Sequence[KeyPart] = ()
+) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
     """What makes a key as ``handleExpiredTimer`` gets it."""
+    joined = whole(parts) if parts else _as_it_is
     moments = frozenset(at for at, it in enumerate(types) if pa.types.is_timestamp(it) and it.tz is not None)
     if not moments:
-        return _as_it_is
+        return joined
     zone = None if form is None else ZoneInfo(form.time_zone)
 
     def converted(key: tuple[Any, ...]) -> tuple[Any, ...]:
-        return tuple(
-            it.astimezone(zone).replace(tzinfo=None) if at in moments and it is not None else it
-            for at, it in enumerate(key)
+        return joined(
+            tuple(
+                it.astimezone(zone).replace(tzinfo=None) if at in moments and it is not None else it
+                for at, it in enumerate(key)
+            )
         )
 
     return converted

@@ -43,4 +43,5 @@ def _row_class(names: tuple[str, ...]) -> Any:
         for name in names
         if name not in _OWN and not name.startswith("__")  # what is a method of Row is not a field there either
     }
-    return type("Row", (Row,), {"__slots__": (), "__fields__": list(names), "__getitem__": item, **fields})
+    own = {"__slots__": (), "__module__": Row.__module__, "__fields__": list(names), "__getitem__": item}
+    return type("Row", (Row,), {**own, **fields})

@@ -24,6 +24,8 @@ class PandasForm:
     time_zone: str
     rows: int
     """At most so many in a DataFrame; none or fewer: there is no limit."""
+    size: int = 1 << 62
+    """A DataFrame ends with the row that has it as large as that, in bytes of Arrow."""
     safe_check: bool = True
     by_name: bool = True
     int_to_decimal: bool = False
@@ -51,7 +53,7 @@ def rows_as_frames(
 ) -> Callable[[int, int], Iterator[Any]]:
     """The same as DataFrames."""
     made: list[Any] = []
-    step = form.rows if form.rows > 0 else batch.num_rows + 1
+    step = min(form.rows if form.rows > 0 else batch.num_rows + 1, _rows_of_size(batch, form))
 
     def of_key(start: int, stop: int) -> Iterator[Any]:
         import pandas as pd  # type: ignore[import-untyped]
@@ -71,6 +73,14 @@ def rows_as_frames(
     return of_key
 
 
+def _rows_of_size(batch: pa.RecordBatch, form: PandasForm) -> int:
+    """After how many rows a DataFrame is as large as it may be, by the mean of all rows, which Spark takes, too."""
+    columns = [batch.column(at) for at in (form.columns or range(batch.num_columns))]
+    size = sum(column.nbytes for column in columns)
+    found: int = -(-form.size * batch.num_rows // max(1, size))
+    return max(1, found)
+
+
 def _frame(batch: pa.RecordBatch, names: Sequence[str], order: np.ndarray, form: PandasForm) -> tuple[Any, Any]:
     """All rows, and the columns in which nulls of some keys must not be seen in the frames of others."""
     import pandas as pd
@@ -82,7 +92,7 @@ def _frame(batch: pa.RecordBatch, names: Sequence[str], order: np.ndarray, form:
     columns = ArrowBatchTransformer.to_pandas(chosen, timezone=form.time_zone, prefer_int_ext_dtype=form.nullable)
     series = [_widened(column) for column in columns]
     frame = pd.concat(series, axis=1)
-    frame.columns = [_label(names[at], at) for at in form.columns]
+    frame.columns = _labels([names[at] for at in form.columns], form.columns)
     return frame, [
         (place, *_exact(column))
         for place, column in enumerate(chosen.columns)
@@ -109,8 +119,12 @@ def _widened(column: Any) -> Any:
     return column
 
 
-def _label(name: str, at: int) -> str:
-    """A column's name, as a named tuple would have it."""
+def _labels(names: Sequence[str], places: Sequence[int]) -> list[str]:
+    """The columns' names, as a named tuple would have them: each once, and none that is no identifier."""
     import keyword
 
-    return name if name.isidentifier() and not keyword.iskeyword(name) and name[0] != "_" else f"_{at}"
+    found: list[str] = []
+    for name, at in zip(names, places, strict=True):
+        is_good = name.isidentifier() and not keyword.iskeyword(name) and name[0] != "_" and name not in found
+        found.append(name if is_good else f"_{at}")
+    return found

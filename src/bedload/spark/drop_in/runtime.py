@@ -34,6 +34,7 @@ from bedload.spark.drop_in.declaring import Declarations
 from bedload.spark.drop_in.handle import NO_KEY, Here, Variables, WorkerHandle
 from bedload.spark.drop_in.initial import InitialRows
 from bedload.spark.drop_in.key_forms import with_rows, with_timers
+from bedload.spark.drop_in.key_parts import KeyPart
 from bedload.spark.drop_in.named_rows import row_class
 from bedload.spark.drop_in.outputs import Frames, rows_as_columns
 from bedload.spark.drop_in.rows import PandasForm, rows_as_frames, rows_as_rows
@@ -74,13 +75,15 @@ class ProcessorDeployment:
     declared: Declarations
     mode: TimeMode
     key: tuple[int, ...]
-    """The key's columns, by position in the input."""
+    """The columns that the key is kept as, by position in the input."""
     key_names: tuple[str, ...]
     columns: tuple[str, ...]
     """The input's columns, as the processor knows them."""
     output: pa.Schema
     out: StructType
     key_types: tuple[pa.DataType, ...]
+    parts: tuple[KeyPart, ...] = ()
+    """What was grouped by, if there is a struct among it; else it is what the key is kept as."""
     event_time: int | None = None
     """The column of the input that has the watermark."""
     emitted_time: int | None = None
@@ -134,8 +137,9 @@ class ProcessorRuntime(OperatorRuntime):
         self._expiries = self._table.layout.expiries
         self._here = Here(deployment.name)
         self._current = None if deployment.mode.clock is None else self._here
-        self._variables = Variables({it.name: it for it in deployment.declared.variables}, self._here)
-        self._key_row = row_class(deployment.key_names)
+        self._variables = Variables(deployment.declared, self._here)
+        shown = [part.at for part in deployment.parts] or deployment.key
+        self._key_row = row_class([deployment.columns[at] for at in shown])
         self._is_empty = _emptiness(specs)
         self._grouped, self._has_result, self._holder = True, False, None
 
@@ -232,28 +236,35 @@ class _Epoch:
                 handle(key, state, times)
 
         form = deployment.pandas and replace(deployment.pandas, columns=tuple(range(len(rows.columns))))
-        self._each_key("handleInitialState", batch, rows.key, rows.columns, form, call)
+        self._each_key("handleInitialState", batch, rows.key, rows.parts, rows.columns, form, call)
 
     def rows(self, batch: pa.RecordBatch) -> None:
         """Call for each key that has rows."""
         handle, times, add = self._processor.handleInputRows, self._values, self.outputs.extend
         it = self._runtime.deployment
-        self._each_key(
-            "handleInputRows", batch, it.key, it.columns, it.pandas, lambda key, rows: add(handle(key, rows, times))
-        )
+
+        def call(key: Any, rows: Iterator[Any]) -> None:
+            add(handle(key, rows, times))
+
+        self._each_key("handleInputRows", batch, it.key, it.parts, it.columns, it.pandas, call)
 
     def _each_key(
         self,
         method: str,
         batch: pa.RecordBatch,
         key_at: tuple[int, ...],
+        parts: tuple[KeyPart, ...],
         names: Sequence[str],
         form: PandasForm | None,
         call: Callable[[Any, Iterator[Any]], None],
     ) -> None:
         runtime, here = self._runtime, self._here
         found = sort_rows([batch.column(i) for i in key_at], groups_in(batch))
-        keys = list(zip(*(with_rows(it, form) for it in found.columns), strict=True))
+        columns = found.columns
+        if parts:
+            firsts = pa.array(found.order[found.bounds[:-1]])
+            columns = [batch.column(part.at).take(firsts) for part in parts]
+        keys = list(zip(*(with_rows(it, form) for it in columns), strict=True))
         stores, items = self._touch(freeze_keys(found.columns), found.groups)
         if form is None:
             of_key = rows_as_rows(batch, names, found.order)
@@ -292,7 +303,7 @@ class _Epoch:
         ended: dict[int, tuple[Any, dict[Any, None]]] = {}
         new, row = tuple.__new__, runtime._key_row
         single = len(runtime.deployment.key) == 1
-        formed = with_timers(runtime.deployment.key_types, runtime.deployment.pandas)
+        formed = with_timers(runtime.deployment.key_types, runtime.deployment.pandas, runtime.deployment.parts)
         for entry in firing.fixed():
             key, item, at = entry.key, entry.item, entry.at
             ended.setdefault(entry.store.group, (entry.store, {}))[1][key] = None

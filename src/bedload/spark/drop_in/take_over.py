@@ -6,7 +6,7 @@ that a state of Bedload's has: expiries beside the values, timers as a variable.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -14,6 +14,7 @@ from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 from pyspark.sql.types import ArrayType, DataType, DecimalType, MapType, StringType, StructType
 
 from bedload.spark.drop_in.declaring import Declared
+from bedload.spark.drop_in.key_parts import KeyPart
 from bedload.spark.drop_in.runtime import ProcessorDeployment
 from bedload.state.expiries import hidden_name
 from bedload.state.kinds import VariableKind
@@ -32,7 +33,7 @@ def state_of_spark(spark: SparkSession, location: str, deployment: ProcessorDepl
     wanted = [spec.name for spec in deployment.specs]
     keyed = [
         df.select(
-            *(F.col("key").getField(field).alias(name) for field, name in zip(_key_fields(df), names, strict=True)),
+            *(column.alias(name) for column, name in zip(_key(df, deployment.parts), names, strict=True)),
             *(F.col(f"`{column}`") for column in df.columns if column != "key"),
         )
         for df in parts
@@ -46,10 +47,14 @@ def state_of_spark(spark: SparkSession, location: str, deployment: ProcessorDepl
     return grouped.select(*(F.col(f"`{name}`") for name in names), *filled)
 
 
-def _key_fields(df: DataFrame) -> list[str]:
+def _key(df: DataFrame, parts: Sequence[KeyPart]) -> list[Column]:
+    """The key of Spark's state, by the columns that it is kept as here."""
     kind = df.schema["key"].dataType
     assert isinstance(kind, StructType)
-    return list(kind.names)
+    columns = [F.col("key").getField(field) for field in kind.names]
+    if not parts:
+        return columns
+    return [it for part, column in zip(parts, columns, strict=True) for _, it in part.fields(column)]
 
 
 def _or_empty(name: str, kind: DataType) -> Column:

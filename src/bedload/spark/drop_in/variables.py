@@ -1,7 +1,8 @@
 """Value, list and map state of the current key: Spark's own methods, on the key's object.
 
 Each method is generated for its variable, so that an access is an attribute of an attribute. ``here.item`` is the
-object of the key that the processor is called for. What a method gives shares nothing that could change.
+object of the key that the processor is called for. What a method gives shares nothing that could change. An iterator
+looks when its first element is asked for, and at the key of that moment, as Spark's does.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class List(ListState):
     def exists(self):
         return len(here.item.SLOT) > 0
     def get(self):
-        return each(here.item)
+        return each()
     def put(self, newState):
         values = [take(it) for it in newState]
         if not values:
@@ -53,8 +54,8 @@ class List(ListState):
         if here.item.SLOT:
             here.item.SLOT.clear()
 
-def each(item):
-    yield from GIVE_ALL(item.SLOT[:])
+def each():
+    yield from GIVE_ALL(here.item.SLOT[:])
 """
 
 _MAP = """
@@ -70,25 +71,25 @@ class Map(MapState):
     def updateValue(self, key, value):
         here.item.SLOT[take_key(key)] = take(value)
     def iterator(self):
-        return pairs(here.item)
+        return pairs()
     def keys(self):
-        return keys_of(here.item)
+        return keys_of()
     def values(self):
-        return values_of(here.item)
+        return values_of()
     def removeKey(self, key):
         here.item.SLOT.pop(take_key(key), None)
     def clear(self):
         if here.item.SLOT:
             here.item.SLOT.clear()
 
-def keys_of(item):
-    yield from GIVE_KEYS(list(item.SLOT))
+def keys_of():
+    yield from GIVE_KEYS(list(here.item.SLOT))
 
-def values_of(item):
-    yield from GIVE_ALL(list(item.SLOT.values()))
+def values_of():
+    yield from GIVE_ALL(list(here.item.SLOT.values()))
 
-def pairs(item):
-    found = list(item.SLOT.items())
+def pairs():
+    found = list(here.item.SLOT.items())
     yield from zip(GIVE_KEYS([key for key, _ in found]), GIVE_ALL([value for _, value in found]))
 """
 
