@@ -34,6 +34,8 @@ _GUESS = 64
 class RowTable:
     """The stores by key group; :meth:`bind` it first."""
 
+    slots: tuple[str, ...] = ()
+    """What the objects of its stores have besides."""
     layout: RecordLayout
     _row: type
     _key_columns: int

@@ -187,7 +187,9 @@ class Hosted:
     def unfinished(self) -> bool:
         """Whether there is something to send, to forget, to count, to put in or to give out."""
         moving = self.moving.sender is not None or self.moving.drops or self.moving.counts
-        return moving or self.restoring.busy or self.parking.due
+        if moving or self.restoring.busy or self.parking.due:
+            return True
+        return self.runtime is not None and self.runtime.untidy
 
     @property
     def waits_for_time(self) -> bool:

@@ -41,6 +41,7 @@ from bedload.worker.peers import COORDINATOR, LOADER, Neighbour, Out, Peer
 from bedload.worker.reads import find
 from bedload.worker.records import Scratch
 from bedload.worker.runtime import Runtime, Startable
+from bedload.worker.stores import Stores
 
 Mover = m.Ship | m.HandOver | m.Shipped | m.Fetch | m.AskDue | m.DueKeys | m.Copy | m.Flip | m.Weigh
 
@@ -58,17 +59,33 @@ class WorkerMachine:
         limits: Limits = LIMITS,
         idle: Callable[[], float] = lambda: 1.0,
         scratch: Scratch | None = None,
+        stores: Stores | None = None,
     ) -> None:
-        """``idle``: the share of its time that the worker has to spare. ``scratch``: room for large epochs."""
+        """``idle``: the share of its time that the worker has to spare. ``scratch``: room for large epochs.
+
+        ``stores``: where state is that is not in memory. If some of it is lost, whatever comes next raises: the worker
+        has to end, and counts as lost.
+        """
         self.worker, self._durable, self._epoch_bytes = worker, durability is not None, epoch_bytes
         self._idle, self._load, self._clock, self._limits, self._scratch = idle, load, clock, limits, scratch
         self._applying = Applying(worker, clock, durability or InMemoryOnly())
         self._hosted: dict[OperatorName, Hosted] = {}
+        self._stores = stores
 
     # --- doors ---
 
     def handle(self, peer: Peer, message: m.Message, body: Body = None) -> list[Out]:
         """Take a message; what to send, in order."""
+        out = self._handle(peer, message, body)
+        self._check_stores()
+        return out
+
+    def _check_stores(self) -> None:
+        """Raise if state of an operator was lost. What was to be said is not said, so nobody takes it for done."""
+        if self._stores is not None and (lost := self._stores.disks.lost) is not None:
+            raise lost
+
+    def _handle(self, peer: Peer, message: m.Message, body: Body) -> list[Out]:
         match message:
             case m.Join() | m.Apply() | m.Done() | m.AskPart() | m.Backlog():
                 return self._applying.from_feeder(self._at(message.operator), peer, message, body)
@@ -119,6 +136,9 @@ class WorkerMachine:
             if moving.counts:
                 out += moving.count_some()
                 pauses.append(0.0)
+            if hosted.runtime is not None and hosted.runtime.untidy:
+                hosted.runtime.tidy()
+                pauses.append(0.0)
             if hosted.runtime is None or not moving.may_send:
                 continue
             assert moving.sender is not None
@@ -136,6 +156,7 @@ class WorkerMachine:
                 hosted.weight.busy += self._clock.monotonic() - started
             if pause is not None:
                 pauses.append(pause)
+        self._check_stores()
         return out, min(pauses, default=None)
 
     @property
@@ -158,6 +179,7 @@ class WorkerMachine:
         for hosted in self._hosted.values():
             if hosted.runtime is not None:
                 report(hosted.runtime.close())
+                hosted.runtime.give_up()
 
     def runtime(self, operator: OperatorName) -> Runtime | None:
         """The running operator, for reads and tests."""
@@ -209,7 +231,7 @@ class WorkerMachine:
             shipped = hosted.code.get(hosted.name, deployment)
             hosted.code.active = None
             if hosted.runtime is None:
-                hosted.runtime = shipped.start(self.worker)
+                hosted.runtime = shipped.start(self.worker, self._stores)
                 hosted.runtime.durable = self._durable
             else:
                 hosted.runtime.redeploy(shipped)
@@ -255,6 +277,7 @@ class WorkerMachine:
         hosted.moving.reset(message.move)
         if hosted.runtime is not None:
             report(hosted.runtime.close())
+            hosted.runtime.give_up()
             hosted.runtime, hosted.code.active = None, None
             hosted.committed = NO_EPOCH, NO_QUERY
             hosted.holdings.clear()
@@ -289,6 +312,7 @@ class WorkerMachine:
 
     def loaded(self, news: Loaded | LoadFailed) -> list[Out]:
         """Some of the state that was to be read is here, or cannot be read."""
+        self._check_stores()
         hosted = self._hosted[news.operator]
         if news.ticket not in hosted.restoring.orders:
             return []  # an order that was taken back

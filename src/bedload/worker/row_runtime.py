@@ -23,12 +23,13 @@ from bedload.core.ids import NO_EPOCH, Epoch, KeyGroup, OperatorName, WorkerId
 from bedload.keys import groups_in, hash_columns
 from bedload.keys.lookup import Hashes
 from bedload.state import RecordLayout
-from bedload.state.kinds import Layout
+from bedload.state.kinds import Layout, Store
 from bedload.state.specs import StateSpec
 from bedload.state.timers import VARIABLE, Timer, TimerClock
 from bedload.state.ttl import CODE, Ttl
 from bedload.store import KeyGroupStore, MakeStore
 from bedload.store.deltas import StateVariable, describe, key_arrays
+from bedload.store.disk_table import DiskTable
 from bedload.store.due import NEVER
 from bedload.store.resting import RestingStore
 from bedload.store.row_table import RowTable
@@ -41,6 +42,7 @@ from bedload.worker.operator import Context, Operator, make_shared, share, state
 from bedload.worker.outputs import OutputRows
 from bedload.worker.parameters import Values
 from bedload.worker.rows import Rows, SortedBatch, row_type, rows_of
+from bedload.worker.stores import Stores
 from bedload.worker.table_runtime import TableRuntime
 from bedload.worker.timers import CurrentKey, OperatorTimers, due_at
 
@@ -65,6 +67,7 @@ class Deployment:
     parameters: Values = field(default_factory=dict)
     ttl: Ttl | None = None
     """How long a key lives without a row."""
+    store: Store = Store.MEMORY
 
     @property
     def specs(self) -> tuple[StateSpec, ...]:
@@ -89,17 +92,27 @@ class Deployment:
     def prepare(self) -> None:
         """Nothing to do: rows run as they are."""
 
-    def start(self, worker: WorkerId) -> OperatorRuntime:
+    def start(self, worker: WorkerId, stores: Stores | None = None) -> OperatorRuntime:
         """The running operator."""
-        return OperatorRuntime(self, worker)
+        return OperatorRuntime(self, worker, stores=stores)
 
 
 class OperatorRuntime(TableRuntime[RowTable]):
     """One operator at one worker: its code, its key groups, its current epoch."""
 
-    def __init__(self, deployment: Any, worker: WorkerId, make_store: MakeStore = RestingStore) -> None:
+    def __init__(
+        self,
+        deployment: Any,
+        worker: WorkerId,
+        make_store: MakeStore = RestingStore,
+        stores: Stores | None = None,
+    ) -> None:
         self._worker = worker
         self._table = RowTable(deployment.name, make_store)
+        if deployment.store is Store.DISK:
+            if stores is None:
+                raise DefinitionError(f"operator {deployment.name}: store='disk' needs a worker with a local disk")
+            self._table = self._disk = DiskTable(deployment.name, stores.disks.open(deployment.name), stores.cache)
         self._context = Context(deployment.name, worker, NO_EPOCH)
         self._waiting: list[pa.RecordBatch] = []
         self._waiting_bytes, self._images = 0, Images()
@@ -113,7 +126,7 @@ class OperatorRuntime(TableRuntime[RowTable]):
         self.deployment = deployment
         operator = deployment.operator
         layout = RecordLayout(deployment.specs)
-        holder, row = make_shared(operator, deployment.parameters, layout)
+        holder, row = make_shared(operator, deployment.parameters, layout, self._table.slots)
         self._current = CurrentKey(deployment.name) if operator.timed() else None
         self._context._timers = None if self._current is None else OperatorTimers(self._current)
         self._context._begin(NO_EPOCH)  # setup belongs to none, also of code that comes later
@@ -265,6 +278,8 @@ class OperatorRuntime(TableRuntime[RowTable]):
         grouped = group_rows([batch.column(i) for i in deployment.key], group_column)
         keys, stores = grouped.keys, self._table.stores
         parts = [(stores[group], keys[start:stop]) for group, start, stop in grouped.groups]
+        if self._disk is not None:
+            self._disk.prefetch(parts)
         expiries = self._expiries
         objects: Iterable[Any] = chain.from_iterable(_in_turn(parts, outputs))
         if not self._table.layout.scalars_only or (expiries is not None and expiries.watches_code):

@@ -27,12 +27,14 @@ from bedload.core.errors import BedloadError, OperatorNotShippable, TooLarge
 from bedload.core.ids import WorkerId
 from bedload.protocol import messages as m
 from bedload.protocol.messages import Body
+from bedload.state.kinds import Store
 from bedload.transport import Channel, Credentials, Endpoint, Handler, Peer, Timer
 from bedload.worker.durability import Hurry, Load, Loaded, LoadFailed
 from bedload.worker.durable import CheckpointDurability, Compactor, Loader, Place
 from bedload.worker.local_files import LocalFiles
+from bedload.worker.local_stores import LocalStores
 from bedload.worker.machine import COORDINATOR, LOADER, Out, WorkerMachine
-from bedload.worker.memory import epoch_share
+from bedload.worker.memory import epoch_share, store_share
 from bedload.worker.peers import Neighbour
 from bedload.worker.pulse import Pulse
 from bedload.worker.runtime import Startable
@@ -91,6 +93,7 @@ class WorkerServer(Handler):
         place: Place | None = None,
         task: int = -1,
         local_dir: str | None = None,
+        memory: int | None = None,
     ) -> None:
         storage = None if place is None else place.open()
         durability = None if storage is None or place is None else CheckpointDurability(storage, place.generation)
@@ -98,6 +101,8 @@ class WorkerServer(Handler):
         self._compactor = None if place is None else Compactor(worker, place)
         self._clock = SystemClock()
         self._endpoint = Endpoint(host, credentials=credentials, handler=self)
+        memory = store_share() if memory is None else memory
+        self._stores = LocalStores(worker, credentials.fingerprint, memory, local_dir)
         self._machine = WorkerMachine(
             worker,
             self._load_deployment,
@@ -106,6 +111,7 @@ class WorkerServer(Handler):
             epoch_share(),
             idle=lambda: self._endpoint.meter.idle,
             scratch=LocalFiles(local_dir),
+            stores=self._stores,
         )
         self._coordinator = self._endpoint.connect(coordinator)
         self._call_driver = partial(Channel.connect, coordinator, credentials)
@@ -133,6 +139,7 @@ class WorkerServer(Handler):
             if self._compactor is not None:
                 self._compactor.close()
             self._machine.close()
+            self._stores.close()
             self._endpoint.close()
             gc.set_threshold(*before)  # Spark reuses the process of a task
             gc.unfreeze()
@@ -204,7 +211,10 @@ class WorkerServer(Handler):
         if self._preloading is not None:
             # What it imports, the operator may import too: one at a time, so that neither sees modules half made.
             self._preloading.join()
-        return load_deployment(payload)
+        deployment = load_deployment(payload)
+        if deployment.store is Store.DISK:
+            self._stores.prepare()
+        return deployment
 
     def _send(self, out: list[Out]) -> None:
         for to, message, body in out:
@@ -298,10 +308,12 @@ def serve(
     place: Place | None = None,
     task: int = -1,
     local_dir: str | None = None,
+    memory: int | None = None,
 ) -> None:
     """Run a worker in this process until the cluster ends.
 
     ``host`` gives the address to listen on, ``place`` the checkpoint; without one, state is in memory only. ``task`` is
-    the attempt of the Spark task that it runs in, ``local_dir`` where its local files are.
+    the attempt of the Spark task that it runs in, ``local_dir`` where its local files are, ``memory`` how many bytes
+    state may take in memory that can also be on disk.
     """
-    WorkerServer(worker, coordinator, credentials, host(coordinator), place, task, local_dir).run()
+    WorkerServer(worker, coordinator, credentials, host(coordinator), place, task, local_dir, memory).run()

@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from bedload.core.ids import KeyGroup
 from bedload.store import Changes, StateTable
+from bedload.store.disk_table import DiskFigures, DiskTable
 from bedload.store.shelf import Selection, Shelf
 from bedload.worker.allowance import Allow, Take
 
@@ -23,6 +24,8 @@ class TableRuntime(Generic[Table]):
     take: Take | None = None
     late = 0
     _table: Table
+    _disk: DiskTable | None = None
+    """The same, if its state is on disk."""
 
     def _call(self, method: str, function: Callable[[], _T]) -> _T:
         """Run what may run user code, if only in a value's ``__eq__`` or in how it is pickled."""
@@ -73,6 +76,31 @@ class TableRuntime(Generic[Table]):
     def take_in(self, state: pa.RecordBatch) -> None:
         """Put in what a shelf gave."""
         self._table.take_in(state)
+
+    # --- what is not in memory ---
+
+    @property
+    def untidy(self) -> bool:
+        """Whether something should leave memory."""
+        return self._disk is not None and self._disk.untidy
+
+    def tidy(self) -> None:
+        """Have a little of that leave."""
+        if self._disk is not None:
+            self._disk.tidy()
+
+    def give_up(self) -> None:
+        """The state is nobody's any more."""
+        if self._disk is not None:
+            self._disk.give_up()
+
+    @property
+    def figures(self) -> DiskFigures:
+        """What is in memory, and what is not."""
+        if self._disk is not None:
+            return self._disk.figures()
+        keys = self._table.sizes().keys
+        return DiskFigures(keys, keys, self.state_bytes(), 0, 0, 0, 0, 0, 0, 0)
 
     # --- seeing it ---
 
