@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import pyarrow as pa
 
 from bedload.core.errors import LocalDiskError
 from bedload.core.ids import KeyGroup, OperatorName
+from bedload.core.store_stats import StoreStats
 from bedload.state import RecordLayout
 from bedload.store.base import KeyGroupStore
 from bedload.store.cache import SLICE, Cache
@@ -27,21 +28,6 @@ from bedload.store.shelf import NO_HASHES, Selection
 
 _READ = 2048
 """Keys that are read with one call."""
-
-
-class DiskFigures(NamedTuple):
-    """What the stores of an operator hold at a worker, and what they have done since it started there."""
-
-    keys: int
-    memory_keys: int
-    memory_bytes: int
-    disk_bytes: int
-    hits: int
-    reads: int
-    read_bytes: int
-    evictions: int
-    writes: int
-    written_bytes: int
 
 
 class DiskTable(RowTable):
@@ -169,14 +155,13 @@ class DiskTable(RowTable):
 
     # --- seeing it ---
 
-    def figures(self) -> DiskFigures:
+    def stats(self) -> StoreStats:
         """What is there, and what was done."""
         it, place = self.place.figures, self.place
-        keys = self.sizes().keys
-        hot = sum(len(store.rows) for store in map(_on_disk, self.stores.values()))
-        return DiskFigures(
-            keys=keys,
-            memory_keys=hot,
+        return StoreStats(
+            keys=self.sizes().keys,
+            store="disk",
+            memory_keys=sum(len(store.rows) for store in map(_on_disk, self.stores.values())),
             memory_bytes=place.memory,
             disk_bytes=place.disk.size(),
             hits=it.hits,

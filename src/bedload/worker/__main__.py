@@ -16,6 +16,7 @@ import msgspec
 from bedload.core.ids import WorkerId
 from bedload.transport import Credentials
 from bedload.worker.durable import Place
+from bedload.worker.local_files import Local
 from bedload.worker.server import serve
 
 
@@ -26,7 +27,7 @@ class Start(msgspec.Struct):
     coordinator: str
     credentials: Credentials
     place: Place | None = None
-    local_dir: str | None = None
+    local: Local = Local()
 
 
 def _lifeline() -> FileIO:
@@ -58,7 +59,7 @@ def main() -> None:
     threading.Thread(target=_end_with_the_driver, args=(lifeline,), name="driver-watch", daemon=True).start()
     where, task = "127.0.0.1", -1
     worker, place = WorkerId(start.worker), start.place
-    serve(worker, start.coordinator, start.credentials, lambda _: where, place, task, start.local_dir)
+    serve(worker, start.coordinator, start.credentials, lambda _: where, place, task, start.local)
 
 
 if __name__ == "__main__":

@@ -16,11 +16,11 @@ import pyarrow as pa
 from bedload.core.epoch import Due, EpochTime
 from bedload.core.errors import OperatorFailed
 from bedload.core.ids import Epoch, KeyGroup, OperatorName, WorkerId
+from bedload.core.store_stats import StoreStats
 from bedload.keys.lookup import Hashes
 from bedload.state.kinds import Layout, Store
 from bedload.store import Changes
 from bedload.store.deltas import StateVariable
-from bedload.store.disk_table import DiskFigures
 from bedload.store.shelf import Selection, Shelf
 from bedload.worker.allowance import Allow, Take
 from bedload.worker.firing import Owns
@@ -140,8 +140,7 @@ class Runtime(Protocol):
         """The state is nobody's any more: nothing comes after that."""
         ...
 
-    @property
-    def figures(self) -> DiskFigures:
+    def store_stats(self) -> StoreStats:
         """What is in memory, and what is not."""
         ...
 

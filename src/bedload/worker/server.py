@@ -31,7 +31,7 @@ from bedload.state.kinds import Store
 from bedload.transport import Channel, Credentials, Endpoint, Handler, Peer, Timer
 from bedload.worker.durability import Hurry, Load, Loaded, LoadFailed
 from bedload.worker.durable import CheckpointDurability, Compactor, Loader, Place
-from bedload.worker.local_files import LocalFiles
+from bedload.worker.local_files import LOCAL, Local, LocalFiles
 from bedload.worker.local_stores import LocalStores
 from bedload.worker.machine import COORDINATOR, LOADER, Out, WorkerMachine
 from bedload.worker.memory import epoch_share, store_share
@@ -92,8 +92,7 @@ class WorkerServer(Handler):
         host: str,
         place: Place | None = None,
         task: int = -1,
-        local_dir: str | None = None,
-        memory: int | None = None,
+        local: Local = LOCAL,
     ) -> None:
         storage = None if place is None else place.open()
         durability = None if storage is None or place is None else CheckpointDurability(storage, place.generation)
@@ -101,8 +100,8 @@ class WorkerServer(Handler):
         self._compactor = None if place is None else Compactor(worker, place)
         self._clock = SystemClock()
         self._endpoint = Endpoint(host, credentials=credentials, handler=self)
-        memory = store_share() if memory is None else memory
-        self._stores = LocalStores(worker, credentials.fingerprint, memory, local_dir)
+        memory = store_share() if local.memory is None else local.memory
+        self._stores = LocalStores(worker, credentials.fingerprint, memory, local.folder)
         self._machine = WorkerMachine(
             worker,
             self._load_deployment,
@@ -110,7 +109,7 @@ class WorkerServer(Handler):
             durability,
             epoch_share(),
             idle=lambda: self._endpoint.meter.idle,
-            scratch=LocalFiles(local_dir),
+            scratch=LocalFiles(local.folder),
             stores=self._stores,
         )
         self._coordinator = self._endpoint.connect(coordinator)
@@ -307,13 +306,11 @@ def serve(
     host: Callable[[str], str],
     place: Place | None = None,
     task: int = -1,
-    local_dir: str | None = None,
-    memory: int | None = None,
+    local: Local = LOCAL,
 ) -> None:
     """Run a worker in this process until the cluster ends.
 
     ``host`` gives the address to listen on, ``place`` the checkpoint; without one, state is in memory only. ``task`` is
-    the attempt of the Spark task that it runs in, ``local_dir`` where its local files are, ``memory`` how many bytes
-    state may take in memory that can also be on disk.
+    the attempt of the Spark task that it runs in, ``local`` what it may have of its machine.
     """
-    WorkerServer(worker, coordinator, credentials, host(coordinator), place, task, local_dir, memory).run()
+    WorkerServer(worker, coordinator, credentials, host(coordinator), place, task, local).run()

@@ -8,8 +8,9 @@ from typing import Any, Generic, TypeVar
 import pyarrow as pa
 
 from bedload.core.ids import KeyGroup
+from bedload.core.store_stats import StoreStats
 from bedload.store import Changes, StateTable
-from bedload.store.disk_table import DiskFigures, DiskTable
+from bedload.store.disk_table import DiskTable
 from bedload.store.shelf import Selection, Shelf
 from bedload.worker.allowance import Allow, Take
 
@@ -94,13 +95,12 @@ class TableRuntime(Generic[Table]):
         if self._disk is not None:
             self._disk.give_up()
 
-    @property
-    def figures(self) -> DiskFigures:
+    def store_stats(self) -> StoreStats:
         """What is in memory, and what is not."""
         if self._disk is not None:
-            return self._disk.figures()
+            return self._disk.stats()
         keys = self._table.sizes().keys
-        return DiskFigures(keys, keys, self.state_bytes(), 0, 0, 0, 0, 0, 0, 0)
+        return StoreStats(keys, memory_keys=keys, memory_bytes=self.state_bytes())
 
     # --- seeing it ---
 
