@@ -99,13 +99,12 @@ class Attachment:
         _set_up(spark, local=local)
         listen = "127.0.0.1" if local else str(spark.sparkContext.getConf().get("spark.driver.host"))
         executors = None if local else spark.sparkContext
+        means = Local(_local_dir(local_dir, here=local or kind == "process"), budget)
         chosen: WorkerHost
         if kind == "process":
-            chosen = ProcessHost(
-                executors, look_seconds=start_seconds, local=Local(_local_dir(local_dir, here=True), budget)
-            )
+            chosen = ProcessHost(executors, look_seconds=start_seconds, local=means)
         else:
-            chosen = TaskHost(spark, look_seconds=start_seconds, local=Local(_local_dir(local_dir, here=local), budget))
+            chosen = TaskHost(spark, look_seconds=start_seconds, local=means)
         keeper = None if url is None else Keeper(url, storage_options)
         secure = not is_loopback(listen) if encrypt is None else encrypt
         retention = Retention(retain_epochs)
@@ -189,8 +188,8 @@ def _memory(given: str | int) -> int:
     found = int(float(match[1]) * (1 << _UNITS[match[2].lower()]))
     if found < LEAST:
         raise DefinitionError(
-            f"memory={given!r}: a worker needs at least {LEAST >> 20}m for state on disk: its buffers take a quarter of "
-            f"it, and the keys of a batch have to fit into the rest"
+            f"memory={given!r}: a worker needs at least '{LEAST >> 20}m' for state on disk: buffers take a quarter of "
+            f"it, and the keys of an epoch have to fit into the rest"
         )
     return found
 
