@@ -1,8 +1,7 @@
-"""State on disk with far less memory than it takes, on real Spark: what comes out equals an oracle, whatever happens."""
+"""State on disk with far less memory than it takes, on real Spark: what comes out equals an oracle."""
 
 from __future__ import annotations
 
-import random
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -91,8 +90,9 @@ def test_kills_moves_replays_and_restarts_with_little_memory(spark: SparkSession
         assert sum(row["keys"] for row in after) == KEYS
         assert all(row["evictions"] for row in before), before
         assert all(row["memory_keys"] < row["keys"] and row["disk_bytes"] for row in before), before
-        key = random.Random(7).randrange(KEYS)
-        assert cluster.state("Wide")[key]["n"] > 0
+        found = cluster.state("Wide").get(KEYS // 2)
+        assert found is not None
+        assert found["n"] > 0
     assert list(local.iterdir()) == [], "a worker leaves nothing, and removes what killed ones have left"
     done = len(sink.epochs)
     check(sink, done)
@@ -119,6 +119,6 @@ def test_what_is_wrong_with_a_store_says_what_to_do(spark: SparkSession, tmp_pat
             cluster.aggregate(df, key="key", store="disk", n=bl.agg.count())
         run(cluster.aggregate(df, key="key", n=bl.agg.count()), Sink(), tmp_path / "first", 1)
         run(wide(cluster, spark), Sink(), tmp_path / "second", 1)
-        with bl.attach(spark, local_dir=tmp_path, workers=1) as other:
-            with pytest.raises(LocalDiskError, match="in use by another attachment"):
-                wide(other, spark, store="disk")
+        other = bl.attach(spark, local_dir=tmp_path, workers=1)
+        with other, pytest.raises(LocalDiskError, match="in use by another attachment"):
+            wide(other, spark, store="disk")
