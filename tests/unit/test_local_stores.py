@@ -11,7 +11,7 @@ import pytest
 
 from bedload.core.errors import DefinitionError, LocalDiskError
 from bedload.core.ids import WorkerId
-from bedload.worker.local_stores import LEAST, LocalStores, RocksDisk
+from bedload.worker.local_stores import LEAST, LocalStores, RocksDisk, remove_folders
 from bedload.worker.memory import store_share
 
 
@@ -111,3 +111,10 @@ def test_a_package_that_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.
 
 def test_a_share_of_the_machine_is_enough() -> None:
     assert store_share(1) == store_share(2) > store_share(8)
+
+
+def test_a_process_that_ends_at_once_leaves_nothing(tmp_path: Path) -> None:
+    disk = opened(stores(tmp_path))
+    disk.write([(b"a", b"b")])
+    remove_folders()
+    assert list(tmp_path.iterdir()) == []

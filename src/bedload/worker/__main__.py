@@ -17,6 +17,7 @@ from bedload.core.ids import WorkerId
 from bedload.transport import Credentials
 from bedload.worker.durable import Place
 from bedload.worker.local_files import Local
+from bedload.worker.local_stores import remove_folders
 from bedload.worker.server import serve
 
 
@@ -43,6 +44,7 @@ def _lifeline() -> FileIO:
 def _end_with_the_driver(lifeline: FileIO) -> None:
     while lifeline.read(4096):
         pass
+    remove_folders()
     os._exit(0)
 
 

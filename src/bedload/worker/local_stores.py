@@ -28,7 +28,15 @@ _OBJECTS, _BLOCKS, _BUFFERS = 0.75, 0.125, 0.125
 _FOLDER = re.compile(r"bedload-state-([0-9a-f]+)-(\d+)-(\d+)")
 _LOCK = "lock"
 _OPEN_FILES = 500
+_FOLDERS: set[Path] = set()
+"""Those of this process."""
 _MB = 1_000_000
+
+
+def remove_folders() -> None:
+    """Remove what this process has on the disk: it ends at once, whatever it is doing. From any thread."""
+    for folder in list(_FOLDERS):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 class LocalStores:
@@ -78,6 +86,7 @@ class LocalStores:
                 f"there, or attach with local_dir= on another disk"
             ) from error
         self._folder = folder
+        _FOLDERS.add(folder)
 
     def _look_at(self, folder: Path, attachment: str) -> None:
         """Remove the folder of a process that has ended; refuse that of another attachment."""
@@ -125,6 +134,7 @@ class LocalStores:
         self._open = {}
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
+            _FOLDERS.discard(self._folder)
             os.close(self._lock)
             self._folder = None
 
