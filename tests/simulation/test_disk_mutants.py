@@ -9,10 +9,10 @@ import pytest
 from tests.simulation.mutants import Patch, first_failure
 from tests.simulator import Scenario
 from tests.simulator.faults import ALWAYS
+from tests.simulator.stores import SimulatedStores
 
 from bedload.store.disk_rows import DiskStore, Place
 from bedload.store.disk_table import DiskTable
-from bedload.worker.machine import WorkerMachine
 
 ON_DISK = Scenario(ALWAYS | {"state on disk", "full store"}, 0.2)
 MOVED = Scenario(ALWAYS | {"state on disk"}, 0.2, moves=4)
@@ -83,11 +83,7 @@ def what_moved_away_stays_on_the_disk(patch: Patch) -> None:
 
 
 def who_has_lost_state_goes_on(patch: Patch) -> None:
-    def check(self: Any) -> None:
-        if self._stores is not None:
-            self._stores.lost = None
-
-    patch.setattr(WorkerMachine, "_check_stores", check)
+    patch.setattr(SimulatedStores, "lost", property(lambda self: None, lambda self, lost: None))
     original = DiskStore._read_packed
 
     def read_packed(self: Any, keys: Any) -> Any:

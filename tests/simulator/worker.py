@@ -304,6 +304,8 @@ class SimulatedWorker:
             self._busy = True
             try:
                 out = self._waiting.pop(0)()
+                if self._stores.lost is not None:
+                    raise self._stores.lost
             except ProcessKilled:
                 return
             except (WorkerStartFailed, LocalDiskError) as error:

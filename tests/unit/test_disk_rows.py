@@ -274,7 +274,7 @@ def test_operator_code_on_disk_gives_what_it_gives_in_memory() -> None:
     for store in Store:
         deployment = Deployment(OperatorName("op"), Running, (0,), ("k",), schema, (pa.int64(),), store=store)
         stores = MemoryDisks(500)
-        runtime = OperatorRuntime(deployment, WorkerId(0), stores=stores)
+        runtime = OperatorRuntime(deployment, WorkerId(0), stores)
         found = []
         for number in range(6):
             runtime.begin(Epoch(number), [GROUP, OTHER])

@@ -15,7 +15,7 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import count, repeat
+from itertools import chain, count, repeat
 from operator import attrgetter
 from typing import Any
 
@@ -333,6 +333,14 @@ class DiskStore(RowStore):
                     part = []
         if part:
             yield part
+
+    def listing(self) -> Iterator[Any]:
+        """Keys with committed or current state as of now, while keys come to memory and leave it."""
+        here = dict.fromkeys((*self._rows, *self._gone))
+        dead, cut = self._buried - here.keys(), len(self._prefix)
+        names = self.place.disk.names(self._prefix) if self._cold else iter(list[bytes]())
+        cold: Iterator[Any] = (key_of(name[cut:]) for name in names)
+        return chain(here, (key for key in cold if not (key in here or key in dead)))
 
     def read(self, keys: Iterable[Any]) -> list[Plain | None]:
         """The committed state of these keys."""

@@ -6,7 +6,9 @@ Objects that are in memory are encoded alike.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any, cast
 
 import numpy as np
@@ -24,8 +26,32 @@ _BESIDE = 64
 """Bytes of a key beside its state."""
 
 
+class _Coming(list[Any]):
+    """Keys that are read from the disk as they are asked for: slices, one after the other."""
+
+    def __init__(self, keys: Iterator[Any]) -> None:
+        super().__init__()
+        self._keys = keys
+        self._given = 0
+        self._ahead = list(islice(keys, 1))
+
+    def __len__(self) -> int:
+        """How many have been given; and one more, if there is one."""
+        return self._given + len(self._ahead)
+
+    def __getitem__(self, where: Any) -> Any:
+        found = [*self._ahead, *islice(self._keys, len(range(*where.indices(sys.maxsize))) - len(self._ahead))]
+        self._given += len(found)
+        self._ahead = list(islice(self._keys, 1))
+        return found
+
+
 class DiskShelf(RowShelf):
     """Keys of an operator on rows that are on disk."""
+
+    def _listed_in(self, group: KeyGroup) -> list[Any]:
+        store = self._store_of(group)
+        return [] if store is None else _Coming(store.listing())
 
     def _count(self, group: KeyGroup) -> int:
         # What is on the disk is dropped all at once, under one prefix.

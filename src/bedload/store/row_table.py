@@ -59,6 +59,9 @@ class RowTable:
         for store in self.stores.values():
             store.rebind(row, layout)
 
+    def prefetch(self, parts: Sequence[tuple[KeyGroupStore, list[Any]]]) -> None:
+        """Operator code is going to touch these keys: they are here."""
+
     # --- epochs ---
 
     def begin(self, groups: Iterable[KeyGroup]) -> None:

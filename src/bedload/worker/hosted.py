@@ -37,6 +37,7 @@ from bedload.migration.parking import Parking
 from bedload.protocol import messages as m
 from bedload.protocol.messages import Body
 from bedload.worker.allowance import Allowance
+from bedload.worker.failures import report
 from bedload.worker.moving import Moving
 from bedload.worker.peers import Peer
 from bedload.worker.records import Kept, Records, Scratch
@@ -190,6 +191,20 @@ class Hosted:
         if moving or self.restoring.busy or self.parking.due:
             return True
         return self.runtime is not None and self.runtime.untidy
+
+    def tidy(self) -> bool:
+        """Have a little of the state leave memory, if it has to; whether it had to."""
+        if self.runtime is None or not self.runtime.untidy:
+            return False
+        self.runtime.tidy()
+        return True
+
+    def give_up(self) -> None:
+        """Nothing runs here any more: the operator releases what it holds, and its state is nobody's."""
+        if self.runtime is not None:
+            report(self.runtime.close())
+            self.runtime.give_up()
+        self.runtime, self.code.active = None, None
 
     @property
     def waits_for_time(self) -> bool:

@@ -214,9 +214,14 @@ class RocksDisk:
         options = self._read_options()
         options.set_iterate_upper_bound(_after(prefix))
         try:
-            yield from self._db.keys(from_key=prefix, read_opt=options)
-        except GeneratorExit:
-            raise
+            found = self._db.keys(from_key=prefix, read_opt=options)  # they are as of now from here on
+        except Exception as error:
+            raise self._gone(error) from error
+        return self._each(found)
+
+    def _each(self, names: Iterator[bytes]) -> Iterator[bytes]:
+        try:
+            yield from names
         except Exception as error:
             raise self._gone(error) from error
 

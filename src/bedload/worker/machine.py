@@ -35,7 +35,7 @@ from bedload.protocol import messages as m
 from bedload.protocol.messages import Body
 from bedload.worker.applying import Applying
 from bedload.worker.durability import Durability, InMemoryOnly, Loaded, LoadFailed
-from bedload.worker.failures import as_ours, report
+from bedload.worker.failures import as_ours
 from bedload.worker.hosted import Hosted, Phase
 from bedload.worker.peers import COORDINATOR, LOADER, Neighbour, Out, Peer
 from bedload.worker.reads import find
@@ -63,29 +63,18 @@ class WorkerMachine:
     ) -> None:
         """``idle``: the share of its time that the worker has to spare. ``scratch``: room for large epochs.
 
-        ``stores``: where state is that is not in memory. If some of it is lost, whatever comes next raises: the worker
-        has to end, and counts as lost.
+        ``stores``: for state on disk. If some is ``lost`` after a call, the worker ends, and says nothing of its answer.
         """
         self.worker, self._durable, self._epoch_bytes = worker, durability is not None, epoch_bytes
-        self._idle, self._load, self._clock, self._limits, self._scratch = idle, load, clock, limits, scratch
+        self._idle, self._load, self._clock, self._limits = idle, load, clock, limits
+        self._scratch, self._stores = scratch, stores
         self._applying = Applying(worker, clock, durability or InMemoryOnly())
         self._hosted: dict[OperatorName, Hosted] = {}
-        self._stores = stores
 
     # --- doors ---
 
     def handle(self, peer: Peer, message: m.Message, body: Body = None) -> list[Out]:
         """Take a message; what to send, in order."""
-        out = self._handle(peer, message, body)
-        self._check_stores()
-        return out
-
-    def _check_stores(self) -> None:
-        """Raise if state of an operator was lost. What was to be said is not said, so nobody takes it for done."""
-        if self._stores is not None and (lost := self._stores.disks.lost) is not None:
-            raise lost
-
-    def _handle(self, peer: Peer, message: m.Message, body: Body) -> list[Out]:
         match message:
             case m.Join() | m.Apply() | m.Done() | m.AskPart() | m.Backlog():
                 return self._applying.from_feeder(self._at(message.operator), peer, message, body)
@@ -136,8 +125,7 @@ class WorkerMachine:
             if moving.counts:
                 out += moving.count_some()
                 pauses.append(0.0)
-            if hosted.runtime is not None and hosted.runtime.untidy:
-                hosted.runtime.tidy()
+            if hosted.tidy():
                 pauses.append(0.0)
             if hosted.runtime is None or not moving.may_send:
                 continue
@@ -156,7 +144,6 @@ class WorkerMachine:
                 hosted.weight.busy += self._clock.monotonic() - started
             if pause is not None:
                 pauses.append(pause)
-        self._check_stores()
         return out, min(pauses, default=None)
 
     @property
@@ -177,9 +164,7 @@ class WorkerMachine:
     def close(self) -> None:
         """The worker ends: let operators release what they hold."""
         for hosted in self._hosted.values():
-            if hosted.runtime is not None:
-                report(hosted.runtime.close())
-                hosted.runtime.give_up()
+            hosted.give_up()
 
     def runtime(self, operator: OperatorName) -> Runtime | None:
         """The running operator, for reads and tests."""
@@ -276,9 +261,7 @@ class WorkerMachine:
         out: list[Out] = []
         hosted.moving.reset(message.move)
         if hosted.runtime is not None:
-            report(hosted.runtime.close())
-            hosted.runtime.give_up()
-            hosted.runtime, hosted.code.active = None, None
+            hosted.give_up()
             hosted.committed = NO_EPOCH, NO_QUERY
             hosted.holdings.clear()
             hosted.parking.clear()
@@ -312,7 +295,6 @@ class WorkerMachine:
 
     def loaded(self, news: Loaded | LoadFailed) -> list[Out]:
         """Some of the state that was to be read is here, or cannot be read."""
-        self._check_stores()
         hosted = self._hosted[news.operator]
         if news.ticket not in hosted.restoring.orders:
             return []  # an order that was taken back

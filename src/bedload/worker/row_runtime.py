@@ -27,11 +27,9 @@ from bedload.state.kinds import Layout, Store
 from bedload.state.specs import StateSpec
 from bedload.state.timers import VARIABLE, Timer, TimerClock
 from bedload.state.ttl import CODE, Ttl
-from bedload.store import KeyGroupStore, MakeStore
+from bedload.store import KeyGroupStore
 from bedload.store.deltas import StateVariable, describe, key_arrays
-from bedload.store.disk_table import DiskTable
 from bedload.store.due import NEVER
-from bedload.store.resting import RestingStore
 from bedload.store.row_table import RowTable
 from bedload.store.shelf import NO_HASHES, Selection, Shelf
 from bedload.worker.allowance import Images
@@ -43,7 +41,7 @@ from bedload.worker.outputs import OutputRows
 from bedload.worker.parameters import Values
 from bedload.worker.rows import Rows, SortedBatch, row_type, rows_of
 from bedload.worker.stores import Stores
-from bedload.worker.table_runtime import TableRuntime
+from bedload.worker.table_runtime import TableRuntime, row_table
 from bedload.worker.timers import CurrentKey, OperatorTimers, due_at
 
 _T = TypeVar("_T")
@@ -94,25 +92,15 @@ class Deployment:
 
     def start(self, worker: WorkerId, stores: Stores | None = None) -> OperatorRuntime:
         """The running operator."""
-        return OperatorRuntime(self, worker, stores=stores)
+        return OperatorRuntime(self, worker, stores)
 
 
 class OperatorRuntime(TableRuntime[RowTable]):
     """One operator at one worker: its code, its key groups, its current epoch."""
 
-    def __init__(
-        self,
-        deployment: Any,
-        worker: WorkerId,
-        make_store: MakeStore = RestingStore,
-        stores: Stores | None = None,
-    ) -> None:
+    def __init__(self, deployment: Any, worker: WorkerId, stores: Stores | None = None) -> None:
         self._worker = worker
-        self._table = RowTable(deployment.name, make_store)
-        if deployment.store is Store.DISK:
-            if stores is None:
-                raise DefinitionError(f"operator {deployment.name}: store='disk' needs a worker with a local disk")
-            self._table = self._disk = DiskTable(deployment.name, stores.disks.open(deployment.name), stores.cache)
+        self._table = row_table(deployment, stores)
         self._context = Context(deployment.name, worker, NO_EPOCH)
         self._waiting: list[pa.RecordBatch] = []
         self._waiting_bytes, self._images = 0, Images()
@@ -278,8 +266,7 @@ class OperatorRuntime(TableRuntime[RowTable]):
         grouped = group_rows([batch.column(i) for i in deployment.key], group_column)
         keys, stores = grouped.keys, self._table.stores
         parts = [(stores[group], keys[start:stop]) for group, start, stop in grouped.groups]
-        if self._disk is not None:
-            self._disk.prefetch(parts)
+        self._table.prefetch(parts)
         expiries = self._expiries
         objects: Iterable[Any] = chain.from_iterable(_in_turn(parts, outputs))
         if not self._table.layout.scalars_only or (expiries is not None and expiries.watches_code):

@@ -162,7 +162,7 @@ class WorkerServer(Handler):
             if isinstance(message, m.Ship | m.HandOver):
                 # What is done for a move counts apart: not the rows that waited for it.
                 self._endpoint.meter.apart(sum(said.took for _, said, _ in out if isinstance(said, m.Shipped)))
-            self._send(out)
+            self._say(out)
             self._pump_soon()
 
     def on_close(self, peer: Peer) -> None:
@@ -203,7 +203,7 @@ class WorkerServer(Handler):
 
     def _gone(self, peer: Peer | Neighbour) -> None:
         with self._guard():
-            self._send(self._machine.gone(peer))
+            self._say(self._machine.gone(peer))
             self._pump_soon()
 
     def _load_deployment(self, payload: bytes) -> Startable:
@@ -214,6 +214,12 @@ class WorkerServer(Handler):
         if deployment.store is Store.DISK:
             self._stores.prepare()
         return deployment
+
+    def _say(self, out: list[Out]) -> None:
+        """Send what the machine says, unless state was lost meanwhile: then nothing of it may be taken for done."""
+        if self._stores.lost is not None:
+            raise self._stores.lost
+        self._send(out)
 
     def _send(self, out: list[Out]) -> None:
         for to, message, body in out:
@@ -269,7 +275,7 @@ class WorkerServer(Handler):
         self._pumping = False
         started = self._clock.monotonic()
         out, delay = self._machine.pump()
-        self._send(out)
+        self._say(out)
         self._endpoint.meter.apart(self._clock.monotonic() - started)
         if delay is None:
             return
@@ -284,7 +290,7 @@ class WorkerServer(Handler):
 
     def _loaded(self, news: Loaded | LoadFailed) -> None:
         def take() -> None:
-            self._send(self._machine.loaded(news))
+            self._say(self._machine.loaded(news))
             self._pump_soon()
 
         self._soon(take)

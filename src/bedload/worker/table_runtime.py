@@ -7,15 +7,30 @@ from typing import Any, Generic, TypeVar
 
 import pyarrow as pa
 
-from bedload.core.ids import KeyGroup
+from bedload.core.errors import DefinitionError
+from bedload.core.ids import KeyGroup, OperatorName
 from bedload.core.store_stats import StoreStats
+from bedload.state.kinds import Store
 from bedload.store import Changes, StateTable
 from bedload.store.disk_table import DiskTable
+from bedload.store.resting import RestingStore
+from bedload.store.row_table import RowTable
 from bedload.store.shelf import Selection, Shelf
 from bedload.worker.allowance import Allow, Take
+from bedload.worker.stores import Stores
 
 Table = TypeVar("Table", bound=StateTable)
 _T = TypeVar("_T")
+
+
+def row_table(deployment: Any, stores: Stores | None) -> RowTable:
+    """The table of an operator on rows."""
+    name: OperatorName = deployment.name
+    if deployment.store is Store.MEMORY:
+        return RowTable(name, RestingStore)
+    if stores is None:
+        raise DefinitionError(f"operator {name}: store={str(deployment.store)!r} needs a worker with a local disk")
+    return DiskTable(name, stores.disks.open(name), stores.cache)
 
 
 class TableRuntime(Generic[Table]):
@@ -25,8 +40,6 @@ class TableRuntime(Generic[Table]):
     take: Take | None = None
     late = 0
     _table: Table
-    _disk: DiskTable | None = None
-    """The same, if its state is on disk."""
 
     def _call(self, method: str, function: Callable[[], _T]) -> _T:
         """Run what may run user code, if only in a value's ``__eq__`` or in how it is pickled."""
@@ -79,6 +92,12 @@ class TableRuntime(Generic[Table]):
         self._table.take_in(state)
 
     # --- what is not in memory ---
+
+    @property
+    def _disk(self) -> DiskTable | None:
+        """The table, if its state is on disk."""
+        table: Any = self._table
+        return table if isinstance(table, DiskTable) else None
 
     @property
     def untidy(self) -> bool:

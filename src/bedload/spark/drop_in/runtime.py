@@ -119,7 +119,7 @@ class ProcessorDeployment:
 
     def start(self, worker: WorkerId, stores: Stores | None = None) -> ProcessorRuntime:
         """The running processor."""
-        return ProcessorRuntime(self, worker, stores=stores)
+        return ProcessorRuntime(self, worker, stores)
 
 
 class ProcessorRuntime(OperatorRuntime):
