@@ -13,6 +13,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -175,7 +176,6 @@ class RocksDisk:
             raise self._full(error, 0) from error
         self._no_log = no_log
         self._batch = rocks.WriteBatch
-        self._read_options = rocks.ReadOptions
 
     def get(self, names: list[bytes]) -> list[bytes | None]:
         """What lies under these names."""
@@ -211,17 +211,16 @@ class RocksDisk:
 
     def names(self, prefix: bytes) -> Iterator[bytes]:
         """All names that begin like this."""
-        options = self._read_options()
-        options.set_iterate_upper_bound(_after(prefix))
         try:
-            found = self._db.keys(from_key=prefix, read_opt=options)  # they are as of now from here on
+            # SUBTLE: without an upper bound. That is in the options, which the iterator does not keep alive.
+            found = self._db.keys(from_key=prefix)  # they are as of now from here on
         except Exception as error:
             raise self._gone(error) from error
-        return self._each(found)
+        return self._each(prefix, found)
 
-    def _each(self, names: Iterator[bytes]) -> Iterator[bytes]:
+    def _each(self, prefix: bytes, names: Iterator[bytes]) -> Iterator[bytes]:
         try:
-            yield from names
+            yield from takewhile(lambda name: name.startswith(prefix), names)
         except Exception as error:
             raise self._gone(error) from error
 

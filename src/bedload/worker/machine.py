@@ -63,7 +63,7 @@ class WorkerMachine:
     ) -> None:
         """``idle``: the share of its time that the worker has to spare. ``scratch``: room for large epochs.
 
-        ``stores``: for state on disk. If some is ``lost`` after a call, the worker ends, and says nothing of its answer.
+        ``stores``: for state on disk. If some is ``lost`` after a call, the worker has to end, and its answer unsaid.
         """
         self.worker, self._durable, self._epoch_bytes = worker, durability is not None, epoch_bytes
         self._idle, self._load, self._clock, self._limits = idle, load, clock, limits
