@@ -48,7 +48,7 @@ def table_of(cache: Cache, disk: MemoryDisk | None = None, operator: type[Operat
 def epoch(table: DiskTable, keys: list[int], *, commit: bool = True) -> None:
     table.begin([GROUP, OTHER])
     store = table.stores[GROUP]
-    table.prefetch([(store, keys)])
+    table.ready([(store, keys)])
     for row in store.touch(keys):
         row.n += 1
     table.seal()
@@ -125,7 +125,7 @@ def test_the_keys_of_a_batch_are_read_at_once() -> None:
     disk.gets = 0
     table.begin([GROUP])
     keys = list(range(50, 150))
-    table.prefetch([(table.stores[GROUP], keys)])
+    table.ready([(table.stores[GROUP], keys)])
     table.stores[GROUP].touch(keys)
     assert disk.gets == 1, "new keys are not looked for once more"
     table.abort()
@@ -143,7 +143,7 @@ def test_a_full_disk_fails_who_needs_room_and_nothing_is_lost() -> None:
     assert hot(table) == {1, 2, 3}
     table.begin([GROUP, OTHER])
     with pytest.raises(LocalDiskError):
-        table.prefetch([(table.stores[GROUP], [4])])
+        table.ready([(table.stores[GROUP], [4])])
     table.abort()
     assert dict(table.snapshot()) == {key: {"n": 1} for key in (1, 2, 3)}
     disk.full = False

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, cast
 
 import numpy as np
@@ -39,6 +39,10 @@ class _Coming(list[Any]):
         """How many have been given; and one more, if there is one."""
         return self._given + len(self._ahead)
 
+    def __iter__(self) -> Iterator[Any]:
+        """Those that were not given yet."""
+        return chain(self._ahead, self._keys)
+
     def __getitem__(self, where: Any) -> Any:
         found = [*self._ahead, *islice(self._keys, len(range(*where.indices(sys.maxsize))) - len(self._ahead))]
         self._given += len(found)
@@ -49,7 +53,7 @@ class _Coming(list[Any]):
 class DiskShelf(RowShelf):
     """Keys of an operator on rows that are on disk."""
 
-    def _listed_in(self, group: KeyGroup) -> list[Any]:
+    def _held_in(self, group: KeyGroup) -> list[Any]:
         store = self._store_of(group)
         return [] if store is None else _Coming(store.listing())
 

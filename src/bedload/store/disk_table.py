@@ -23,7 +23,7 @@ from bedload.store.disk import PACKED, Disk
 from bedload.store.disk_rows import DISK_SLOTS, DiskStore, Place
 from bedload.store.disk_shelf import DiskShelf
 from bedload.store.row_shelf import Waiting
-from bedload.store.row_table import RowTable
+from bedload.store.row_table import Parts, RowTable
 from bedload.store.shelf import NO_HASHES, Selection
 
 _READ = 2048
@@ -50,7 +50,7 @@ class DiskTable(RowTable):
 
     # --- what operator code runs on ---
 
-    def prefetch(self, parts: Sequence[tuple[KeyGroupStore, list[Any]]]) -> None:
+    def ready(self, parts: Parts) -> Parts:
         """Operator code is going to touch these keys: make room, and read those that are on the disk."""
         place, cache = self.place, self.place.cache
         wanted = sum(len(keys) for _, keys in parts)
@@ -67,6 +67,7 @@ class DiskTable(RowTable):
         for store, keys in unknown:
             store.rise(keys, packed[first : first + len(keys)])
             first += len(keys)
+        return parts
 
     # --- epochs ---
 

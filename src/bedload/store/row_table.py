@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -24,6 +24,9 @@ from bedload.store.resting import RestingStore, can_rest
 from bedload.store.row_shelf import RowShelf, Waiting, check_untouched
 from bedload.store.shelf import NO_HASHES, Selection
 from bedload.store.small_delta import SmallDelta
+
+Parts: TypeAlias = list[tuple[KeyGroupStore, list[Any]]]
+"""Keys by key group."""
 
 _SAMPLED_GROUPS, _SAMPLED_KEYS = 16, 8
 """How many keys are looked at to say how large all are."""
@@ -59,8 +62,9 @@ class RowTable:
         for store in self.stores.values():
             store.rebind(row, layout)
 
-    def prefetch(self, parts: Sequence[tuple[KeyGroupStore, list[Any]]]) -> None:
-        """Operator code is going to touch these keys: they are here."""
+    def ready(self, parts: Parts) -> Parts:
+        """Operator code is going to touch these keys: have them here."""
+        return parts
 
     # --- epochs ---
 

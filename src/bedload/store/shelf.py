@@ -255,7 +255,7 @@ class AnyShelf(Generic[Some]):
                 self._listing = self._unlisted.popleft()
                 self._begun[self._listing] = True
                 self._noted = False
-                self._pending, self._put_so_far = self._listed_in(self._listing), 0
+                self._pending, self._put_so_far = self._held_in(self._listing), 0
             part = self._pending[self._put_so_far : self._put_so_far + max(1, keys // self._each)]
             if len(part):
                 touched.append(self._put(part, self._listing))
@@ -356,10 +356,6 @@ class AnyShelf(Generic[Some]):
     def _held_in(self, group: KeyGroup) -> Some:
         """Where the keys with committed or current state of a key group are, or they themselves."""
         raise NotImplementedError
-
-    def _listed_in(self, group: KeyGroup) -> Some:
-        """The same, to be gone through once, from the first to the last, while they may change."""
-        return self._held_in(group)
 
     def _put(self, some: Some, group: KeyGroup) -> Hashes:
         """Make entries of those that are meant and have none; the hashes of those that the epoch has touched."""

@@ -192,19 +192,25 @@ class Hosted:
             return True
         return self.runtime is not None and self.runtime.untidy
 
-    def tidy(self) -> bool:
-        """Have a little of the state leave memory, if it has to; whether it had to."""
+    def tidy(self) -> list[float]:
+        """Have a little of the state leave memory, if it has to; the pause until there may be more, if there is one."""
         if self.runtime is None or not self.runtime.untidy:
-            return False
+            return []
         self.runtime.tidy()
-        return True
+        return [0.0]
 
-    def give_up(self) -> None:
-        """Nothing runs here any more: the operator releases what it holds, and its state is nobody's."""
+    def close(self) -> None:
+        """The operator releases what it holds."""
         if self.runtime is not None:
             report(self.runtime.close())
+
+    def give_up(self) -> None:
+        """Nothing runs here any more, and its state is nobody's."""
+        self.close()
+        if self.runtime is not None:
             self.runtime.give_up()
         self.runtime, self.code.active = None, None
+        self.committed = NO_EPOCH, NO_QUERY
 
     @property
     def waits_for_time(self) -> bool:

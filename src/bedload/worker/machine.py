@@ -28,7 +28,7 @@ import msgspec
 
 from bedload.core.clock import Clock
 from bedload.core.errors import BedloadError, ProtocolError, WorkerStartFailed
-from bedload.core.ids import NO_EPOCH, NO_QUERY, DeploymentId, KeyGroup, OperatorName, WorkerId
+from bedload.core.ids import DeploymentId, KeyGroup, OperatorName, WorkerId
 from bedload.core.limits import LIMITS, Limits
 from bedload.migration.parking import Freed
 from bedload.protocol import messages as m
@@ -61,14 +61,10 @@ class WorkerMachine:
         scratch: Scratch | None = None,
         stores: Stores | None = None,
     ) -> None:
-        """``idle``: the share of its time that the worker has to spare. ``scratch``: room for large epochs.
-
-        ``stores``: for state on disk. If some is ``lost`` after a call, the worker has to end, and its answer unsaid.
-        """
+        """``idle``: the share of its time to spare. ``scratch``: for large epochs. ``stores``: for state on disk."""
         self.worker, self._durable, self._epoch_bytes = worker, durability is not None, epoch_bytes
-        self._idle, self._load, self._clock, self._limits = idle, load, clock, limits
-        self._scratch, self._stores = scratch, stores
-        self._applying = Applying(worker, clock, durability or InMemoryOnly())
+        self._idle, self._load, self._clock, self._limits, self._scratch = idle, load, clock, limits, scratch
+        self._applying, self._stores = Applying(worker, clock, durability or InMemoryOnly()), stores
         self._hosted: dict[OperatorName, Hosted] = {}
 
     # --- doors ---
@@ -125,8 +121,7 @@ class WorkerMachine:
             if moving.counts:
                 out += moving.count_some()
                 pauses.append(0.0)
-            if hosted.tidy():
-                pauses.append(0.0)
+            pauses += hosted.tidy()
             if hosted.runtime is None or not moving.may_send:
                 continue
             assert moving.sender is not None
@@ -164,7 +159,7 @@ class WorkerMachine:
     def close(self) -> None:
         """The worker ends: let operators release what they hold."""
         for hosted in self._hosted.values():
-            hosted.give_up()
+            hosted.close()
 
     def runtime(self, operator: OperatorName) -> Runtime | None:
         """The running operator, for reads and tests."""
@@ -262,7 +257,6 @@ class WorkerMachine:
         hosted.moving.reset(message.move)
         if hosted.runtime is not None:
             hosted.give_up()
-            hosted.committed = NO_EPOCH, NO_QUERY
             hosted.holdings.clear()
             hosted.parking.clear()
             hosted.restoring.clear()

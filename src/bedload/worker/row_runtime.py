@@ -106,8 +106,7 @@ class OperatorRuntime(TableRuntime[RowTable]):
         self._waiting_bytes, self._images = 0, Images()
         self._holder: Operator | None = None
         """What ``setup`` and ``close`` are called on; None: it is closed."""
-        self.rows = 0
-        self.durable = False
+        self.rows, self.durable = 0, False
         self._bind(deployment)
 
     def _bind(self, deployment: Any) -> None:
@@ -265,8 +264,7 @@ class OperatorRuntime(TableRuntime[RowTable]):
         group_column = groups_in(batch)
         grouped = group_rows([batch.column(i) for i in deployment.key], group_column)
         keys, stores = grouped.keys, self._table.stores
-        parts = [(stores[group], keys[start:stop]) for group, start, stop in grouped.groups]
-        self._table.prefetch(parts)
+        parts = self._table.ready([(stores[group], keys[start:stop]) for group, start, stop in grouped.groups])
         expiries = self._expiries
         objects: Iterable[Any] = chain.from_iterable(_in_turn(parts, outputs))
         if not self._table.layout.scalars_only or (expiries is not None and expiries.watches_code):

@@ -9,7 +9,11 @@ from bedload.store.disk import Disks
 
 
 class Stores(Protocol):
-    """What all operators of a worker share; :class:`~bedload.worker.local_stores.LocalStores` at a real one."""
+    """What all operators of a worker share; :class:`~bedload.worker.local_stores.LocalStores` at a real one.
+
+    Whoever runs the worker's machine looks after each call of it whether state was lost. If so, the worker has to end,
+    and nothing of the machine's answer is said, so that nobody takes it for done.
+    """
 
     @property
     def disks(self) -> Disks:
