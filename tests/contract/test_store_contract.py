@@ -7,16 +7,23 @@ through the protocol, against a model of plain dicts.
 
 from __future__ import annotations
 
+import atexit
 import copy
+import itertools
+import shutil
+import tempfile
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, Protocol
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
 import pytest
+import rocksdict
 from hypothesis import example, given
 from hypothesis import strategies as st
+from tests.disks import MemoryDisk
 from tests.shelves import drop, meant, note, noted, shelved
 from tests.thorough import examples
 
@@ -30,10 +37,15 @@ from bedload.core.ids import KeyGroup, OperatorName
 from bedload.keys import hash_columns
 from bedload.state import RecordLayout, codec
 from bedload.store import StateTable
+from bedload.store.cache import Cache
 from bedload.store.columns import ColumnSpec, ColumnTable
 from bedload.store.deltas import GROUP, OP, PUT, REMOVE, key_column
+from bedload.store.disk import PACKED, Packing
+from bedload.store.disk_rows import DiskStore
+from bedload.store.disk_table import DiskTable
 from bedload.store.resting import RestingStore
 from bedload.store.row_table import RowTable
+from bedload.worker.local_stores import RocksDisk
 from bedload.worker.operator import Operator, make_shared, state_of
 
 KEYS = "abcdef"
@@ -102,6 +114,8 @@ class Subject(Protocol):
     """One layout: its state, and how its operator code changes it. Every state has an integer ``total``."""
 
     variables: dict[str, pa.DataType]
+    packs: bool
+    """Whether what leaves is encoded as it lies on a disk."""
     named_by_drop: frozenset[str]
     """The variables that the changes name for a key of which only :class:`Drop` was run."""
 
@@ -132,15 +146,18 @@ class Rows:
     """One object per key."""
 
     operator: type[Operator] = Shape
+    packs = False
     named_by_drop = frozenset({"tags", "items"})
 
     def __init__(self) -> None:
         self.variables = {field.name: field.type for field in codec.arrow_schema(state_of(self.operator))}
 
     def make(self) -> StateTable:
-        _, row = make_shared(self.operator)
-        table = RowTable(OperatorName("rows"), RestingStore)
-        table.bind(RecordLayout(state_of(self.operator)), row, 1, [pa.string()])
+        return self.bound(RowTable(OperatorName("rows"), RestingStore))
+
+    def bound(self, table: RowTable) -> RowTable:
+        layout = RecordLayout(state_of(self.operator))
+        table.bind(layout, make_shared(self.operator, {}, layout, table.slots)[1], 1, [pa.string()])
         return table
 
     def fresh(self) -> dict[str, Any]:
@@ -201,6 +218,87 @@ class SmallRows(Rows):
                 state.total = "five"
 
 
+class RowsOnDisk(Rows):
+    """Rows of which those stay in memory that the epoch under way has touched."""
+
+    packs = True
+
+    def make(self) -> StateTable:
+        return self.bound(EagerTable(OperatorName("rows"), MemoryDisk(), Cache(0)))
+
+
+class SmallRowsOnDisk(SmallRows):
+    """The same of small values."""
+
+    packs = True
+
+    def make(self) -> StateTable:
+        return self.bound(EagerTable(OperatorName("rows"), MemoryDisk(), Cache(0)))
+
+
+class RowsOnRocks(SmallRowsOnDisk):
+    """The same in a RocksDB, of which some leave memory in the end."""
+
+    def make(self) -> StateTable:
+        return self.bound(DiskTable(OperatorName("rows"), OnRocks(), Cache(600)))
+
+
+class EagerTable(DiskTable):
+    """What can leave memory does so as soon as it can."""
+
+    def commit(self) -> None:
+        super().commit()
+        self.leave()
+
+    def abort(self) -> None:
+        super().abort()
+        self.leave()
+
+    def delta(self) -> pa.RecordBatch | None:
+        self.leave()
+        return super().delta()
+
+    def leave(self) -> None:
+        while self.untidy:
+            self.tidy()
+        for store in self.stores.values():
+            assert isinstance(store, DiskStore)
+            dead = [key for key in store._buried if len(key) % 2 == 1]
+            self.place.write([], map(store.name, dead))
+            store.cleared(dead)
+
+
+class OnRocks(MemoryDisk):
+    """All tables of a test have the same database, each under a prefix of its own: to make one takes long."""
+
+    numbers = itertools.count()
+    rocks: ClassVar[list[RocksDisk]] = []
+
+    def __init__(self) -> None:
+        super().__init__()
+        if not self.rocks:
+            folder = Path(tempfile.mkdtemp())
+            atexit.register(shutil.rmtree, folder)
+            self.rocks.append(RocksDisk(folder / "rocks", rocksdict.Cache(1 << 20), 1 << 20, "a test"))
+        self.prefix = b"%10d" % next(self.numbers)
+
+    def get(self, names: list[bytes]) -> list[bytes | None]:
+        return self.rocks[0].get([self.prefix + name for name in names])
+
+    def write(self, puts: Any, deletes: Any = ()) -> int:
+        deletes = [self.prefix + name for name in deletes]
+        return self.rocks[0].write(((self.prefix + name, data) for name, data in puts), deletes)
+
+    def drop(self, prefix: bytes) -> None:
+        self.rocks[0].drop(self.prefix + prefix)
+
+    def names(self, prefix: bytes) -> Iterator[bytes]:
+        return (name[len(self.prefix) :] for name in self.rocks[0].names(self.prefix + prefix))
+
+    def close(self) -> None:
+        self.drop(b"")
+
+
 class Slot:
     """One key of a table, with its columns as attributes."""
 
@@ -226,6 +324,7 @@ class Slot:
 class Columns:
     """Slots of arrays. A row is one entry of the changes."""
 
+    packs = False
     named_by_drop = frozenset({"total", "last", "label", "odd", "items"})
     specs = (
         ColumnSpec("total", pa.int64(), 0),
@@ -273,7 +372,14 @@ class Columns:
         table.check()
 
 
-LAYOUTS: dict[str, Callable[[], Subject]] = {"columns": Columns, "rows": Rows, "small rows": SmallRows}
+LAYOUTS: dict[str, Callable[[], Subject]] = {
+    "columns": Columns,
+    "rows": Rows,
+    "small rows": SmallRows,
+    "rows on disk": RowsOnDisk,
+    "small rows on disk": SmallRowsOnDisk,
+    "rows on RocksDB": RowsOnRocks,
+}
 layouts = pytest.mark.parametrize("layout", sorted(LAYOUTS))
 
 
@@ -444,6 +550,19 @@ def beside(request: pytest.FixtureRequest) -> Beside:
     return Beside(request.param)
 
 
+def in_columns(beside: Beside, batch: pa.RecordBatch) -> pa.RecordBatch:
+    """A batch as a checkpoint would have it."""
+    if not beside.subject.packs:
+        return batch
+    operator = beside.subject.operator
+    specs = state_of(operator)
+    values = Packing(RecordLayout(specs)).values(batch.column(PACKED).to_pylist())
+    rows = [dict(zip(values, row, strict=True)) for row in zip(*values.values(), strict=True)]
+    parts = batch.drop_columns([PACKED]), codec.encode(specs, rows)
+    names = [name for part in parts for name in part.schema.names]
+    return pa.RecordBatch.from_arrays([column for part in parts for column in part.columns], names=names)
+
+
 def another(beside: Beside) -> Beside:
     (name,) = (name for name, make in LAYOUTS.items() if type(beside.subject) is make)
     return Beside(name)
@@ -579,6 +698,7 @@ def test_state_that_does_not_fit_leaves_nothing(beside: Beside) -> None:
     for group in EVERY[1:]:
         batch = other.collected(group)
         assert batch is not None
+        batch = in_columns(beside, batch)
         at = batch.schema.get_field_index("total")
         wrong = batch.set_column(at, "total", pa.array(["x"] * batch.num_rows))
         for arrive in (lambda wrong=wrong: beside.table.take_in(wrong), lambda wrong=wrong: _install(beside, wrong)):
@@ -600,7 +720,7 @@ def test_a_variable_that_the_state_does_not_have_gets_its_default(beside: Beside
     other.commit()
     batch = other.collected(group_of("a"))
     assert batch is not None
-    beside.table.install(EVERY, batch.select([GROUP, KEY, "total"]))
+    beside.table.install(EVERY, in_columns(beside, batch).select([GROUP, KEY, "total"]))
     assert dict(beside.table.snapshot()) == {"a": {**beside.subject.fresh(), "total": 3}}
 
 

@@ -90,6 +90,8 @@ EXTRA = {
     "another order": 4,
     "full disk": 2,
     "lost outputs": 2,
+    "state on disk": 1,
+    "full store": 4,
 }
 """Budgets of what only some simulations have."""
 
@@ -106,10 +108,11 @@ DURABLE_EXTRA = {
     "careless store": 1,
     "paused in the claim": 2,
     "failed restore": 3,
+    "lost store": 2,
 }
 """The same with a checkpoint alone, or more of it. A snapshot that is asked for is no fault, and comes beside some."""
 
-LATER = ("another order", "failed restore", "full disk", "lost outputs")
+LATER = ("another order", "failed restore", "full disk", "lost outputs", "state on disk", "full store", "lost store")
 """Those of both that are drawn apart, so that what is drawn besides stays as it was without them."""
 
 ABSENCES = frozenset({"hung worker", "vanished worker"})
@@ -123,13 +126,15 @@ ALWAYS = frozenset(
 )
 """Faults that every simulation may have; the others are switched on for some seeds."""
 
-LOSSES = (frozenset(DURABLE) - {"set back", "store failure"}) | DURABLE_MOVES.keys() | {"paused in the claim"}
+LOSSES = (
+    (frozenset(DURABLE) - {"set back", "store failure"}) | DURABLE_MOVES.keys() | {"paused in the claim", "lost store"}
+)
 """Something of the cluster was lost, or seemed to be."""
 
 EXPLAINS: dict[str, tuple[str, ...]] = {
     "TaskCrashed": ("crash",),
     "OperatorFailed": ("poison", "exit", "forget and raise", "misfit", "setup fails", "failed setup"),
-    "MoveFailed": ("failing move", "failed setup", "setup fails", "misfit"),
+    "MoveFailed": ("failing move", "failed setup", "setup fails", "misfit", "full store", "lost store"),
     "NotDeterministic": ("noise", "other shape"),
     "EpochIncomplete": ("stop early", "no action", "fresh"),
     "EpochMismatch": ("stop early", "no action", "fresh"),
@@ -139,7 +144,7 @@ EXPLAINS: dict[str, tuple[str, ...]] = {
     "NullKey": ("bad data",),
     "ProtocolError": ("unreadable plan",),
     "StaleAttempt": ("fresh",),
-    "LocalDiskError": ("full disk", "lost outputs"),
+    "LocalDiskError": ("full disk", "lost outputs", "full store", "lost store"),
 }
 """Which faults may be behind an error that a live query fails with."""
 

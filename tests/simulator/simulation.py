@@ -37,14 +37,16 @@ import io
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, redirect_stderr
-from dataclasses import dataclass, field
-from typing import cast
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
 
 from bedload.checkpoint.history import CompactionSettings
 from bedload.checkpoint.storage import Storage
 from bedload.control.compaction import Retention
 from bedload.core.ids import Epoch, OperatorName, QueryId
 from bedload.core.limits import LIMITS, Limits
+from bedload.state.kinds import Layout as StateLayout
+from bedload.state.kinds import Store
 from bedload.worker.runtime import Startable
 from tests.simulator.application import Application, World
 from tests.simulator.chance import Chance
@@ -329,7 +331,8 @@ class Simulation:
 
     def _make_deployments(self, *, changed: bool) -> dict[OperatorName, Startable]:
         kinds = self._kinds.items()
-        return {name: make_deployment(kind, self._poisons[name], name, changed=changed) for name, kind in kinds}
+        made = {name: make_deployment(kind, self._poisons[name], name, changed=changed) for name, kind in kinds}
+        return {name: on_disk(it) for name, it in made.items()} if self.faults.on("state on disk") else made
 
     def _seen(self, storage: Storage) -> Storage:
         """A storage as whoever uses it sees it."""
@@ -382,6 +385,12 @@ class Simulation:
             },
             story=self.network.story,
         )
+
+
+def on_disk(deployment: Startable) -> Startable:
+    """The same operator with its state on disk, if that can be."""
+    rows: Any = deployment
+    return replace(rows, store=Store.DISK) if deployment.layout is StateLayout.ROWS else deployment
 
 
 @contextmanager

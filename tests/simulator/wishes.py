@@ -28,7 +28,7 @@ KINDS = (*[Kind.RESCALE] * 3, *[Kind.MOVE] * 2, Kind.DRAIN, Kind.REBALANCE, *[Ki
 
 WHY = {
     "MoveCancelled": ("cancel",),
-    "MoveFailed": ("second query", "failing move", "failed setup", "setup fails"),
+    "MoveFailed": ("second query", "failing move", "failed setup", "setup fails", "full store", "lost store"),
     "WorkerStartFailed": (
         "no newcomer",
         "dead newcomer",

@@ -14,13 +14,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import msgspec
 
 from bedload.checkpoint.compaction import Step, compact
 from bedload.checkpoint.snapshots import TARGET_BYTES
 from bedload.checkpoint.storage import Storage, failed
-from bedload.core.errors import BedloadError, OperatorFailed, WorkerStartFailed
+from bedload.core.errors import BedloadError, LocalDiskError, OperatorFailed, WorkerStartFailed
 from bedload.core.ids import DeploymentId, Generation, KeyGroup, OperatorName, Ticket, Turn, WorkerId
 from bedload.core.limits import Limits
 from bedload.migration.lane import Parcel
@@ -42,6 +43,7 @@ from tests.simulator.inline import READ_AHEAD, Inline
 from tests.simulator.network import Body, Connection, End, Network, VirtualTime
 from tests.simulator.scratch import SimulatedScratch
 from tests.simulator.storage import SlowStorage
+from tests.simulator.stores import SimulatedStores
 from tests.simulator.watcher import Watcher
 
 _MOMENT = 0.01
@@ -121,6 +123,16 @@ class _Machine(WorkerMachine):
 
     _joins = False
 
+    def handle(self, peer: Any, message: m.Message, body: Body = None) -> list[Out]:
+        assert isinstance(self._stores, SimulatedStores)
+        with self._stores.working():
+            return super().handle(peer, message, body)
+
+    def pump(self) -> tuple[list[Out], float | None]:
+        assert isinstance(self._stores, SimulatedStores)
+        with self._stores.working():
+            return super().pump()
+
     def _deploy(self, message: m.Deploy, body: Body) -> list[Out]:
         self._joins = message.start
         return super()._deploy(message, body)
@@ -165,7 +177,10 @@ class SimulatedWorker:
         """All processes of the cluster, by address."""
         scratch, clock = SimulatedScratch(faults, network.chance), _BusyClock(network.time)
         idle = partial(_idle, name, network)
-        self.machine = _Machine(worker, self._load_code, clock, self, limits=limits, idle=idle, scratch=scratch)
+        self._stores = SimulatedStores(name, faults)
+        self.machine = _Machine(
+            worker, self._load_code, clock, self, limits=limits, idle=idle, scratch=scratch, stores=self._stores
+        )
         self.machine.faults = faults
         self.machine._durable = place is not None  # what is persisted in memory only is looked at, and not kept
         self.holdings = {
@@ -289,9 +304,11 @@ class SimulatedWorker:
             self._busy = True
             try:
                 out = self._waiting.pop(0)()
+                if self._stores.lost is not None:
+                    raise self._stores.lost
             except ProcessKilled:
                 return
-            except WorkerStartFailed as error:
+            except (WorkerStartFailed, LocalDiskError) as error:
                 self._send([self.machine.last_words(error)])
                 self.kill()
                 return
@@ -423,6 +440,10 @@ class SimulatedWorker:
 
     def persist(self, seal: Seal) -> int:
         """The machine seals: write, or back up and look whether the backup is right."""
+        with self._stores.watched():
+            return self._persist(seal)
+
+    def _persist(self, seal: Seal) -> int:
         holdings, epoch = self.holdings[seal.operator], (seal.query, seal.epoch)
         size, backup = 0, holdings.sealing(epoch)
         if self._place is not None:

@@ -35,6 +35,7 @@ from bedload.core.ids import (
     Turn,
     WorkerId,
 )
+from bedload.core.store_stats import StoreStats
 from bedload.protocol.base import (
     Backlogged,
     Body,
@@ -466,6 +467,7 @@ class Inspected(Message, frozen=True):
 
     keys: int
     groups: int
+    store: StoreStats = StoreStats()
 
 
 def _leaves(root: type[Message]) -> list[type[Message]]:

@@ -25,6 +25,7 @@ from bedload.spark.bootstrap_task import Start, starts_of_columns, starts_of_row
 from bedload.spark.schemas import arrow_schema, output_schema
 from bedload.spark.state_view import RowDecoder
 from bedload.state.expiries import with_expiries
+from bedload.state.kinds import Store
 from bedload.state.ttl import Ttl
 from bedload.worker.expiry import KeyTtl
 from bedload.worker.operator import Operator, check_operator, state_of
@@ -44,13 +45,19 @@ def of_operator(
     initial_state: DataFrame | None,
     drop: str | Iterable[str] = (),
     ttl: Ttl | None = None,
+    store: Store = Store.MEMORY,
+    asked: Store = Store.MEMORY,
 ) -> Application:
-    """An operator of the user's, on rows or on columns; ``ttl`` is that of whole keys."""
+    """An operator of the user's, on rows or on columns; ``ttl`` is that of whole keys.
+
+    ``store``: where state is that can be there; ``asked``: where it has to be.
+    """
     operator, values = parts_of(applied)
     out = output_schema(keyed.name, schema)
     arrow_out = arrow_schema(spark, out)
     if inspect.isclass(operator) and issubclass(operator, VectorOperator):
         check_vector_operator(operator)
+        refuse_columns(keyed.name, asked)
         logic = VectorLogic(operator, arrow_out, values)
         initial = _initial(initial_state, _starts(logic, ttl))
         specs = with_expiries(operator.__bedload_specs__, ttl)
@@ -60,7 +67,7 @@ def of_operator(
         specs = state_of(operator, ttl)
         columns = tuple(keyed.df.columns)
         deployment = Deployment(
-            keyed.name, operator, keyed.at, columns, arrow_out, keyed.types, parameters=values, ttl=ttl
+            keyed.name, operator, keyed.at, columns, arrow_out, keyed.types, parameters=values, ttl=ttl, store=store
         )
         initial = _initial(initial_state, starts_of_rows(specs))
         made = Application(keyed, out, arrow_out, deployment, RowDecoder(specs), specs, initial=initial)
@@ -96,6 +103,15 @@ def of_aggregates(
     made = Application.on_columns(keyed, logic, from_arrow_schema(logic.output), logic.output, ttl, initial=initial)
     check_watermark(made)
     return replace(made, terms=Terms(drop=_dropped(made, drop), call="aggregate"))
+
+
+def refuse_columns(name: str, store: Store) -> None:
+    """Raise if state in columns is to be elsewhere than in memory."""
+    if store is not Store.MEMORY:
+        raise DefinitionError(
+            f"operator {name}: store={str(store)!r} is for operators on rows; vector operators and aggregates have "
+            f"their state in columns, which are in memory only, as yet: give it store='memory'"
+        )
 
 
 def _starts(logic: VectorLogic | Aggregates, ttl: Ttl | None) -> list[Start]:

@@ -36,6 +36,8 @@ def attach(
     encrypt: bool | None = None,
     epoch_bytes: int | None = None,
     local_dir: str | os.PathLike[str] | None = None,
+    store: str = "memory",
+    memory: str | int | None = None,
 ) -> Cluster:
     """Start workers for a Spark session.
 
@@ -60,6 +62,10 @@ def attach(
     memory, shared by the workers that the driver starts on its own machine. Outputs wait for Spark's commit: up to
     64 MB of them, or a quarter of ``epoch_bytes`` if that is less, in memory, and the others in a local file in
     ``local_dir``, a folder of each worker's machine on a disk with room for them (default: the system's temporary one).
+
+    ``store``: where the state of operators is, unless their ``store=`` says otherwise: ``"memory"``, or ``"disk"`` for
+    state that is larger than memory. Of that, each worker has in memory what was touched of late, in ``memory`` bytes
+    (``"2g"``; default: a share of the machine's), and the rest in ``local_dir``, for which it needs ``bedload[disk]``.
 
     With a ``local[...]`` master, Spark's tasks run with this Python from now on, whatever ``PYSPARK_PYTHON`` says; on a
     cluster a tiny task on each executor looks whether its Python has what is needed (:class:`WrongPython`).
@@ -88,6 +94,8 @@ def attach(
             encrypt=encrypt,
             epoch_bytes=epoch_bytes,
             local_dir=local_dir,
+            store=store,
+            memory=memory,
         )
     )
 

@@ -6,6 +6,7 @@ Invariant: whatever can be refused is refused before anything starts; the checkp
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,8 +21,11 @@ from bedload.keys import check_key_groups
 from bedload.spark.hosts import ProcessHost, TaskHost, WorkerHost
 from bedload.spark.interpreter import use_own_python
 from bedload.spark.keeper import Keeper
+from bedload.state.kinds import Store
 from bedload.transport import is_loopback
-from bedload.worker.memory import epoch_share
+from bedload.worker.local_files import Local
+from bedload.worker.local_stores import LEAST
+from bedload.worker.memory import epoch_share, store_share
 
 _ARROW_ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
 _WIDENED = "spark.bedload.recordsPerBatch.widenedFrom"
@@ -48,6 +52,8 @@ class Attachment:
     """Whether connections are encrypted."""
     epoch_bytes: int | None = None
     """What an epoch may take at a worker beside the state; None: what each worker finds right."""
+    store: Store = Store.MEMORY
+    """Where state is, unless an operator says otherwise."""
 
     @classmethod
     def of(
@@ -65,6 +71,8 @@ class Attachment:
         encrypt: bool | None,
         epoch_bytes: int | None = None,
         local_dir: str | os.PathLike[str] | None = None,
+        store: str = "memory",
+        memory: str | int | None = None,
     ) -> Attachment:
         """Check what the user asks for, set the session up for it, and open the checkpoint."""
         _check_session(spark)
@@ -84,14 +92,19 @@ class Attachment:
         kind = host or ("process" if local else "task")
         if kind not in ("process", "task"):
             raise DefinitionError(f"host={host!r}: use 'process', 'task', or leave it out")
+        budget = None if memory is None else _memory(memory)
+        if budget is None and kind == "process":
+            budget = store_share(workers)
+        store = store_of(store, "attach")
         _set_up(spark, local=local)
         listen = "127.0.0.1" if local else str(spark.sparkContext.getConf().get("spark.driver.host"))
         executors = None if local else spark.sparkContext
+        means = Local(_local_dir(local_dir, here=local or kind == "process"), budget)
         chosen: WorkerHost
         if kind == "process":
-            chosen = ProcessHost(executors, look_seconds=start_seconds, local_dir=_local_dir(local_dir, here=True))
+            chosen = ProcessHost(executors, look_seconds=start_seconds, local=means)
         else:
-            chosen = TaskHost(spark, look_seconds=start_seconds, local_dir=_local_dir(local_dir, here=local))
+            chosen = TaskHost(spark, look_seconds=start_seconds, local=means)
         keeper = None if url is None else Keeper(url, storage_options)
         secure = not is_loopback(listen) if encrypt is None else encrypt
         retention = Retention(retain_epochs)
@@ -109,6 +122,7 @@ class Attachment:
             patience,
             secure,
             epoch_bytes,
+            store,
         )
 
     def durable(self, what: str) -> Keeper:
@@ -160,6 +174,33 @@ def _local_dir(given: str | os.PathLike[str] | None, *, here: bool) -> str | Non
             f"leave it out for the system's temporary one"
         )
     return str(Path(given).absolute())  # a worker's working directory may be another one
+
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?", re.IGNORECASE)
+_UNITS = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}
+
+
+def _memory(given: str | int) -> int:
+    """A number of bytes, as Spark has it: ``"2g"``."""
+    match = _SIZE.fullmatch(str(given).strip()) if isinstance(given, int | str) else None
+    if match is None:
+        raise DefinitionError(f"memory={given!r}: give a size such as '2g' or '500m', or a number of bytes")
+    found = int(float(match[1]) * (1 << _UNITS[match[2].lower()]))
+    if found < LEAST:
+        raise DefinitionError(
+            f"memory={given!r}: a worker needs at least '{LEAST >> 20}m' for state on disk: buffers take a quarter of "
+            f"it, and the keys of an epoch have to fit into the rest"
+        )
+    return found
+
+
+def store_of(given: str, where: str) -> Store:
+    """Where state is to be."""
+    try:
+        return Store(given)
+    except ValueError:
+        known = " or ".join(repr(str(it)) for it in Store)
+        raise DefinitionError(f"{where}: store={given!r}: use {known}") from None
 
 
 def _set_up(spark: SparkSession, *, local: bool) -> None:

@@ -24,11 +24,12 @@ from bedload.core.durations import Duration
 from bedload.core.epoch import EpochStats
 from bedload.core.errors import ClusterStopped
 from bedload.core.ids import Epoch, OperatorName, QueryId
+from bedload.core.store_stats import StoreStats
 from bedload.migration import Strategy
 from bedload.operators.aggregates import Function
 from bedload.spark import applying
 from bedload.spark.application import Application, Keyed
-from bedload.spark.attachment import Attachment
+from bedload.spark.attachment import Attachment, store_of
 from bedload.spark.beat import Beats
 from bedload.spark.changes import WAIT_SECONDS, Change, Wishes
 from bedload.spark.deployments import Deployments
@@ -43,6 +44,7 @@ from bedload.spark.state_view import OperatorState
 from bedload.spark.supervisor import Supervised, starter
 from bedload.spark.table import Table
 from bedload.spark.waiting import wait_for_epoch
+from bedload.state.kinds import Store
 from bedload.state.ttl import Clock, Ttl
 from bedload.transport import Credentials
 from bedload.worker.operator import Operator
@@ -58,6 +60,7 @@ _EPOCHS = (
     "watermark bigint, processing bigint"
 )
 _numbers = itertools.count()
+_MAIN_OF_STORES = ("operator", "worker", "store", "keys", "memory_keys", "memory_bytes", "disk_bytes", "hit_rate")
 _MAIN_OF_EPOCHS = ("operator", "epoch", "committed", "rows", "seconds", "watermark")
 
 
@@ -123,6 +126,7 @@ class Cluster:
         beat: Duration | bool | None = None,
         ttl: Duration | None = None,
         clock: Clock | None = None,
+        store: str | None = None,
     ) -> DataFrame:
         """Run a stateful operator on a streaming DataFrame; its outputs as a streaming DataFrame.
 
@@ -143,10 +147,24 @@ class Cluster:
 
         ``ttl`` and ``clock``: how long a key lives without a row, as for :meth:`aggregate`; its timers go with it.
         Single variables have one where they are declared: ``bl.map(ttl="1 hour")``.
+
+        ``store``: where its state is: ``"memory"``, or ``"disk"`` for what is larger than that; left out, as
+        :func:`attach` has it. Another one is taken up when the state is read back from a checkpoint.
         """
         named = OperatorName(name or str(getattr(parts_of(operator)[0], "__name__", operator)))
         keyed = self._keyed(named, df, key, key_groups)
-        applied = applying.of_operator(self._spark, keyed, operator, schema, initial_state, drop, Ttl.of(ttl, clock))
+        asked = Store.MEMORY if store is None else store_of(store, f"operator {named}")
+        applied = applying.of_operator(
+            self._spark,
+            keyed,
+            operator,
+            schema,
+            initial_state,
+            drop,
+            Ttl.of(ttl, clock),
+            self._attached.store if store is None else asked,
+            asked,
+        )
         return self._deployments.launch(self._beats.into(applied, beat), fresh=fresh)
 
     def aggregate(
@@ -162,6 +180,7 @@ class Cluster:
         ttl: Duration | None = None,
         clock: Clock | None = None,
         beat: Duration | bool | None = None,
+        store: str | None = None,
         **aggregates: Function,
     ) -> DataFrame:
         """Aggregate a streaming DataFrame by key: ``cluster.aggregate(df, key="car", n=bl.agg.count())``.
@@ -178,6 +197,8 @@ class Cluster:
         TTL all keys that are there count as if they had a row in the first epoch.
         """
         keyed = self._keyed(OperatorName(name or "aggregate"), df, key, key_groups)
+        if store is not None:
+            applying.refuse_columns(keyed.name, store_of(store, f"operator {keyed.name}"))
         applied = applying.of_aggregates(self._spark, keyed, aggregates, initial_state, drop, Ttl.of(ttl, clock))
         functions = ", ".join(f"{column}={it}" for column, it in aggregates.items())
         unnamed = f"the aggregate {functions} by {', '.join(keyed.names)}"
@@ -396,6 +417,18 @@ class Cluster:
             for item in list(self._driver.ended)
         )
         return Table(self._spark, _EPOCHS, rows, _MAIN_OF_EPOCHS)
+
+    def stores(self) -> Table:
+        """Where the state of each operator is at each worker: keys, bytes in memory and on disk, and what was done.
+
+        ``hit_rate`` is the share of the keys that operator code wanted and that were in memory or are new; all counts
+        are since the operator started at the worker. ``memory_bytes`` is an estimate; of state that is in memory as a
+        whole, what it takes when it is encoded.
+        """
+        self._check_running()
+        states = sorted(self._deployments.states.items())
+        rows = [it.row(str(name), int(worker)) for name, state in states for worker, it in state.stores().items()]
+        return Table(self._spark, StoreStats.COLUMNS, rows, _MAIN_OF_STORES)
 
     def committed(self, name: str) -> dict[str, Epoch]:
         """The last committed epoch of each query that used this operator."""

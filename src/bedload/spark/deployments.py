@@ -163,6 +163,8 @@ def _differences(before: Shape, after: Shape) -> list[str]:
         found.append(f"key_groups: {before.groups} → {after.groups}")
     if before.layout != after.layout:
         found.append(f"layout: {before.layout} → {after.layout}")
+    if before.store != after.store:
+        found.append(f"store: {before.store} → {after.store}")
     names = before.variables.keys() | after.variables.keys()
     differ = sorted(n for n in names if before.variables.get(n) != after.variables.get(n))
     if differ and before.layout == after.layout:

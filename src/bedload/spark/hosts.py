@@ -24,6 +24,7 @@ from bedload.spark.jobs import Job
 from bedload.spark.processes import NURSERIES, Child, Nurseries, Spawned, driver_environment
 from bedload.transport import Credentials
 from bedload.worker.durable import Place
+from bedload.worker.local_files import LOCAL, Local
 from bedload.worker.nursery import available
 
 _STOP_SECONDS = 10.0
@@ -97,13 +98,13 @@ class ProcessHost:
         nurseries: Nurseries = NURSERIES,
         *,
         look_seconds: float = 60.0,
-        local_dir: str | None = None,
+        local: Local = LOCAL,
     ) -> None:
         """``executors``: whose Python the feeders run with, if they are on other machines, and are looked at first.
 
-        ``local_dir``: where workers have their local files.
+        ``local``: what a worker may have of its machine.
         """
-        self._local_dir = local_dir
+        self._local_means = local
         self._executors = executors
         self._look_seconds = look_seconds
         self._children: dict[WorkerId, Child] = {}
@@ -172,7 +173,7 @@ class ProcessHost:
         assert self._hello is not None
         coordinator, credentials, place = self._hello
         hello = {"worker": worker, "coordinator": coordinator, "credentials": credentials, "place": place}
-        line = msgspec.json.encode({**hello, "local_dir": self._local_dir}) + b"\n"
+        line = msgspec.json.encode({**hello, "local": self._local_means}) + b"\n"
         try:
             self._children[worker] = (
                 self._fork(log, environment, line) if available() else Spawned(log, environment, line)
@@ -235,9 +236,9 @@ class TaskHost:
 
     takes_slots = True
 
-    def __init__(self, spark: SparkSession, *, look_seconds: float = 60.0, local_dir: str | None = None) -> None:
-        """``look_seconds``: how long to look at the Python of the executors. ``local_dir``: for local files."""
-        self._local_dir = local_dir
+    def __init__(self, spark: SparkSession, *, look_seconds: float = 60.0, local: Local = LOCAL) -> None:
+        """``look_seconds``: how long to look at the Python of the executors. ``local``: what a worker may have."""
+        self._local_means = local
         self._context = spark.sparkContext
         self._look_seconds = look_seconds
         self._jobs: dict[WorkerId, Job] = {}
@@ -291,7 +292,7 @@ class TaskHost:
         # of a barrier stage; its price is that all workers of the job go when one is lost.
         barrier = len(workers) > 1 and self._setting("spark.speculation") and not self._dynamic
         assert self._hello is not None
-        job = Job(self._context, workers, *self._hello, barrier=barrier, local_dir=self._local_dir)
+        job = Job(self._context, workers, *self._hello, barrier=barrier, local=self._local_means)
         for worker in workers:
             self._jobs[worker] = job
 

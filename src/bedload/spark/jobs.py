@@ -12,6 +12,7 @@ from pyspark import SparkContext
 from bedload.core.ids import WorkerId
 from bedload.transport import Credentials
 from bedload.worker.durable import Place
+from bedload.worker.local_files import LOCAL, Local
 
 
 class Job:
@@ -26,7 +27,7 @@ class Job:
         place: Place | None,
         *,
         barrier: bool,
-        local_dir: str | None = None,
+        local: Local = LOCAL,
     ) -> None:
         self.failure: Exception | None = None
         self.ended = threading.Event()
@@ -34,7 +35,7 @@ class Job:
         self._context = context
         self._barrier = barrier
         self._group = f"bedload-workers-{workers[0]}-{coordinator}"
-        task = _task(coordinator, credentials, place, local_dir)
+        task = _task(coordinator, credentials, place, local)
         threading.Thread(target=self._run, args=(task,), name=self._group, daemon=True).start()
 
     def cancel(self) -> None:
@@ -58,13 +59,13 @@ class Job:
 
 
 def _task(
-    coordinator: str, credentials: Credentials, place: Place | None, local_dir: str | None
+    coordinator: str, credentials: Credentials, place: Place | None, local: Local
 ) -> Callable[[Iterable[int]], Iterable[None]]:
     def run(numbers: Iterable[int]) -> Iterable[None]:
         from bedload.spark.tasks import serve_in_task
 
         for number in numbers:
-            serve_in_task(WorkerId(number), coordinator, credentials, place, local_dir)
+            serve_in_task(WorkerId(number), coordinator, credentials, place, local)
         return ()
 
     return run

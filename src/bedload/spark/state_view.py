@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, Protocol
@@ -19,6 +20,7 @@ from bedload.checkpoint.shapes import default_of, pack_value
 from bedload.control.coordinator import Coordinator
 from bedload.core.errors import BedloadError, Unanswered, UnknownOperator, WorkerUnreachable
 from bedload.core.ids import Epoch, KeyHash, OperatorName, QueryId, WorkerId
+from bedload.core.store_stats import StoreStats
 from bedload.keys import RoutingTable, canonical_key, hash_key, key_group
 from bedload.protocol import messages as m
 from bedload.protocol.split import pack_whole, unpack_whole
@@ -183,11 +185,22 @@ class OperatorState:
                     raise
                 time.sleep(_LOSS_PAUSE_SECONDS)
 
+    def stores(self, *, timeout: float = _PATIENCE_SECONDS) -> dict[WorkerId, StoreStats]:
+        """Where its state is, by worker; of those that are there, and can be asked."""
+        deadline, found = Deadline(timeout), dict[WorkerId, StoreStats]()
+        for worker, address in sorted(self._where().addresses.items()):
+            with suppress(WorkerUnreachable, UnknownOperator):
+                found[worker] = self._inspect(address, deadline).store
+        return found
+
     def _count_at(self, address: str, deadline: Deadline) -> int:
+        return self._inspect(address, deadline).keys
+
+    def _inspect(self, address: str, deadline: Deadline) -> m.Inspected:
         found = self._ask(address, m.Inspect(self.name), None, deadline)
         assert found is not None
         assert isinstance(found[0], m.Inspected)
-        return found[0].keys
+        return found[0]
 
     def close(self) -> None:
         """Close the connections."""

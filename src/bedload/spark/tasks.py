@@ -9,16 +9,17 @@ from pyspark import TaskContext
 from bedload.core.ids import WorkerId
 from bedload.transport import Credentials, parse_address
 from bedload.worker.durable import Place
+from bedload.worker.local_files import LOCAL, Local
 from bedload.worker.server import serve
 
 
 def serve_in_task(
-    worker: WorkerId, coordinator: str, credentials: Credentials, place: Place | None, local_dir: str | None = None
+    worker: WorkerId, coordinator: str, credentials: Credentials, place: Place | None, local: Local = LOCAL
 ) -> None:
     """Serve until the cluster ends."""
     task = TaskContext.get()
     attempt = -1 if task is None else task.taskAttemptId()
-    serve(worker, coordinator, credentials, own_address, place, attempt, local_dir)
+    serve(worker, coordinator, credentials, own_address, place, attempt, local)
 
 
 def own_address(coordinator: str) -> str:

@@ -24,6 +24,13 @@ class VariableKind(enum.StrEnum):
     """One of the other layout."""
 
 
+class Store(enum.StrEnum):
+    """Where the state of an operator is that no epoch has touched of late."""
+
+    MEMORY = "memory"
+    DISK = "disk"
+
+
 class Layout(enum.StrEnum):
     """How the state of an operator lies in memory."""
 

@@ -139,7 +139,7 @@ class RowShelf(AnyShelf[list[Any]]):
                 continue
             if not whole or store.sizes().keys > keys:
                 if not self._undiscarded:
-                    self._undiscarded = self._held_in(group)
+                    self._undiscarded = [*self._held_in(group)]
                 some = self._undiscarded[-keys:]
                 if not whole:
                     some, _, _ = self._meant([(group, some)])

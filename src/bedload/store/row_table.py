@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -25,6 +25,9 @@ from bedload.store.row_shelf import RowShelf, Waiting, check_untouched
 from bedload.store.shelf import NO_HASHES, Selection
 from bedload.store.small_delta import SmallDelta
 
+Parts: TypeAlias = list[tuple[KeyGroupStore, list[Any]]]
+"""Keys by key group."""
+
 _SAMPLED_GROUPS, _SAMPLED_KEYS = 16, 8
 """How many keys are looked at to say how large all are."""
 _GUESS = 64
@@ -34,6 +37,8 @@ _GUESS = 64
 class RowTable:
     """The stores by key group; :meth:`bind` it first."""
 
+    slots: tuple[str, ...] = ()
+    """What the objects of its stores have besides."""
     layout: RecordLayout
     _row: type
     _key_columns: int
@@ -56,6 +61,10 @@ class RowTable:
             layout.expiries.watch(row)
         for store in self.stores.values():
             store.rebind(row, layout)
+
+    def ready(self, parts: Parts) -> Parts:
+        """Operator code is going to touch these keys: have them here."""
+        return parts
 
     # --- epochs ---
 

@@ -9,6 +9,7 @@ Invariant: no part of them is in a repr, so in no log, no error and no plan that
 from __future__ import annotations
 
 import datetime
+import hashlib
 import secrets
 from collections.abc import Callable
 from typing import Self
@@ -48,6 +49,11 @@ class Credentials(msgspec.Struct, frozen=True):
         check_secret(self.secret)
         if (self.certificate is None) != (self.key is None):
             raise SecretRefused("a certificate needs its key, and a key its certificate: give both or none")
+
+    @property
+    def fingerprint(self) -> str:
+        """What tells attachments apart, and says nothing of the secret."""
+        return hashlib.sha256(b"bedload attachment" + self.secret).hexdigest()[:16]
 
     def __repr__(self) -> str:
         return f"Credentials({'encrypted' if self.encrypted else 'not encrypted'})"

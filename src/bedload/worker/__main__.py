@@ -16,6 +16,8 @@ import msgspec
 from bedload.core.ids import WorkerId
 from bedload.transport import Credentials
 from bedload.worker.durable import Place
+from bedload.worker.local_files import Local
+from bedload.worker.local_stores import remove_folders
 from bedload.worker.server import serve
 
 
@@ -26,7 +28,7 @@ class Start(msgspec.Struct):
     coordinator: str
     credentials: Credentials
     place: Place | None = None
-    local_dir: str | None = None
+    local: Local = Local()
 
 
 def _lifeline() -> FileIO:
@@ -42,6 +44,7 @@ def _lifeline() -> FileIO:
 def _end_with_the_driver(lifeline: FileIO) -> None:
     while lifeline.read(4096):
         pass
+    remove_folders()
     os._exit(0)
 
 
@@ -58,7 +61,7 @@ def main() -> None:
     threading.Thread(target=_end_with_the_driver, args=(lifeline,), name="driver-watch", daemon=True).start()
     where, task = "127.0.0.1", -1
     worker, place = WorkerId(start.worker), start.place
-    serve(worker, start.coordinator, start.credentials, lambda _: where, place, task, start.local_dir)
+    serve(worker, start.coordinator, start.credentials, lambda _: where, place, task, start.local)
 
 
 if __name__ == "__main__":

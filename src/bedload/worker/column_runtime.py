@@ -19,7 +19,7 @@ from bedload.core.errors import BedloadError, OperatorFailed
 from bedload.core.ids import NO_EPOCH, Epoch, KeyGroup, OperatorName, WorkerId
 from bedload.keys import groups_in, hash_columns, without_groups
 from bedload.keys.lookup import Hashes
-from bedload.state.kinds import Layout, VariableKind
+from bedload.state.kinds import Layout, Store, VariableKind
 from bedload.state.timers import TimerClock
 from bedload.store.columns import ColumnSpec, ColumnTable, warm_up
 from bedload.store.columns.index import Flags, Slots
@@ -31,6 +31,7 @@ from bedload.worker.expiry import KeyTtl, VariableTtl
 from bedload.worker.failures import operator_failed, report
 from bedload.worker.firing import Owns
 from bedload.worker.slots import COMBINED, PartialLogic, SlotLogic, TimedLogic
+from bedload.worker.stores import Stores
 from bedload.worker.table_runtime import TableRuntime
 from bedload.worker.timers import due_at
 from bedload.worker.vector_firing import due_slots, fire, owned
@@ -65,6 +66,11 @@ class ColumnDeployment:
         return Layout.COLUMNS
 
     @property
+    def store(self) -> Store:
+        """Columns are in memory."""
+        return Store.MEMORY
+
+    @property
     def variables(self) -> tuple[StateVariable, ...]:
         """The state columns."""
         return tuple(
@@ -81,7 +87,7 @@ class ColumnDeployment:
         """Compile what the first batch would wait for."""
         warm_up()
 
-    def start(self, worker: WorkerId) -> ColumnRuntime:
+    def start(self, worker: WorkerId, stores: Stores | None = None) -> ColumnRuntime:
         """The running operator."""
         return ColumnRuntime(self, worker)
 

@@ -37,6 +37,7 @@ from bedload.migration.parking import Parking
 from bedload.protocol import messages as m
 from bedload.protocol.messages import Body
 from bedload.worker.allowance import Allowance
+from bedload.worker.failures import report
 from bedload.worker.moving import Moving
 from bedload.worker.peers import Peer
 from bedload.worker.records import Kept, Records, Scratch
@@ -187,7 +188,29 @@ class Hosted:
     def unfinished(self) -> bool:
         """Whether there is something to send, to forget, to count, to put in or to give out."""
         moving = self.moving.sender is not None or self.moving.drops or self.moving.counts
-        return moving or self.restoring.busy or self.parking.due
+        if moving or self.restoring.busy or self.parking.due:
+            return True
+        return self.runtime is not None and self.runtime.untidy
+
+    def tidy(self) -> list[float]:
+        """Have a little of the state leave memory, if it has to; the pause until there may be more, if there is one."""
+        if self.runtime is None or not self.runtime.untidy:
+            return []
+        self.runtime.tidy()
+        return [0.0]
+
+    def close(self) -> None:
+        """The operator releases what it holds."""
+        if self.runtime is not None:
+            report(self.runtime.close())
+
+    def give_up(self) -> None:
+        """Nothing runs here any more, and its state is nobody's."""
+        self.close()
+        if self.runtime is not None:
+            self.runtime.give_up()
+        self.runtime, self.code.active = None, None
+        self.committed = NO_EPOCH, NO_QUERY
 
     @property
     def waits_for_time(self) -> bool:

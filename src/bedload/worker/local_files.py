@@ -11,7 +11,21 @@ import os
 import tempfile
 from collections.abc import Iterable
 
+import msgspec
+
 from bedload.protocol.messages import Body
+
+
+class Local(msgspec.Struct, frozen=True):
+    """What a worker may have of its machine."""
+
+    folder: str | None = None
+    """For local files; None: the system's temporary one."""
+    memory: int | None = None
+    """Bytes for state that can also be on disk; None: what the worker finds right."""
+
+
+LOCAL = Local()
 
 
 class LocalFile:

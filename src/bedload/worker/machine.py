@@ -28,19 +28,20 @@ import msgspec
 
 from bedload.core.clock import Clock
 from bedload.core.errors import BedloadError, ProtocolError, WorkerStartFailed
-from bedload.core.ids import NO_EPOCH, NO_QUERY, DeploymentId, KeyGroup, OperatorName, WorkerId
+from bedload.core.ids import DeploymentId, KeyGroup, OperatorName, WorkerId
 from bedload.core.limits import LIMITS, Limits
 from bedload.migration.parking import Freed
 from bedload.protocol import messages as m
 from bedload.protocol.messages import Body
 from bedload.worker.applying import Applying
 from bedload.worker.durability import Durability, InMemoryOnly, Loaded, LoadFailed
-from bedload.worker.failures import as_ours, report
+from bedload.worker.failures import as_ours
 from bedload.worker.hosted import Hosted, Phase
 from bedload.worker.peers import COORDINATOR, LOADER, Neighbour, Out, Peer
 from bedload.worker.reads import find
 from bedload.worker.records import Scratch
 from bedload.worker.runtime import Runtime, Startable
+from bedload.worker.stores import Stores
 
 Mover = m.Ship | m.HandOver | m.Shipped | m.Fetch | m.AskDue | m.DueKeys | m.Copy | m.Flip | m.Weigh
 
@@ -58,11 +59,12 @@ class WorkerMachine:
         limits: Limits = LIMITS,
         idle: Callable[[], float] = lambda: 1.0,
         scratch: Scratch | None = None,
+        stores: Stores | None = None,
     ) -> None:
-        """``idle``: the share of its time that the worker has to spare. ``scratch``: room for large epochs."""
+        """``idle``: the share of its time to spare. ``scratch``: for large epochs. ``stores``: for state on disk."""
         self.worker, self._durable, self._epoch_bytes = worker, durability is not None, epoch_bytes
         self._idle, self._load, self._clock, self._limits, self._scratch = idle, load, clock, limits, scratch
-        self._applying = Applying(worker, clock, durability or InMemoryOnly())
+        self._applying, self._stores = Applying(worker, clock, durability or InMemoryOnly()), stores
         self._hosted: dict[OperatorName, Hosted] = {}
 
     # --- doors ---
@@ -119,6 +121,7 @@ class WorkerMachine:
             if moving.counts:
                 out += moving.count_some()
                 pauses.append(0.0)
+            pauses += hosted.tidy()
             if hosted.runtime is None or not moving.may_send:
                 continue
             assert moving.sender is not None
@@ -156,8 +159,7 @@ class WorkerMachine:
     def close(self) -> None:
         """The worker ends: let operators release what they hold."""
         for hosted in self._hosted.values():
-            if hosted.runtime is not None:
-                report(hosted.runtime.close())
+            hosted.close()
 
     def runtime(self, operator: OperatorName) -> Runtime | None:
         """The running operator, for reads and tests."""
@@ -209,7 +211,7 @@ class WorkerMachine:
             shipped = hosted.code.get(hosted.name, deployment)
             hosted.code.active = None
             if hosted.runtime is None:
-                hosted.runtime = shipped.start(self.worker)
+                hosted.runtime = shipped.start(self.worker, self._stores)
                 hosted.runtime.durable = self._durable
             else:
                 hosted.runtime.redeploy(shipped)
@@ -254,9 +256,7 @@ class WorkerMachine:
         out: list[Out] = []
         hosted.moving.reset(message.move)
         if hosted.runtime is not None:
-            report(hosted.runtime.close())
-            hosted.runtime, hosted.code.active = None, None
-            hosted.committed = NO_EPOCH, NO_QUERY
+            hosted.give_up()
             hosted.holdings.clear()
             hosted.parking.clear()
             hosted.restoring.clear()

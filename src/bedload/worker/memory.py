@@ -11,6 +11,9 @@ _LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_b
 _SHARE = 4
 """One part in so many is for what an epoch needs beside the state: most of the rest is the state's, and Spark's."""
 
+_WORKERS = 2
+"""So many are thought to be on a machine at least, where nobody knows."""
+
 
 def machine_bytes() -> int:
     """The memory of this machine, or of the container that it is."""
@@ -26,3 +29,8 @@ def machine_bytes() -> int:
 def epoch_share(workers: int = 1) -> int:
     """What each of so many workers on this machine may use for an epoch, unless it was told otherwise."""
     return machine_bytes() // _SHARE // workers
+
+
+def store_share(workers: int = 1) -> int:
+    """What state on disk may take in memory at each of so many workers, unless it was told otherwise."""
+    return machine_bytes() // _SHARE // max(workers, _WORKERS)

@@ -301,15 +301,20 @@ def _check_signature(operator: type[Operator], method: str, names: tuple[str, ..
 
 
 def make_shared(
-    operator: type[Operator], parameters: Values = _NO_VALUES, layout: RecordLayout | None = None
+    operator: type[Operator],
+    parameters: Values = _NO_VALUES,
+    layout: RecordLayout | None = None,
+    slots: tuple[str, ...] = (),
 ) -> tuple[Operator, type[Operator]]:
-    """The object for ``setup`` and ``close``, and the class of the per-key objects; ``layout`` is that of their state.
+    """The object for ``setup`` and ``close``, and the class of the per-key objects.
+
+    ``layout`` is that of their state, ``slots`` what the store of the objects needs besides.
 
     Attributes that ``setup`` sets on the first become visible, read-only, on all objects of the
     second: they and the parameters are put on its class by :func:`share`.
     """
     layout = RecordLayout(state_of(operator)) if layout is None else layout
-    row = _subclass(operator, slots_class((*layout.names, *row_slots(layout))))
+    row = _subclass(operator, slots_class((*layout.names, *row_slots(layout), *slots)))
     if row.__dictoffset__:  # a base class that is no operator has no slots, and would let everything be assigned
         row.__setattr__ = _declared_only  # type: ignore[method-assign]
     return make_holder(operator, parameters), row

@@ -6,6 +6,7 @@ import numpy as np
 
 from bedload.core.errors import UnknownOperator
 from bedload.core.ids import WorkerId
+from bedload.core.store_stats import StoreStats
 from bedload.keys import freeze_keys, hash_columns
 from bedload.keys.lookup import Hashes
 from bedload.protocol import messages as m
@@ -25,7 +26,8 @@ def find(
         return [(peer, m.Refused(m.WireError.of(error)), None)]
     if isinstance(message, m.Inspect):
         keys, groups = (runtime.keys, runtime.groups) if runtime is not None else (0, 0)
-        return [(peer, m.Inspected(keys, groups), None)]
+        stats = StoreStats() if runtime is None else runtime.store_stats()
+        return [(peer, m.Inspected(keys, groups, stats), None)]
     if hosted.restoring.error is not None:
         return [(peer, m.Refused(m.WireError.of(hosted.restoring.error)), None)]
 

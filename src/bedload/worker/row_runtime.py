@@ -23,14 +23,13 @@ from bedload.core.ids import NO_EPOCH, Epoch, KeyGroup, OperatorName, WorkerId
 from bedload.keys import groups_in, hash_columns
 from bedload.keys.lookup import Hashes
 from bedload.state import RecordLayout
-from bedload.state.kinds import Layout
+from bedload.state.kinds import Layout, Store
 from bedload.state.specs import StateSpec
 from bedload.state.timers import VARIABLE, Timer, TimerClock
 from bedload.state.ttl import CODE, Ttl
-from bedload.store import KeyGroupStore, MakeStore
+from bedload.store import KeyGroupStore
 from bedload.store.deltas import StateVariable, describe, key_arrays
 from bedload.store.due import NEVER
-from bedload.store.resting import RestingStore
 from bedload.store.row_table import RowTable
 from bedload.store.shelf import NO_HASHES, Selection, Shelf
 from bedload.worker.allowance import Images
@@ -41,7 +40,8 @@ from bedload.worker.operator import Context, Operator, make_shared, share, state
 from bedload.worker.outputs import OutputRows
 from bedload.worker.parameters import Values
 from bedload.worker.rows import Rows, SortedBatch, row_type, rows_of
-from bedload.worker.table_runtime import TableRuntime
+from bedload.worker.stores import Stores
+from bedload.worker.table_runtime import TableRuntime, row_table
 from bedload.worker.timers import CurrentKey, OperatorTimers, due_at
 
 _T = TypeVar("_T")
@@ -65,6 +65,7 @@ class Deployment:
     parameters: Values = field(default_factory=dict)
     ttl: Ttl | None = None
     """How long a key lives without a row."""
+    store: Store = Store.MEMORY
 
     @property
     def specs(self) -> tuple[StateSpec, ...]:
@@ -89,31 +90,30 @@ class Deployment:
     def prepare(self) -> None:
         """Nothing to do: rows run as they are."""
 
-    def start(self, worker: WorkerId) -> OperatorRuntime:
+    def start(self, worker: WorkerId, stores: Stores | None = None) -> OperatorRuntime:
         """The running operator."""
-        return OperatorRuntime(self, worker)
+        return OperatorRuntime(self, worker, stores)
 
 
 class OperatorRuntime(TableRuntime[RowTable]):
     """One operator at one worker: its code, its key groups, its current epoch."""
 
-    def __init__(self, deployment: Any, worker: WorkerId, make_store: MakeStore = RestingStore) -> None:
+    def __init__(self, deployment: Any, worker: WorkerId, stores: Stores | None = None) -> None:
         self._worker = worker
-        self._table = RowTable(deployment.name, make_store)
+        self._table = row_table(deployment, stores)
         self._context = Context(deployment.name, worker, NO_EPOCH)
         self._waiting: list[pa.RecordBatch] = []
         self._waiting_bytes, self._images = 0, Images()
         self._holder: Operator | None = None
         """What ``setup`` and ``close`` are called on; None: it is closed."""
-        self.rows = 0
-        self.durable = False
+        self.rows, self.durable = 0, False
         self._bind(deployment)
 
     def _bind(self, deployment: Any) -> None:
         self.deployment = deployment
         operator = deployment.operator
         layout = RecordLayout(deployment.specs)
-        holder, row = make_shared(operator, deployment.parameters, layout)
+        holder, row = make_shared(operator, deployment.parameters, layout, self._table.slots)
         self._current = CurrentKey(deployment.name) if operator.timed() else None
         self._context._timers = None if self._current is None else OperatorTimers(self._current)
         self._context._begin(NO_EPOCH)  # setup belongs to none, also of code that comes later
@@ -264,7 +264,7 @@ class OperatorRuntime(TableRuntime[RowTable]):
         group_column = groups_in(batch)
         grouped = group_rows([batch.column(i) for i in deployment.key], group_column)
         keys, stores = grouped.keys, self._table.stores
-        parts = [(stores[group], keys[start:stop]) for group, start, stop in grouped.groups]
+        parts = self._table.ready([(stores[group], keys[start:stop]) for group, start, stop in grouped.groups])
         expiries = self._expiries
         objects: Iterable[Any] = chain.from_iterable(_in_turn(parts, outputs))
         if not self._table.layout.scalars_only or (expiries is not None and expiries.watches_code):

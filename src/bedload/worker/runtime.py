@@ -16,13 +16,15 @@ import pyarrow as pa
 from bedload.core.epoch import Due, EpochTime
 from bedload.core.errors import OperatorFailed
 from bedload.core.ids import Epoch, KeyGroup, OperatorName, WorkerId
+from bedload.core.store_stats import StoreStats
 from bedload.keys.lookup import Hashes
-from bedload.state.kinds import Layout
+from bedload.state.kinds import Layout, Store
 from bedload.store import Changes
 from bedload.store.deltas import StateVariable
 from bedload.store.shelf import Selection, Shelf
 from bedload.worker.allowance import Allow, Take
 from bedload.worker.firing import Owns
+from bedload.worker.stores import Stores
 
 
 class Runtime(Protocol):
@@ -125,6 +127,23 @@ class Runtime(Protocol):
         """
         ...
 
+    @property
+    def untidy(self) -> bool:
+        """Whether something should leave memory: :meth:`tidy`, between other things."""
+        ...
+
+    def tidy(self) -> None:
+        """Have a little of that leave. Raises nothing: what the disk does not take stays."""
+        ...
+
+    def give_up(self) -> None:
+        """The state is nobody's any more: nothing comes after that."""
+        ...
+
+    def store_stats(self) -> StoreStats:
+        """What is in memory, and what is not."""
+        ...
+
     def commit(self) -> None:
         """The epoch counts."""
         ...
@@ -187,6 +206,11 @@ class Startable(Protocol):
         ...
 
     @property
+    def store(self) -> Store:
+        """Where its state is that was not touched of late."""
+        ...
+
+    @property
     def key_types(self) -> tuple[pa.DataType, ...]:
         """The types of the key's columns."""
         ...
@@ -210,6 +234,6 @@ class Startable(Protocol):
         """Do at a worker, when the deployment arrives, what the first batch should not wait for."""
         ...
 
-    def start(self, worker: WorkerId) -> Runtime:
-        """The running operator."""
+    def start(self, worker: WorkerId, stores: Stores | None = None) -> Runtime:
+        """The running operator; without ``stores``, state can be in memory alone."""
         ...

@@ -27,12 +27,14 @@ from bedload.core.errors import BedloadError, OperatorNotShippable, TooLarge
 from bedload.core.ids import WorkerId
 from bedload.protocol import messages as m
 from bedload.protocol.messages import Body
+from bedload.state.kinds import Store
 from bedload.transport import Channel, Credentials, Endpoint, Handler, Peer, Timer
 from bedload.worker.durability import Hurry, Load, Loaded, LoadFailed
 from bedload.worker.durable import CheckpointDurability, Compactor, Loader, Place
-from bedload.worker.local_files import LocalFiles
+from bedload.worker.local_files import LOCAL, Local, LocalFiles
+from bedload.worker.local_stores import LocalStores
 from bedload.worker.machine import COORDINATOR, LOADER, Out, WorkerMachine
-from bedload.worker.memory import epoch_share
+from bedload.worker.memory import epoch_share, store_share
 from bedload.worker.peers import Neighbour
 from bedload.worker.pulse import Pulse
 from bedload.worker.runtime import Startable
@@ -90,7 +92,7 @@ class WorkerServer(Handler):
         host: str,
         place: Place | None = None,
         task: int = -1,
-        local_dir: str | None = None,
+        local: Local = LOCAL,
     ) -> None:
         storage = None if place is None else place.open()
         durability = None if storage is None or place is None else CheckpointDurability(storage, place.generation)
@@ -98,6 +100,8 @@ class WorkerServer(Handler):
         self._compactor = None if place is None else Compactor(worker, place)
         self._clock = SystemClock()
         self._endpoint = Endpoint(host, credentials=credentials, handler=self)
+        memory = store_share() if local.memory is None else local.memory
+        self._stores = LocalStores(worker, credentials.fingerprint, memory, local.folder)
         self._machine = WorkerMachine(
             worker,
             self._load_deployment,
@@ -105,7 +109,8 @@ class WorkerServer(Handler):
             durability,
             epoch_share(),
             idle=lambda: self._endpoint.meter.idle,
-            scratch=LocalFiles(local_dir),
+            scratch=LocalFiles(local.folder),
+            stores=self._stores,
         )
         self._coordinator = self._endpoint.connect(coordinator)
         self._call_driver = partial(Channel.connect, coordinator, credentials)
@@ -133,6 +138,7 @@ class WorkerServer(Handler):
             if self._compactor is not None:
                 self._compactor.close()
             self._machine.close()
+            self._stores.close()
             self._endpoint.close()
             gc.set_threshold(*before)  # Spark reuses the process of a task
             gc.unfreeze()
@@ -156,7 +162,7 @@ class WorkerServer(Handler):
             if isinstance(message, m.Ship | m.HandOver):
                 # What is done for a move counts apart: not the rows that waited for it.
                 self._endpoint.meter.apart(sum(said.took for _, said, _ in out if isinstance(said, m.Shipped)))
-            self._send(out)
+            self._say(out)
             self._pump_soon()
 
     def on_close(self, peer: Peer) -> None:
@@ -197,14 +203,23 @@ class WorkerServer(Handler):
 
     def _gone(self, peer: Peer | Neighbour) -> None:
         with self._guard():
-            self._send(self._machine.gone(peer))
+            self._say(self._machine.gone(peer))
             self._pump_soon()
 
     def _load_deployment(self, payload: bytes) -> Startable:
         if self._preloading is not None:
             # What it imports, the operator may import too: one at a time, so that neither sees modules half made.
             self._preloading.join()
-        return load_deployment(payload)
+        deployment = load_deployment(payload)
+        if deployment.store is Store.DISK:
+            self._stores.prepare()
+        return deployment
+
+    def _say(self, out: list[Out]) -> None:
+        """Send what the machine says, unless state was lost meanwhile: then nothing of it may be taken for done."""
+        if self._stores.lost is not None:
+            raise self._stores.lost
+        self._send(out)
 
     def _send(self, out: list[Out]) -> None:
         for to, message, body in out:
@@ -260,7 +275,7 @@ class WorkerServer(Handler):
         self._pumping = False
         started = self._clock.monotonic()
         out, delay = self._machine.pump()
-        self._send(out)
+        self._say(out)
         self._endpoint.meter.apart(self._clock.monotonic() - started)
         if delay is None:
             return
@@ -275,7 +290,7 @@ class WorkerServer(Handler):
 
     def _loaded(self, news: Loaded | LoadFailed) -> None:
         def take() -> None:
-            self._send(self._machine.loaded(news))
+            self._say(self._machine.loaded(news))
             self._pump_soon()
 
         self._soon(take)
@@ -297,11 +312,11 @@ def serve(
     host: Callable[[str], str],
     place: Place | None = None,
     task: int = -1,
-    local_dir: str | None = None,
+    local: Local = LOCAL,
 ) -> None:
     """Run a worker in this process until the cluster ends.
 
     ``host`` gives the address to listen on, ``place`` the checkpoint; without one, state is in memory only. ``task`` is
-    the attempt of the Spark task that it runs in, ``local_dir`` where its local files are.
+    the attempt of the Spark task that it runs in, ``local`` what it may have of its machine.
     """
-    WorkerServer(worker, coordinator, credentials, host(coordinator), place, task, local_dir).run()
+    WorkerServer(worker, coordinator, credentials, host(coordinator), place, task, local).run()

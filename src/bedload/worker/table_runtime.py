@@ -7,13 +7,30 @@ from typing import Any, Generic, TypeVar
 
 import pyarrow as pa
 
-from bedload.core.ids import KeyGroup
+from bedload.core.errors import DefinitionError
+from bedload.core.ids import KeyGroup, OperatorName
+from bedload.core.store_stats import StoreStats
+from bedload.state.kinds import Store
 from bedload.store import Changes, StateTable
+from bedload.store.disk_table import DiskTable
+from bedload.store.resting import RestingStore
+from bedload.store.row_table import RowTable
 from bedload.store.shelf import Selection, Shelf
 from bedload.worker.allowance import Allow, Take
+from bedload.worker.stores import Stores
 
 Table = TypeVar("Table", bound=StateTable)
 _T = TypeVar("_T")
+
+
+def row_table(deployment: Any, stores: Stores | None) -> RowTable:
+    """The table of an operator on rows."""
+    name: OperatorName = deployment.name
+    if deployment.store is Store.MEMORY:
+        return RowTable(name, RestingStore)
+    if stores is None:
+        raise DefinitionError(f"operator {name}: store={str(deployment.store)!r} needs a worker with a local disk")
+    return DiskTable(name, stores.disks.open(name), stores.cache)
 
 
 class TableRuntime(Generic[Table]):
@@ -73,6 +90,36 @@ class TableRuntime(Generic[Table]):
     def take_in(self, state: pa.RecordBatch) -> None:
         """Put in what a shelf gave."""
         self._table.take_in(state)
+
+    # --- what is not in memory ---
+
+    @property
+    def _disk(self) -> DiskTable | None:
+        """The table, if its state is on disk."""
+        table: Any = self._table
+        return table if isinstance(table, DiskTable) else None
+
+    @property
+    def untidy(self) -> bool:
+        """Whether something should leave memory."""
+        return self._disk is not None and self._disk.untidy
+
+    def tidy(self) -> None:
+        """Have a little of that leave."""
+        if self._disk is not None:
+            self._disk.tidy()
+
+    def give_up(self) -> None:
+        """The state is nobody's any more."""
+        if self._disk is not None:
+            self._disk.give_up()
+
+    def store_stats(self) -> StoreStats:
+        """What is in memory, and what is not."""
+        if self._disk is not None:
+            return self._disk.stats()
+        keys = self._table.sizes().keys
+        return StoreStats(keys, memory_keys=keys, memory_bytes=self.state_bytes())
 
     # --- seeing it ---
 

@@ -41,7 +41,7 @@ from bedload.spark.drop_in.rows import PandasForm, rows_as_frames, rows_as_rows
 from bedload.state import RecordLayout, StateSpec
 from bedload.state.expiries import with_expiries
 from bedload.state.generated import function
-from bedload.state.kinds import Layout, VariableKind
+from bedload.state.kinds import Layout, Store, VariableKind
 from bedload.state.specs import TIMERS
 from bedload.state.timers import VARIABLE, TimerClock
 from bedload.state.ttl import is_expiry
@@ -51,6 +51,7 @@ from bedload.worker.firing import Firing, Owns
 from bedload.worker.grouping import sort_rows
 from bedload.worker.operator import slots_class
 from bedload.worker.row_runtime import OperatorRuntime
+from bedload.worker.stores import Stores
 
 
 class TimeMode(StrEnum):
@@ -93,6 +94,7 @@ class ProcessorDeployment:
     initial: InitialRows | None = None
     key_groups: int = 1
     epoch_bytes: int | None = None
+    store: Store = Store.MEMORY
 
     @property
     def layout(self) -> Layout:
@@ -118,9 +120,9 @@ class ProcessorDeployment:
         """Load what the first epoch should not wait for: modules that the processor needs."""
         pickle.loads(self.processor)
 
-    def start(self, worker: WorkerId) -> ProcessorRuntime:
+    def start(self, worker: WorkerId, stores: Stores | None = None) -> ProcessorRuntime:
         """The running processor."""
-        return ProcessorRuntime(self, worker)
+        return ProcessorRuntime(self, worker, stores)
 
 
 class ProcessorRuntime(OperatorRuntime):
@@ -132,7 +134,7 @@ class ProcessorRuntime(OperatorRuntime):
         self.deployment = deployment
         specs = deployment.specs
         layout = RecordLayout(specs)
-        row = type("State", (slots_class((*layout.names, *row_slots(layout))),), {"__slots__": ()})
+        row = type("State", (slots_class((*layout.names, *row_slots(layout), *self._table.slots)),), {"__slots__": ()})
         self._table.bind(layout, row, len(deployment.key), deployment.key_types)
         self._expiries = self._table.layout.expiries
         self._here = Here(deployment.name)

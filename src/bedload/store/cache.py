@@ -1,0 +1,125 @@
+"""Which objects of stores on disk stay in memory: one budget for all operators of a worker.
+
+What was not touched for longest goes first; how long ago is counted in commits. So nothing is done when an object is
+touched, and at a commit one list is added for each key group that the epoch touched. An object is of the list with its
+own stamp; those that were touched again are passed over, and lists are rid of them a little at a time.
+
+Invariants: every object of a store that could leave is in a list with its stamp; objects that an epoch has touched stay
+until it ends, whatever the budget says; an object leaves memory after its state is on the disk, not before.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from bedload.store.disk_rows import DiskStore
+
+SLICE = 512
+"""Objects that leave at a time: some milliseconds."""
+_LOOSE = 1 << 16
+"""So many entries of objects that were touched again are nothing to be rid of."""
+_TIDY = 8
+"""Lists that are rid of them at a time."""
+
+
+class Entry(NamedTuple):
+    """Objects of a key group that were touched last at the same time, when they were put here."""
+
+    stamp: int
+    store: DiskStore
+    rows: list[Any]
+
+    def left(self) -> list[Any]:
+        """Those that were not touched since, and are there still."""
+        stamp, rows = self.stamp, self.store.rows
+        return [row for row in self.rows if row._bedload_seen == stamp and rows.get(row._bedload_key) is row]
+
+
+class Cache:
+    """The objects in memory, the oldest first."""
+
+    def __init__(self, most: int) -> None:
+        """``most``: how many bytes they may take, about."""
+        self.most = most
+        self.used = 0
+        """About the bytes of the objects that stores on disk have in memory."""
+        self.count = 0
+        """How many they are."""
+        self.now = 0
+        """The number of the last commit."""
+        self.stuck = False
+        """Whether nothing could leave the last time: it is tried again when something has changed."""
+        self._tidied: deque[Entry] = deque()
+        """Entries without those that were touched again, as far as that was known; older than all others."""
+        self._entries: deque[Entry] = deque()
+        self._listed = 0
+
+    def seen(self, store: DiskStore, rows: list[Any]) -> None:
+        """These objects have been touched now."""
+        self.stuck = False
+        for start in range(0, len(rows), SLICE):
+            self._entries.append(Entry(self.now, store, rows[start : start + SLICE]))
+        self._listed += len(rows)
+
+    @property
+    def over(self) -> bool:
+        """Whether objects should leave."""
+        return self.used > self.most
+
+    def make_room(self, steps: int) -> None:
+        """Have objects leave until the rest fit, in so many slices at most. Raises LocalDiskError; try again then."""
+        self.stuck = False
+        while steps > 0 and self.used > self.most and not self.stuck:
+            steps -= 1
+            self._leave_some()
+        self._tidy()
+
+    def _leave_some(self) -> None:
+        """Have some objects leave."""
+        entries = list[Entry]()
+        found, held = 0, list[Entry]()
+        going: list[tuple[DiskStore, list[Any]]] = []
+        for _ in range(SLICE):  # key groups of few objects have many lists
+            if found >= SLICE or not (self._tidied or self._entries):
+                break
+            entry = (self._tidied or self._entries).popleft()
+            self._listed -= len(entry.rows)
+            entries.append(entry)
+            rows = entry.left()
+            free = [row for row in rows if row._bedload_image is None]
+            if len(free) < len(rows):
+                # The epoch under way has touched them: they may be the oldest again, if it is aborted.
+                held.append(entry._replace(rows=[row for row in rows if row._bedload_image is not None]))
+            if free:
+                going.append((entry.store, free))
+                found += len(free)
+        try:
+            by_disk: dict[int, list[tuple[DiskStore, list[Any]]]] = {}
+            for store, rows in going:
+                by_disk.setdefault(id(store.place), []).append((store, rows))
+            for some in by_disk.values():
+                some[0][0].place.put_away(some)
+        except BaseException:
+            self.stuck = True
+            self._tidied.extendleft(reversed(entries))  # what left all the same is passed over
+            self._listed += sum(len(entry.rows) for entry in entries)
+            raise
+        self.stuck = len(held) == len(entries)
+        self._entries.extend(held)
+        self._listed += sum(len(entry.rows) for entry in held)
+
+    def _tidy(self) -> None:
+        """Rid some lists of what was touched again, if that is most of them."""
+        if self._listed <= 2 * self.count + _LOOSE:
+            return
+        for _ in range(_TIDY):
+            if not self._entries:
+                self._entries, self._tidied = self._tidied, deque()
+                return
+            entry = self._entries.popleft()
+            rows = entry.left()
+            self._listed -= len(entry.rows) - len(rows)
+            if rows:
+                self._tidied.append(entry._replace(rows=rows))

@@ -1,0 +1,266 @@
+"""Where a real worker has the state that is not in memory: a folder on the local disk, with a RocksDB per operator.
+
+Invariants: a folder is of one process, which holds a lock on it; it is removed when that ends, or by whoever comes
+next. What is in it is a cache of what the checkpoint has. So there is no write-ahead log, and nothing is ever synced.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+from bedload.core.errors import DefinitionError, LocalDiskError
+from bedload.core.ids import WorkerId
+from bedload.store.cache import Cache
+from bedload.store.disk import Disk, Disks
+
+LEAST = 16 << 20
+"""Bytes of memory: with less, RocksDB's own buffers would leave nothing for objects."""
+_OBJECTS, _BLOCKS, _BUFFERS = 0.75, 0.125, 0.125
+"""What of the memory is for objects, for blocks of files, and for what RocksDB has not written yet."""
+_FOLDER = re.compile(r"bedload-state-([0-9a-f]+)-(\d+)-(\d+)")
+_LOCK = "lock"
+_OPEN_FILES = 500
+_FOLDERS: set[Path] = set()
+"""Those of this process."""
+_MB = 1_000_000
+
+
+def remove_folders() -> None:
+    """Remove what this process has on the disk: it ends at once, whatever it is doing. From any thread."""
+    for folder in list(_FOLDERS):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+class LocalStores:
+    """Those of a real worker. Nothing is there before the first operator needs it."""
+
+    def __init__(self, worker: WorkerId, attachment: str, memory: int, local_dir: str | None = None) -> None:
+        """``local_dir``: None for the system's temporary folder, which all attachments share."""
+        self._worker = worker
+        self._attachment = attachment
+        self._memory = memory
+        self._parent = Path(tempfile.gettempdir() if local_dir is None else local_dir)
+        self._shared = local_dir is None
+        self._folder: Path | None = None
+        self._lock = -1
+        self._blocks: Any = None
+        self._open: dict[str, RocksDisk] = {}
+        self._made = 0
+        self.cache = Cache(int(memory * _OBJECTS))
+
+    @property
+    def disks(self) -> Disks:
+        """Itself."""
+        return self
+
+    @property
+    def lost(self) -> LocalDiskError | None:
+        """Why the state of an operator is not there any more."""
+        return next((disk.lost for disk in self._open.values() if disk.lost is not None), None)
+
+    def prepare(self) -> None:
+        """Make the folder, and remove what others have left. Raises what is wrong with it."""
+        _rocksdict()
+        if self._folder is not None:
+            return
+        try:
+            for found in self._parent.iterdir():
+                if (match := _FOLDER.fullmatch(found.name)) is not None:
+                    self._look_at(found, match[1])
+            folder = self._parent / f"bedload-state-{self._attachment}-{self._worker}-{os.getpid()}"
+            shutil.rmtree(folder, ignore_errors=True)  # of a process that had this number before
+            folder.mkdir(mode=0o700)
+            self._lock = os.open(folder / _LOCK, os.O_CREAT | os.O_RDWR, 0o600)
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise LocalDiskError(
+                f"worker {self._worker}: no folder for state could be made in {self._parent}: {error}. Make room "
+                f"there, or attach with local_dir= on another disk"
+            ) from error
+        self._folder = folder
+        _FOLDERS.add(folder)
+
+    def _look_at(self, folder: Path, attachment: str) -> None:
+        """Remove the folder of a process that has ended; refuse that of another attachment."""
+        try:
+            lock = os.open(folder / _LOCK, os.O_RDWR)
+        except FileNotFoundError:
+            return  # somebody has just made it, or is removing it
+        except PermissionError:
+            lock = -1
+        try:
+            if lock >= 0:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
+                return
+        except BlockingIOError:
+            pass
+        finally:
+            if lock >= 0:
+                os.close(lock)
+        if attachment != self._attachment and not self._shared:
+            raise LocalDiskError(
+                f"worker {self._worker}: local_dir {self._parent} is in use by another attachment ({folder.name}): "
+                f"stop that one, or give each attachment a local_dir of its own"
+            )
+
+    def open(self, operator: str) -> Disk:
+        """A RocksDB, empty."""
+        self.prepare()
+        assert self._folder is not None
+        before = self._open.pop(operator, None)
+        if before is not None:
+            before.close()
+        if self._blocks is None:
+            self._blocks = _rocksdict().Cache(int(self._memory * _BLOCKS))
+        self._made += 1
+        where = f"operator {operator}, worker {self._worker}"
+        buffers = int(self._memory * _BUFFERS)
+        disk = self._open[operator] = RocksDisk(self._folder / str(self._made), self._blocks, buffers, where)
+        return disk
+
+    def close(self) -> None:
+        """The worker ends."""
+        for disk in self._open.values():
+            disk.close()
+        self._open = {}
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            _FOLDERS.discard(self._folder)
+            os.close(self._lock)
+            self._folder = None
+
+
+class RocksDisk:
+    """One RocksDB."""
+
+    def __init__(self, path: Path, blocks: Any, buffers: int, where: str) -> None:
+        self.lost: LocalDiskError | None = None
+        """Why what was there is not any more."""
+        self._path = path
+        self._where = where
+        rocks = _rocksdict()
+        table = rocks.BlockBasedOptions()
+        table.set_block_cache(blocks)
+        table.set_bloom_filter(10, False)
+        table.set_cache_index_and_filter_blocks(True)
+        table.set_pin_l0_filter_and_index_blocks_in_cache(True)
+        options = rocks.Options(raw_mode=True)
+        options.create_if_missing(True)
+        options.set_block_based_table_factory(table)
+        options.set_write_buffer_size(max(buffers // 3, 1 << 20))
+        options.set_max_write_buffer_number(3)
+        options.set_compression_type(rocks.DBCompressionType.lz4())
+        options.set_max_open_files(_OPEN_FILES)
+        options.set_max_background_jobs(2)
+        # The worker's thread must not wait for compactions.
+        options.set_level_zero_slowdown_writes_trigger(40)
+        options.set_level_zero_stop_writes_trigger(80)
+        options.set_keep_log_file_num(1)
+        options.set_max_log_file_size(1 << 20)
+        try:
+            self._db: Any = rocks.Rdict(str(path), options)
+            no_log = rocks.WriteOptions()
+            no_log.disable_wal = True
+            self._db.set_write_options(no_log)
+        except Exception as error:
+            raise self._full(error, 0) from error
+        self._no_log = no_log
+        self._batch = rocks.WriteBatch
+
+    def get(self, names: list[bytes]) -> list[bytes | None]:
+        """What lies under these names."""
+        try:
+            found: list[bytes | None] = self._db.get(names)
+        except Exception as error:
+            raise self._gone(error) from error
+        return found
+
+    def write(self, puts: Iterable[tuple[bytes, bytes]], deletes: Iterable[bytes] = ()) -> int:
+        """Put these, take those away."""
+        batch = self._batch(raw_mode=True)
+        put, delete = batch.put, batch.delete
+        for name, data in puts:
+            put(name, data)
+        for name in deletes:
+            delete(name)
+        size: int = batch.size_in_bytes()
+        try:
+            self._db.write(batch, self._no_log)
+        except Exception as error:
+            if "No space" in str(error) or "Disk quota" in str(error):
+                raise self._full(error, size) from error
+            raise self._gone(error) from error
+        return size
+
+    def drop(self, prefix: bytes) -> None:
+        """Take away all names that begin like this."""
+        try:
+            self._db.delete_range(prefix, _after(prefix), self._no_log)
+        except Exception as error:
+            raise self._full(error, 0) from error
+
+    def names(self, prefix: bytes) -> Iterator[bytes]:
+        """All names that begin like this."""
+        try:
+            # SUBTLE: without an upper bound. That is in the options, which the iterator does not keep alive.
+            found = self._db.keys(from_key=prefix)  # they are as of now from here on
+        except Exception as error:
+            raise self._gone(error) from error
+        return self._each(prefix, found)
+
+    def _each(self, prefix: bytes, names: Iterator[bytes]) -> Iterator[bytes]:
+        try:
+            yield from takewhile(lambda name: name.startswith(prefix), names)
+        except Exception as error:
+            raise self._gone(error) from error
+
+    def size(self) -> int:
+        """The bytes of its files, and of what is not in one yet."""
+        names = ("rocksdb.total-sst-files-size", "rocksdb.cur-size-all-mem-tables")
+        return sum(self._db.property_int_value(name) or 0 for name in names)
+
+    def close(self) -> None:
+        """Close it, and remove its files."""
+        with contextlib.suppress(Exception):  # what it could not write is not wanted
+            self._db.close()
+        shutil.rmtree(self._path, ignore_errors=True)
+
+    def _full(self, error: Exception, size: int) -> LocalDiskError:
+        return LocalDiskError(
+            f"{self._where}: {size / _MB:,.1f} MB of state could not be written to {self._path}: {error}. Nothing is "
+            f"lost. Make room there, or attach with local_dir= on another disk; then start the query again"
+        )
+
+    def _gone(self, error: Exception) -> LocalDiskError:
+        self.lost = self.lost or LocalDiskError(
+            f"{self._where}: state on the local disk was lost ({self._path}): {error}. With a checkpoint it is read "
+            f"back by another worker when the query is started again; if it comes back, attach with local_dir= on "
+            f"another disk"
+        )
+        return self.lost
+
+
+def _after(prefix: bytes) -> bytes:
+    """The first name that does not begin like this."""
+    return (int.from_bytes(prefix, "big") + 1).to_bytes(len(prefix), "big")
+
+
+def _rocksdict() -> Any:
+    try:
+        import rocksdict
+    except ImportError as error:
+        raise DefinitionError(
+            "store='disk' needs the package rocksdict, which is not installed where the workers run: "
+            "pip install 'bedload[disk]'"
+        ) from error
+    return rocksdict

@@ -1,0 +1,65 @@
+"""A disk in memory, for tests of what lies on disks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from bedload.core.errors import LocalDiskError
+from bedload.store.cache import Cache
+from bedload.store.disk import Disk
+
+
+class MemoryDisk:
+    """Names and what lies under them. ``full``: it takes nothing for now."""
+
+    def __init__(self) -> None:
+        self.data: dict[bytes, bytes] = {}
+        self.full = False
+        self.gets = 0
+
+    def get(self, names: list[bytes]) -> list[bytes | None]:
+        self.gets += 1
+        return [self.data.get(name) for name in names]
+
+    def write(self, puts: Iterable[tuple[bytes, bytes]], deletes: Iterable[bytes] = ()) -> int:
+        if self.full:
+            raise LocalDiskError("the disk is full")
+        new = dict(puts)
+        self.data.update(new)
+        for name in deletes:
+            self.data.pop(name, None)
+        return sum(map(len, new.values()))
+
+    def drop(self, prefix: bytes) -> None:
+        if self.full:
+            raise LocalDiskError("the disk is full")
+        for name in list(self.data):
+            if name.startswith(prefix):
+                del self.data[name]
+
+    def names(self, prefix: bytes) -> Iterator[bytes]:
+        return iter(sorted(name for name in self.data if name.startswith(prefix)))
+
+    def size(self) -> int:
+        return sum(map(len, self.data.values()))
+
+    def close(self) -> None:
+        self.data.clear()
+
+
+class MemoryDisks:
+    """Disks in memory, and a cache of so many bytes."""
+
+    lost: LocalDiskError | None = None
+
+    def __init__(self, memory: int = 0) -> None:
+        self.cache = Cache(memory)
+        self.made: list[MemoryDisk] = []
+
+    @property
+    def disks(self) -> MemoryDisks:
+        return self
+
+    def open(self, operator: str) -> Disk:
+        self.made.append(MemoryDisk())
+        return self.made[-1]

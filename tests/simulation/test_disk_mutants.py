@@ -1,0 +1,112 @@
+"""The simulator can fail over state on disk: mistakes with what has left memory, and with what is dead, are caught."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from tests.simulation.mutants import Patch, first_failure
+from tests.simulator import Scenario
+from tests.simulator.faults import ALWAYS
+from tests.simulator.stores import SimulatedStores
+
+from bedload.store.disk_rows import DiskStore, Place
+from bedload.store.disk_table import DiskTable
+
+ON_DISK = Scenario(ALWAYS | {"state on disk", "full store"}, 0.2)
+MOVED = Scenario(ALWAYS | {"state on disk"}, 0.2, moves=4)
+LOST = Scenario(ALWAYS | {"state on disk", "lost store"}, 0.3, durable=True)
+
+
+def what_changed_leaves_without_a_write(patch: Patch) -> None:
+    original = Place.put_away
+
+    def put_away(self: Any, going: Any) -> None:
+        for store, rows in going:
+            names = [store.name(row._bedload_key) for row in rows]
+            for row, there in zip(rows, self.disk.get(names), strict=True):
+                row._bedload_stored = row._bedload_stored or there is not None
+        original(self, going)
+
+    patch.setattr(Place, "put_away", put_away)
+
+
+def what_an_epoch_changed_counts_as_on_disk_after_an_abort(patch: Patch) -> None:
+    original = DiskStore.abort
+
+    def abort(self: Any) -> None:
+        touched = self.touched()
+        original(self)
+        for row in touched:
+            row._bedload_stored = True
+
+    patch.setattr(DiskStore, "abort", abort, raising=False)
+
+
+def what_leaves_in_an_epoch_is_what_the_epoch_made_of_it(patch: Patch) -> None:
+    """It is written before the commit, and an abort does not take it back."""
+    original = DiskTable.abort
+
+    def abort(self: Any) -> None:
+        for store in self.stores.values():
+            live = [row for row in store._live() if row._bedload_weight]
+            self.place.write(
+                list(zip([store.name(row._bedload_key) for row in live], self.place.packing.of_rows(live), strict=True))
+            )
+        original(self)
+
+    patch.setattr(DiskTable, "abort", abort, raising=False)
+
+
+def what_was_removed_stays_on_the_disk(patch: Patch) -> None:
+    original = DiskStore.commit
+
+    def commit(self: Any) -> None:
+        buried = set(self._buried)
+        original(self)
+        self._buried = buried
+
+    patch.setattr(DiskStore, "commit", commit)
+
+
+def what_moved_away_stays_on_the_disk(patch: Patch) -> None:
+    patch.setattr(Place, "prefix", lambda self, group: int(group).to_bytes(7, "big"))
+    original = DiskStore.give_up
+
+    def give_up(self: Any) -> None:
+        drop, self.place.disk.drop = self.place.disk.drop, lambda prefix: None
+        original(self)
+        self.place.disk.drop = drop
+
+    patch.setattr(DiskStore, "give_up", give_up)
+
+
+def who_has_lost_state_goes_on(patch: Patch) -> None:
+    patch.setattr(SimulatedStores, "lost", property(lambda self: None, lambda self, lost: None))
+    original = DiskStore._read_packed
+
+    def read_packed(self: Any, keys: Any) -> Any:
+        try:
+            return original(self, keys)
+        except Exception:
+            self._cold = 0
+            return {}
+
+    patch.setattr(DiskStore, "_read_packed", read_packed)
+
+
+MUTANTS: list[tuple[Callable[[Patch], None], Scenario, int]] = [
+    (what_changed_leaves_without_a_write, ON_DISK, 0),
+    (what_an_epoch_changed_counts_as_on_disk_after_an_abort, ON_DISK, 0),
+    (what_was_removed_stays_on_the_disk, ON_DISK, 0),
+    (what_moved_away_stays_on_the_disk, MOVED, 0),
+]
+
+
+@pytest.mark.parametrize(("mutate", "scenario", "start"), MUTANTS, ids=[mutant[0].__name__ for mutant in MUTANTS])
+def test_a_mistake_is_caught(
+    mutate: Callable[[Patch], None], scenario: Scenario, start: int, monkeypatch: Patch
+) -> None:
+    mutate(monkeypatch)
+    assert first_failure(scenario, start) is not None, "no seed noticed"
