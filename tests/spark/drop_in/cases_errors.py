@@ -261,7 +261,7 @@ class LooksUp(Counts):
         yield Row(k=key[0], text=self._names.value[key[0]])
 
 
-@query(MEANS, "a broadcast variable fails", fails="BROADCAST_VARIABLE_NOT_LOADED", bedload_fails="", equal=False,
+@query(MEANS, "a broadcast variable fails", fails="driver_worker", bedload_fails="", equal=False,
        why="it works: its value goes along with the processor")  # fmt: skip
 def broadcast_variable(place: Path) -> Program:
     return Program(LooksUp(SparkContext.getOrCreate().broadcast({"a": "Ann"})), [[("a", 1)]])
