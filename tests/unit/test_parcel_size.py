@@ -25,7 +25,7 @@ from bedload.migration.sender import Sender
 from bedload.migration.strategies import STRATEGIES
 from bedload.protocol.messages import Lot
 from bedload.state import RecordLayout
-from bedload.state.arrow import encoded_column
+from bedload.state.encoded import encoded_column
 from bedload.state.weight import has_width, weigher, weight_of
 from bedload.store import shelf as shelf_module
 from bedload.store.columns import ColumnSpec, ColumnTable

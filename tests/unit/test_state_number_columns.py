@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.thorough import examples
 
 from bedload.state import build_specs, specs
-from bedload.state.arrow import encoded_column
+from bedload.state.encoded import encoded_column
 from bedload.state.number_columns import NumberColumns
 
 ANNOTATIONS: dict[str, Any] = {"on": bool, "name": str, "count": int, "total": float, "last": float | None}

@@ -36,14 +36,14 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 
 from bedload.core.errors import StateTypeError
-from bedload.state.arrays import ArrayNode, array_column, array_of_lists, column_arrays, fitted, list_type
+from bedload.state.arrays import ArrayNode, array_of_lists, column_arrays, fitted, list_type
 from bedload.state.changes import as_is
 from bedload.state.handling import mismatch
 from bedload.state.heap import Heap
 from bedload.state.moments import MOMENT, decode_moment, encode_moment, refuse_nanoseconds
 from bedload.state.opaque import decode_opaque, encode_opaque
 from bedload.state.timers import ARROW as TIMERS
-from bedload.state.timers import Timer, timers_column, timers_in_column, timers_of
+from bedload.state.timers import Timer, timers_in_column, timers_of
 from bedload.state.tuples import INT64_MAX, INT64_MIN, field_names, quickly
 from bedload.state.types import (
     CounterNode,
@@ -169,21 +169,6 @@ def encode_all(node: TypeNode, values: Any) -> list[Any]:
             return list(values)
     encode = encoder(node)
     return [encode(value) for value in values]
-
-
-def encoded_column(node: TypeNode, values: Any, rows: int | None = None, at: Any = ()) -> pa.Array:
-    """A column of plain values; with ``rows`` it is so long, null but for the rows ``at``."""
-    if isinstance(node, ArrayNode):
-        return array_column(node, values, rows, at)
-    if isinstance(node, TimersNode) and (rows is None or len(values) == rows):
-        return timers_column(values)
-    encoded = encode_all(node, values)
-    if rows is not None and len(encoded) < rows:
-        spread: list[Any] = [None] * rows
-        for i, value in zip(at, encoded, strict=True):
-            spread[i] = value
-        encoded = spread
-    return pa.array(encoded, arrow_type(node))
 
 
 def _exact(node: ScalarNode, py: type) -> Convert:

@@ -132,12 +132,15 @@ def diff_sequence(
     start = 0
     if old and new and old[0] is not new[0]:
         # A sequence of bounded length drops at the front what it gains at the end.
-        first = new[0]
-        start = next((i for i, item in enumerate(old) if item is first), 0)
+        first, places = id(new[0]), list(map(id, old))
+        start = places.index(first) if first in places else 0
     kept = min(len(old) - start, len(new))
     stays = old[start:] if start else old
-    if dirty is never and all(map(is_, stays, new)):
-        items = {}
+    if dirty is never:
+        changed = kept - sum(map(is_, stays, new))
+        if 2 * changed > kept or kept == 0:
+            return None
+        items = {i: plain(b) for i, (a, b) in enumerate(zip(stays, new, strict=False)) if a is not b} if changed else {}
     else:
         pairs = enumerate(zip(stays, new, strict=False))
         items = {i: plain(b) for i, (a, b) in pairs if a is not b or dirty(b)}

@@ -16,7 +16,8 @@ from typing import Any
 import pyarrow as pa
 
 from bedload.core.errors import StateTypeError
-from bedload.state.arrow import arrow_type, decoded_column, encoded_column, encoder
+from bedload.state.arrow import arrow_type, decoded_column, encoder
+from bedload.state.encoded import encoded_column
 from bedload.state.specs import StateSpec
 
 

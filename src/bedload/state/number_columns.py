@@ -3,8 +3,8 @@
 A column at a time looks at every object once per variable, and with many variables the objects do not stay in the
 processor's cache meanwhile. Here each object is looked at once, and becomes one record of bytes.
 
-Invariant: what comes out is what :func:`~bedload.state.arrow.encoded_column` gives of the same values. Only for values
-that were found to be of their declared types when they were sealed: they are converted here, and not checked.
+Invariant: what comes out is what :func:`~bedload.state.encoded.encoded_column` gives of the same values. Only for
+values that were found to be of their declared types when they were sealed: they are converted here, and not checked.
 """
 
 from __future__ import annotations

@@ -28,7 +28,8 @@ from bedload.core.errors import ProtocolError, StateTypeError
 from bedload.core.ids import KeyGroup
 from bedload.keys.kinds import value_type
 from bedload.state import Changes, RecordLayout, StateSpec, codec
-from bedload.state.arrow import arrow_type, decoded_column, encoded_column
+from bedload.state.arrow import arrow_type, decoded_column
+from bedload.state.encoded import encoded_column
 from bedload.state.kinds import VariableKind
 from bedload.state.number_columns import NumberColumns
 from bedload.state.patches import Patch, has_patches, pack_patches, patch_encoder

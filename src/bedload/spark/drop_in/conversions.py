@@ -81,6 +81,8 @@ class Fields(NamedTuple):
     """Their type in state."""
     take: Convert
     """From the processor into state; never gives None."""
+    take_all: Callable[[Any], list[Any]]
+    """The same for each of many."""
     give: Convert | None
     """From state to the processor; None: as it is."""
     row: Convert
@@ -99,7 +101,8 @@ def _fields(text: str) -> Fields:
     made = row_class(schema.names)
     new, cls = tuple.__new__, made
     row = (lambda value: new(cls, value)) if give is None else (lambda value: new(cls, give(value)))
-    return Fields(_struct_node(schema), _take_whole(schema), give, row)
+    take = _take_whole(schema)
+    return Fields(_struct_node(schema), take, _take_each(schema, take), give, row)
 
 
 # --- types ---
@@ -154,6 +157,20 @@ def _take_whole(schema: StructType) -> Convert:
     result = "value" if exact else f"({''.join(f'{_put_text(i, n, scope)}, ' for i, n in enumerate(names))})"
     lines += [f"    if {' and '.join(tests) or 'True'}:", f"        return {result}", "return slow(value)"]
     made: Convert = function("take(value)", lines, scope)
+    return made
+
+
+def _take_each(schema: StructType, take: Convert) -> Callable[[Any], list[Any]]:
+    """``take_all(values)``: generated, so that what fits costs no call."""
+    tests = [_fits(f"it[{i}]", field.dataType) for i, field in enumerate(schema.fields)]
+    fits = [f"({test} or it[{i}] is None)" for i, test in enumerate(tests) if test is not None]
+    if len(fits) < len(tests):
+        return lambda values: [take(it) for it in values]
+    whole = " and ".join([f"type(it) is tuple and len(it) == {len(tests)}", *fits])
+    scope = {"date": dt.date, "take": take}
+    made: Callable[[Any], list[Any]] = function(
+        "take_all(values)", [f"return [it if {whole} else take(it) for it in values]"], scope
+    )
     return made
 
 

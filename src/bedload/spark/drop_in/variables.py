@@ -39,14 +39,14 @@ class List(ListState):
     def get(self):
         return each()
     def put(self, newState):
-        values = [take(it) for it in newState]
+        values = take_all(newState)
         if not values:
             raise empty_list()
         here.item.SLOT[:] = values
     def appendValue(self, newState):
         here.item.SLOT.append(take(newState))
     def appendList(self, newState):
-        values = [take(it) for it in newState]
+        values = take_all(newState)
         if not values:
             raise empty_list()
         here.item.SLOT.extend(values)
@@ -107,6 +107,7 @@ def variable(declared: Declared, here: Any) -> Any:
         "MapState": MapState,
         "here": here,
         "take": last.take,
+        "take_all": last.take_all,
         "take_key": fields[0].take,
         "give": last.give,
         "give_key": fields[0].give,
