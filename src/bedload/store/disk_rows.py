@@ -21,6 +21,8 @@ from typing import Any
 
 from bedload.core.ids import KeyGroup
 from bedload.state import RecordLayout
+from bedload.state.arrays import ArrayNode
+from bedload.state.patches import is_small
 from bedload.state.timers import VARIABLE
 from bedload.state.types import ScalarNode, TypeNode
 from bedload.state.weight import weigher
@@ -73,13 +75,9 @@ class Place:
     def bind(self, layout: RecordLayout) -> None:
         """State is of this layout from now on."""
         self.packing = Packing(layout)
-        small = {
-            spec.name for spec in layout.specs if isinstance(spec.type, ScalarNode) and spec.type.py not in (str, bytes)
-        }
+        large = [it for it in layout.specs if not (is_small(it.type) or isinstance(it.type, ArrayNode))]
         self.each = _OBJECT + _VALUE * len(layout.specs) + layout.array_bytes
-        self._weighers = [
-            (attrgetter(it.name), weigher(it.type), _factor(it.type)) for it in layout.specs if it.name not in small
-        ]
+        self._weighers = [(attrgetter(it.name), weigher(it.type), _factor(it.type)) for it in large]
 
     def prefix(self, group: KeyGroup) -> bytes:
         """A prefix that nobody had before."""

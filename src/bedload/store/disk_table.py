@@ -75,6 +75,7 @@ class DiskTable(RowTable):
         """The current state is the committed one."""
         self.place.cache.now += 1
         super().commit()
+        self.place.cache.tidy()
 
     @property
     def untidy(self) -> bool:
