@@ -168,7 +168,7 @@ def test_a_key_group_that_comes_back_finds_nothing_of_before() -> None:
     assert table.place.cache.count == 0
 
 
-def test_dead_keys_are_taken_from_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dead_keys_are_taken_from_the_disk() -> None:
     disk = MemoryDisk()
     table = table_of(Cache(0), disk)
     keys = list(range(600))
@@ -181,11 +181,25 @@ def test_dead_keys_are_taken_from_the_disk(monkeypatch: pytest.MonkeyPatch) -> N
     store.forget(keys)
     table.seal()
     table.commit()
-    table.place.cache.most = -1  # so that it is tidied once more
-    table.tidy()
+    assert table.untidy
+    tidy(table)
     assert len(disk.data) < 600
     assert table.sizes().keys == 0
     assert table.read(GROUP, [3]) == [None]
+
+
+def test_keys_that_go_before_anything_was_written_leave_no_trace() -> None:
+    table = table_of(Cache(1 << 30))
+    for number in range(3):
+        epoch(table, [number])
+        table.begin([GROUP])
+        table.stores[GROUP].touch([number])
+        table.stores[GROUP].forget([number])
+        table.seal()
+        table.commit()
+    store = table.stores[GROUP]
+    assert isinstance(store, DiskStore)
+    assert not store._buried
 
 
 def test_lists_of_objects_that_are_touched_again_and_again_do_not_grow(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -127,7 +127,7 @@ def _factor(node: TypeNode) -> int:
 class DiskStore(RowStore):
     """One key group, of which some keys are on disk."""
 
-    __slots__ = ("_absent", "_buried", "_cold", "_prefix", "place")
+    __slots__ = ("_absent", "_buried", "_cold", "_prefix", "_wrote", "place")
 
     def __init__(self, group: KeyGroup, layout: RecordLayout, row: type, place: Place) -> None:
         super().__init__(group, layout, row)
@@ -135,6 +135,8 @@ class DiskStore(RowStore):
         self._prefix = place.prefix(group)
         self._cold = 0
         """Keys that are on the disk, and no objects."""
+        self._wrote = False
+        """Whether anything was ever put there."""
         self._buried: set[Any] = set()
         """Keys under which something may be on the disk that counts for nothing."""
         self._absent: set[Any] = set()
@@ -183,6 +185,7 @@ class DiskStore(RowStore):
             del self._rows[row._bedload_key]
         if self._buried:
             self._buried.difference_update(row._bedload_key for row in rows)
+        self._wrote = True
         self._cold += len(rows)
         self.place.count(-len(rows), -sum(row._bedload_weight for row in rows))
 
@@ -220,6 +223,7 @@ class DiskStore(RowStore):
         self._let_go(keys)
         self._buried.difference_update(keys)
         self._absent.difference_update(keys)
+        self._wrote = True
         self._cold += len(keys) - before
 
     def point(self, keys: Sequence[Any], values: Mapping[str, Sequence[Any]]) -> None:
@@ -250,7 +254,8 @@ class DiskStore(RowStore):
     def _let_go(self, keys: Sequence[Any]) -> None:
         """Drop the objects of these keys; what the disk has under them is dead."""
         lost = [row for key in keys if (row := self._rows.pop(key, None)) is not None]
-        self._buried.update(row._bedload_key for row in lost)
+        if self._wrote:
+            self._buried.update(row._bedload_key for row in lost)
         self.place.count(-len(lost), -sum(row._bedload_weight for row in lost))
 
     def give_up(self) -> None:
@@ -275,7 +280,8 @@ class DiskStore(RowStore):
             grown += weight - row._bedload_weight
             row._bedload_seen, row._bedload_weight, row._bedload_stored = now, weight, False
         place.count(new - len(gone), grown - sum(row._bedload_weight for row in gone))
-        self._buried.update(row._bedload_key for row in gone if row._bedload_key not in self._rows)
+        if self._wrote:
+            self._buried.update(row._bedload_key for row in gone if row._bedload_key not in self._rows)
         place.cache.seen(self, live)
 
     def dead(self) -> list[Any]:
@@ -354,7 +360,8 @@ class DiskStore(RowStore):
 
     def image_bytes(self) -> int:
         """Roughly the memory of the before-images, and of the objects that cannot leave before the epoch ends."""
-        return super().image_bytes() + len(self._touched) * self.place.each
+        each = self.place.each
+        return super().image_bytes() + sum(max(row._bedload_weight, each) for row in self._touched)
 
     def _read_packed(self, keys: list[Any]) -> dict[Any, bytes]:
         """What the disk has of these keys."""

@@ -76,11 +76,14 @@ class LocalStores:
             for found in self._parent.iterdir():
                 if (match := _FOLDER.fullmatch(found.name)) is not None:
                     self._look_at(found, match[1])
-            folder = self._parent / f"bedload-state-{self._attachment}-{self._worker}-{os.getpid()}"
+            name = f"bedload-state-{self._attachment}-{self._worker}-{os.getpid()}"
+            folder = self._parent / name
             shutil.rmtree(folder, ignore_errors=True)  # of a process that had this number before
-            folder.mkdir(mode=0o700)
-            self._lock = os.open(folder / _LOCK, os.O_CREAT | os.O_RDWR, 0o600)
+            # SUBTLE: it gets its name when it is locked. Whoever finds one that is not removes it.
+            new = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=self._parent))
+            self._lock = os.open(new / _LOCK, os.O_CREAT | os.O_RDWR, 0o600)
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            new.rename(folder)
         except OSError as error:
             raise LocalDiskError(
                 f"worker {self._worker}: no folder for state could be made in {self._parent}: {error}. Make room "
