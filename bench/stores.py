@@ -131,7 +131,7 @@ def measure(system: str, case: str, keys: int, rows: int, workdir: str) -> dict[
             stores = list(cluster.stores())
             peak = max(memory_mb(pid, "VmHWM") for pid in pids)
             _check(spark, cluster, case, keys, rows)
-        wanted = sum(it["hits"] + it["reads"] for it in stores)
+        wanted = sum(it["hits"] + it["misses"] for it in stores)
         figures |= {"idle_mb": idle, "peak_mb": peak, "disk_mb": sum(it["disk_bytes"] for it in stores) / 1e6}
         if system != MEMORY:
             figures |= {"budget_mb": budget / 1e6, "hit_rate": sum(it["hits"] for it in stores) / max(wanted, 1)}

@@ -45,14 +45,15 @@ _BURIED = 512
 class Figures:
     """What the stores of an operator have done since its start."""
 
-    __slots__ = ("evicted", "found", "hits", "read", "read_bytes", "written", "written_bytes")
+    __slots__ = ("evicted", "hits", "misses", "read", "read_bytes", "written", "written_bytes")
 
     def __init__(self) -> None:
         self.hits = 0
-        """Keys that were wanted and were in memory."""
+        """Keys that operator code wanted and that were in memory."""
+        self.misses = 0
+        """Those that were looked for on the disk."""
         self.read = 0
-        """Keys that were looked for on the disk."""
-        self.found = 0
+        """Keys that were looked for there, whoever wanted them."""
         self.read_bytes = 0
         self.evicted = 0
         """Objects that left memory."""
@@ -89,7 +90,6 @@ class Place:
         figures = self.figures
         figures.read += len(names)
         there = [it for it in found if it is not None]
-        figures.found += len(there)
         figures.read_bytes += sum(map(len, there))
         return found
 
@@ -193,6 +193,7 @@ class DiskStore(RowStore):
         """The live objects of these keys, made or read if need be."""
         asked = self.unknown(keys)
         if asked:
+            self.place.figures.misses += len(asked)
             self.rise(asked, self.place.get(list(map(self.name, asked))))
         found = super().touch(keys)
         if self._absent:

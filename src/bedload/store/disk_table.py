@@ -42,6 +42,7 @@ class DiskTable(RowTable):
             return DiskStore(group, layout, row, place)
 
         super().__init__(name, make)
+        self._missed = 0
         self._graves: list[DiskStore] = []
         """Stores with many dead keys."""
 
@@ -62,6 +63,7 @@ class DiskTable(RowTable):
         unknown = [(store, found) for store, keys in asked if (found := store.unknown(keys))]
         names = [store.name(key) for store, keys in unknown for key in keys]
         place.figures.hits += wanted - len(names)
+        place.figures.misses += len(names)
         packed: list[bytes | None] = []
         for start in range(0, len(names), _READ):
             packed += place.get(names[start : start + _READ])
@@ -80,6 +82,16 @@ class DiskTable(RowTable):
         super().commit()
         self._graves = [store for store in touched if store.dead()]
         self.place.cache.tidy()
+
+    def begin(self, groups: Iterable[KeyGroup]) -> None:
+        """An epoch begins."""
+        super().begin(groups)
+        self._missed = self.place.figures.misses
+
+    @property
+    def misses(self) -> int:
+        """Keys that operator code wanted since the epoch began, and that were not in memory."""
+        return self.place.figures.misses - self._missed
 
     @property
     def untidy(self) -> bool:
@@ -172,6 +184,7 @@ class DiskTable(RowTable):
             memory_bytes=place.memory,
             disk_bytes=place.disk.size(),
             hits=it.hits,
+            misses=it.misses,
             reads=it.read,
             read_bytes=it.read_bytes,
             evictions=it.evicted,
