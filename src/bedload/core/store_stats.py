@@ -32,8 +32,8 @@ class StoreStats(msgspec.Struct, frozen=True):
 
     COLUMNS: ClassVar[str] = (
         "operator string, worker int, store string, keys bigint, memory_keys bigint, memory_bytes bigint, "
-        "disk_bytes bigint, hit_rate double, hits bigint, misses bigint, reads bigint, read_bytes bigint, evictions bigint, "
-        "writes bigint, written_bytes bigint"
+        "disk_bytes bigint, hit_rate double, hits bigint, misses bigint, reads bigint, read_bytes bigint, "
+        "evictions bigint, writes bigint, written_bytes bigint"
     )
 
     def row(self, operator: str, worker: int) -> dict[str, Any]:

@@ -401,8 +401,8 @@ class Cluster:
 
         Rows are counted as they reach the workers: those that a feeder combined by key count as one. Of these, ``late``
         ones were dropped, as :func:`transformWithState` does in mode EventTime with what comes too late. ``keys``,
-        ``busy`` and, of it, ``sealing`` (seconds) are by worker, the others of all workers together. ``misses`` are keys
-        that were not in memory and were looked for on a local disk (:meth:`stores`).
+        ``busy`` and, of it, ``sealing`` (seconds) are by worker, the others of all workers together. ``misses`` are
+        keys that were not in memory, and were looked for on a local disk (:meth:`stores`).
         """
         rows = (
             {
