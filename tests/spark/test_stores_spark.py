@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 import bedload as bl
-from bedload.core.errors import DefinitionError, LocalDiskError
+from bedload.core.errors import DefinitionError, OperatorNotShippable, StateTypeError
 from tests.spark.apps import eventually
 from tests.spark.conftest import Sink, committed, numbers, run
 from tests.spark.faults import kill
@@ -119,6 +119,8 @@ def test_what_is_wrong_with_a_store_says_what_to_do(spark: SparkSession, tmp_pat
             cluster.aggregate(df, key="key", store="disk", n=bl.agg.count())
         run(cluster.aggregate(df, key="key", n=bl.agg.count()), Sink(), tmp_path / "first", 1)
         run(wide(cluster, spark), Sink(), tmp_path / "second", 1)
+        with pytest.raises(StateTypeError, match="store: disk → memory"):
+            wide(cluster, spark, store="memory")
         other = bl.attach(spark, local_dir=tmp_path, workers=1)
-        with other, pytest.raises(LocalDiskError, match="in use by another attachment"):
+        with other, pytest.raises(OperatorNotShippable, match="in use by another attachment"):
             wide(other, spark, store="disk")

@@ -168,7 +168,7 @@ def test_a_key_group_that_comes_back_finds_nothing_of_before() -> None:
     assert table.place.cache.count == 0
 
 
-def test_dead_keys_are_taken_from_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dead_keys_are_taken_from_the_disk() -> None:
     disk = MemoryDisk()
     table = table_of(Cache(0), disk)
     keys = list(range(600))
@@ -181,11 +181,25 @@ def test_dead_keys_are_taken_from_the_disk(monkeypatch: pytest.MonkeyPatch) -> N
     store.forget(keys)
     table.seal()
     table.commit()
-    table.place.cache.most = -1  # so that it is tidied once more
-    table.tidy()
+    assert table.untidy
+    tidy(table)
     assert len(disk.data) < 600
     assert table.sizes().keys == 0
     assert table.read(GROUP, [3]) == [None]
+
+
+def test_keys_that_go_before_anything_was_written_leave_no_trace() -> None:
+    table = table_of(Cache(1 << 30))
+    for number in range(3):
+        epoch(table, [number])
+        table.begin([GROUP])
+        table.stores[GROUP].touch([number])
+        table.stores[GROUP].forget([number])
+        table.seal()
+        table.commit()
+    store = table.stores[GROUP]
+    assert isinstance(store, DiskStore)
+    assert not store._buried
 
 
 def test_lists_of_objects_that_are_touched_again_and_again_do_not_grow(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,10 +207,11 @@ def test_lists_of_objects_that_are_touched_again_and_again_do_not_grow(monkeypat
     cache = Cache(1000 * 300)
     table = table_of(cache)
     for number in range(300):
-        epoch(table, [1, 2, 3, 1000 + number])
-        cache.make_room(0)
-    assert cache._listed <= 2 * cache.count + 10 + 8 * 4
-    assert sum(len(it.rows) for it in (*cache._entries, *cache._tidied)) == cache._listed
+        epoch(table, [1, 2, 3, 1000 + number % 50])
+        assert cache._listed <= 2 * (10 * cache.count + 10)
+    assert cache.count == 53
+    assert sum(len(it.rows) + 8 for it in (*cache._entries, *cache._tidied)) == cache._listed
+    assert dict(table.snapshot())[1] == {"n": 300}
 
 
 @dataclass

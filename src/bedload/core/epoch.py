@@ -65,6 +65,8 @@ class EpochStats(msgspec.Struct, frozen=True):
     """Of those: in sealing, which makes outputs and writes what changed."""
     bytes: Annotated[int, Over.SUM] = 0
     """What was written to make it durable."""
+    misses: Annotated[int, Over.SUM] = 0
+    """Keys that were wanted and not in memory: they were looked for on a local disk."""
 
     @classmethod
     def columns(cls) -> str:

@@ -18,9 +18,11 @@ class StoreStats(msgspec.Struct, frozen=True):
     """About what they take there; of state in memory, about what it takes encoded."""
     disk_bytes: int = 0
     hits: int = 0
-    """Keys that operator code wanted, and that were in memory or are new."""
+    """Keys that operator code wanted, and that were in memory."""
+    misses: int = 0
+    """Those that were looked for on the disk; new ones may not be there."""
     reads: int = 0
-    """Keys that were looked for on the disk."""
+    """Keys that were looked for on the disk, for moves and live reads, too."""
     read_bytes: int = 0
     evictions: int = 0
     """Keys that left memory."""
@@ -30,12 +32,12 @@ class StoreStats(msgspec.Struct, frozen=True):
 
     COLUMNS: ClassVar[str] = (
         "operator string, worker int, store string, keys bigint, memory_keys bigint, memory_bytes bigint, "
-        "disk_bytes bigint, hit_rate double, hits bigint, reads bigint, read_bytes bigint, evictions bigint, "
-        "writes bigint, written_bytes bigint"
+        "disk_bytes bigint, hit_rate double, hits bigint, misses bigint, reads bigint, read_bytes bigint, "
+        "evictions bigint, writes bigint, written_bytes bigint"
     )
 
     def row(self, operator: str, worker: int) -> dict[str, Any]:
         """As a row of a table."""
-        wanted = self.hits + self.reads
+        wanted = self.hits + self.misses
         rate = self.hits / wanted if wanted else None
         return {"operator": operator, "worker": worker, "hit_rate": rate, **msgspec.structs.asdict(self)}

@@ -401,7 +401,8 @@ class Cluster:
 
         Rows are counted as they reach the workers: those that a feeder combined by key count as one. Of these, ``late``
         ones were dropped, as :func:`transformWithState` does in mode EventTime with what comes too late. ``keys``,
-        ``busy`` and, of it, ``sealing`` (seconds) are by worker, the others of all workers together.
+        ``busy`` and, of it, ``sealing`` (seconds) are by worker, the others of all workers together. ``misses`` are
+        keys that were not in memory, and were looked for on a local disk (:meth:`stores`).
         """
         rows = (
             {
@@ -421,8 +422,8 @@ class Cluster:
     def stores(self) -> Table:
         """Where the state of each operator is at each worker: keys, bytes in memory and on disk, and what was done.
 
-        ``hit_rate`` is the share of the keys that operator code wanted and that were in memory or are new; all counts
-        are since the operator started at the worker. ``memory_bytes`` is an estimate; of state that is in memory as a
+        ``hit_rate`` is the share of the keys that operator code wanted and that were in memory; all counts are since
+        the operator started at the worker. ``memory_bytes`` is an estimate; of state that is in memory as a
         whole, what it takes when it is encoded.
         """
         self._check_running()

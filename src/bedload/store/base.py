@@ -15,10 +15,11 @@ Invariants, kept by the contract suite (``tests/contract``) for every layout:
 - what goes out is a copy: it shares nothing with live state.
 
 How to write another store. Operators on rows: give :class:`~bedload.store.row_table.RowTable` another
-:data:`MakeStore`; key groups, batches, deltas and shelves are done there. Whatever the layout: implement
-:class:`StateTable`. In both cases nothing is asked of a store key by key, and nothing asks for all of its keys at once,
-so state may be larger than memory, encoded, or elsewhere: what a store must hold as objects is what the epoch under way
-has touched. A store reads no clock and starts no thread; calls come from one thread.
+:data:`MakeStore`, as rows on disk do (:mod:`bedload.store.disk_rows`); key groups, batches, deltas and shelves are done
+there. Whatever the layout: implement :class:`StateTable`. In both cases nothing is asked of a store key by key, and
+nothing asks for all of its keys at once, so state may be larger than memory, encoded, or elsewhere: what a store must
+hold as objects is what the epoch under way has touched. A store reads no clock and starts no thread; calls come from
+one thread.
 """
 
 from __future__ import annotations

@@ -18,10 +18,8 @@ if TYPE_CHECKING:
 
 SLICE = 512
 """Objects that leave at a time: some milliseconds."""
-_LOOSE = 1 << 16
-"""So many entries of objects that were touched again are nothing to be rid of."""
-_TIDY = 8
-"""Lists that are rid of them at a time."""
+_LIST, _LOOSE = 8, 1 << 16
+"""What a list counts by itself, in objects; and how much of what was touched again is nothing to be rid of."""
 
 
 class Entry(NamedTuple):
@@ -54,14 +52,17 @@ class Cache:
         self._tidied: deque[Entry] = deque()
         """Entries without those that were touched again, as far as that was known; older than all others."""
         self._entries: deque[Entry] = deque()
-        self._listed = 0
+        self._listed = self._due = 0
+        """How long all lists are, and how much of that is to be looked at."""
 
     def seen(self, store: DiskStore, rows: list[Any]) -> None:
         """These objects have been touched now."""
         self.stuck = False
         for start in range(0, len(rows), SLICE):
             self._entries.append(Entry(self.now, store, rows[start : start + SLICE]))
+            self._listed += _LIST
         self._listed += len(rows)
+        self._due += 3 * (len(rows) + _LIST)
 
     @property
     def over(self) -> bool:
@@ -74,7 +75,6 @@ class Cache:
         while steps > 0 and self.used > self.most and not self.stuck:
             steps -= 1
             self._leave_some()
-        self._tidy()
 
     def _leave_some(self) -> None:
         """Have some objects leave."""
@@ -85,7 +85,7 @@ class Cache:
             if found >= SLICE or not (self._tidied or self._entries):
                 break
             entry = (self._tidied or self._entries).popleft()
-            self._listed -= len(entry.rows)
+            self._listed -= len(entry.rows) + _LIST
             entries.append(entry)
             rows = entry.left()
             free = [row for row in rows if row._bedload_image is None]
@@ -104,22 +104,26 @@ class Cache:
         except BaseException:
             self.stuck = True
             self._tidied.extendleft(reversed(entries))  # what left all the same is passed over
-            self._listed += sum(len(entry.rows) for entry in entries)
+            self._listed += sum(len(entry.rows) + _LIST for entry in entries)
             raise
         self.stuck = len(held) == len(entries)
         self._entries.extend(held)
-        self._listed += sum(len(entry.rows) for entry in held)
+        self._listed += sum(len(entry.rows) + _LIST for entry in held)
 
-    def _tidy(self) -> None:
-        """Rid some lists of what was touched again, if that is most of them."""
-        if self._listed <= 2 * self.count + _LOOSE:
+    def tidy(self) -> None:
+        """Rid some lists of what was touched again, if that is most of them: about thrice as much as has come."""
+        due, self._due = self._due, 0
+        if self._listed <= (2 + _LIST) * self.count + _LOOSE:
             return
-        for _ in range(_TIDY):
+        while due > 0:
             if not self._entries:
                 self._entries, self._tidied = self._tidied, deque()
                 return
             entry = self._entries.popleft()
             rows = entry.left()
+            due -= len(entry.rows) + _LIST
             self._listed -= len(entry.rows) - len(rows)
             if rows:
                 self._tidied.append(entry._replace(rows=rows))
+            else:
+                self._listed -= _LIST

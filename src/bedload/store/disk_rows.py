@@ -21,6 +21,8 @@ from typing import Any
 
 from bedload.core.ids import KeyGroup
 from bedload.state import RecordLayout
+from bedload.state.arrays import ArrayNode
+from bedload.state.patches import is_small
 from bedload.state.timers import VARIABLE
 from bedload.state.types import ScalarNode, TypeNode
 from bedload.state.weight import weigher
@@ -43,14 +45,15 @@ _BURIED = 512
 class Figures:
     """What the stores of an operator have done since its start."""
 
-    __slots__ = ("evicted", "found", "hits", "read", "read_bytes", "written", "written_bytes")
+    __slots__ = ("evicted", "hits", "misses", "read", "read_bytes", "written", "written_bytes")
 
     def __init__(self) -> None:
         self.hits = 0
-        """Keys that were wanted and were in memory."""
+        """Keys that operator code wanted and that were in memory."""
+        self.misses = 0
+        """Those that were looked for on the disk."""
         self.read = 0
-        """Keys that were looked for on the disk."""
-        self.found = 0
+        """Keys that were looked for there, whoever wanted them."""
         self.read_bytes = 0
         self.evicted = 0
         """Objects that left memory."""
@@ -73,13 +76,9 @@ class Place:
     def bind(self, layout: RecordLayout) -> None:
         """State is of this layout from now on."""
         self.packing = Packing(layout)
-        small = {
-            spec.name for spec in layout.specs if isinstance(spec.type, ScalarNode) and spec.type.py not in (str, bytes)
-        }
+        large = [it for it in layout.specs if not (is_small(it.type) or isinstance(it.type, ArrayNode))]
         self.each = _OBJECT + _VALUE * len(layout.specs) + layout.array_bytes
-        self._weighers = [
-            (attrgetter(it.name), weigher(it.type), _factor(it.type)) for it in layout.specs if it.name not in small
-        ]
+        self._weighers = [(attrgetter(it.name), weigher(it.type), _factor(it.type)) for it in large]
 
     def prefix(self, group: KeyGroup) -> bytes:
         """A prefix that nobody had before."""
@@ -91,7 +90,6 @@ class Place:
         figures = self.figures
         figures.read += len(names)
         there = [it for it in found if it is not None]
-        figures.found += len(there)
         figures.read_bytes += sum(map(len, there))
         return found
 
@@ -129,7 +127,7 @@ def _factor(node: TypeNode) -> int:
 class DiskStore(RowStore):
     """One key group, of which some keys are on disk."""
 
-    __slots__ = ("_absent", "_buried", "_cold", "_prefix", "place")
+    __slots__ = ("_absent", "_buried", "_cold", "_prefix", "_wrote", "place")
 
     def __init__(self, group: KeyGroup, layout: RecordLayout, row: type, place: Place) -> None:
         super().__init__(group, layout, row)
@@ -137,6 +135,8 @@ class DiskStore(RowStore):
         self._prefix = place.prefix(group)
         self._cold = 0
         """Keys that are on the disk, and no objects."""
+        self._wrote = False
+        """Whether anything was ever put there."""
         self._buried: set[Any] = set()
         """Keys under which something may be on the disk that counts for nothing."""
         self._absent: set[Any] = set()
@@ -185,6 +185,7 @@ class DiskStore(RowStore):
             del self._rows[row._bedload_key]
         if self._buried:
             self._buried.difference_update(row._bedload_key for row in rows)
+        self._wrote = True
         self._cold += len(rows)
         self.place.count(-len(rows), -sum(row._bedload_weight for row in rows))
 
@@ -192,6 +193,7 @@ class DiskStore(RowStore):
         """The live objects of these keys, made or read if need be."""
         asked = self.unknown(keys)
         if asked:
+            self.place.figures.misses += len(asked)
             self.rise(asked, self.place.get(list(map(self.name, asked))))
         found = super().touch(keys)
         if self._absent:
@@ -222,6 +224,7 @@ class DiskStore(RowStore):
         self._let_go(keys)
         self._buried.difference_update(keys)
         self._absent.difference_update(keys)
+        self._wrote = True
         self._cold += len(keys) - before
 
     def point(self, keys: Sequence[Any], values: Mapping[str, Sequence[Any]]) -> None:
@@ -252,7 +255,8 @@ class DiskStore(RowStore):
     def _let_go(self, keys: Sequence[Any]) -> None:
         """Drop the objects of these keys; what the disk has under them is dead."""
         lost = [row for key in keys if (row := self._rows.pop(key, None)) is not None]
-        self._buried.update(row._bedload_key for row in lost)
+        if self._wrote:
+            self._buried.update(row._bedload_key for row in lost)
         self.place.count(-len(lost), -sum(row._bedload_weight for row in lost))
 
     def give_up(self) -> None:
@@ -277,7 +281,8 @@ class DiskStore(RowStore):
             grown += weight - row._bedload_weight
             row._bedload_seen, row._bedload_weight, row._bedload_stored = now, weight, False
         place.count(new - len(gone), grown - sum(row._bedload_weight for row in gone))
-        self._buried.update(row._bedload_key for row in gone if row._bedload_key not in self._rows)
+        if self._wrote:
+            self._buried.update(row._bedload_key for row in gone if row._bedload_key not in self._rows)
         place.cache.seen(self, live)
 
     def dead(self) -> list[Any]:
@@ -356,7 +361,9 @@ class DiskStore(RowStore):
 
     def image_bytes(self) -> int:
         """Roughly the memory of the before-images, and of the objects that cannot leave before the epoch ends."""
-        return super().image_bytes() + len(self._touched) * self.place.each
+        each = self.place.each
+        objects: int = sum(max(row._bedload_weight, each) for row in self._touched)
+        return super().image_bytes() + objects
 
     def _read_packed(self, keys: list[Any]) -> dict[Any, bytes]:
         """What the disk has of these keys."""

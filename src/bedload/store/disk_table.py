@@ -42,6 +42,9 @@ class DiskTable(RowTable):
             return DiskStore(group, layout, row, place)
 
         super().__init__(name, make)
+        self._missed = 0
+        self._graves: list[DiskStore] = []
+        """Stores with many dead keys."""
 
     def bind(self, layout: RecordLayout, row: type, key_columns: int, key_types: Sequence[pa.DataType]) -> None:
         """New code for the same state, between epochs."""
@@ -60,6 +63,7 @@ class DiskTable(RowTable):
         unknown = [(store, found) for store, keys in asked if (found := store.unknown(keys))]
         names = [store.name(key) for store, keys in unknown for key in keys]
         place.figures.hits += wanted - len(names)
+        place.figures.misses += len(names)
         packed: list[bytes | None] = []
         for start in range(0, len(names), _READ):
             packed += place.get(names[start : start + _READ])
@@ -74,22 +78,36 @@ class DiskTable(RowTable):
     def commit(self) -> None:
         """The current state is the committed one."""
         self.place.cache.now += 1
+        touched = list(map(_on_disk, self._touched()))
         super().commit()
+        self._graves = [store for store in touched if store.dead()]
+        self.place.cache.tidy()
+
+    def begin(self, groups: Iterable[KeyGroup]) -> None:
+        """An epoch begins."""
+        super().begin(groups)
+        self._missed = self.place.figures.misses
+
+    @property
+    def misses(self) -> int:
+        """Keys that operator code wanted since the epoch began, and that were not in memory."""
+        return self.place.figures.misses - self._missed
 
     @property
     def untidy(self) -> bool:
-        """Whether objects should leave memory."""
-        return self.place.cache.over and not self.place.cache.stuck
+        """Whether objects should leave memory, or dead keys the disk."""
+        return bool(self._graves) or (self.place.cache.over and not self.place.cache.stuck)
 
     def tidy(self) -> None:
         """Have some objects leave, and take some dead keys from the disk. What cannot be written stays for now."""
         with suppress(LocalDiskError):
-            self.place.cache.make_room(1)
-            for store in map(_on_disk, self.stores.values()):
-                if dead := store.dead():
-                    self.place.write([], map(store.name, dead))
-                    store.cleared(dead)
-                    break
+            if self._graves:
+                store = self._graves.pop()
+                dead = store.dead()
+                self.place.write([], map(store.name, dead))
+                store.cleared(dead)
+            else:
+                self.place.cache.make_room(1)
 
     # --- state that comes and goes ---
 
@@ -166,6 +184,7 @@ class DiskTable(RowTable):
             memory_bytes=place.memory,
             disk_bytes=place.disk.size(),
             hits=it.hits,
+            misses=it.misses,
             reads=it.read,
             read_bytes=it.read_bytes,
             evictions=it.evicted,

@@ -275,9 +275,7 @@ class Applying:
         hosted.weight.counted(runtime.touched_keys)
         sealing = self._clock.monotonic() - started
         busy = hosted.weight.busy + sealing
-        stats = EpochStats(
-            rows=runtime.rows, late=runtime.late, keys=runtime.keys, busy=busy, sealing=sealing, bytes=written
-        )
+        stats = EpochStats(runtime.rows, runtime.late, runtime.keys, busy, sealing, written, runtime.misses)
         # Of what is on its way nobody here knows when it is due.
         due = runtime.next_due() if hosted.holdings.whole else None
         sealed = m.Sealed(self._worker, hosted.name, hosted.turn, stats, due)

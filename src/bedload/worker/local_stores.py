@@ -37,7 +37,15 @@ _MB = 1_000_000
 def remove_folders() -> None:
     """Remove what this process has on the disk: it ends at once, whatever it is doing. From any thread."""
     for folder in list(_FOLDERS):
-        shutil.rmtree(folder, ignore_errors=True)
+        _remove(folder)
+
+
+def _remove(folder: Path) -> None:
+    """Remove a folder of this process, in which a RocksDB may be about to make files."""
+    gone = folder.with_name(f"{folder.name}0")
+    with contextlib.suppress(OSError):
+        folder.rename(gone)  # so that it makes none any more
+    shutil.rmtree(gone, ignore_errors=True)
 
 
 class LocalStores:
@@ -76,11 +84,14 @@ class LocalStores:
             for found in self._parent.iterdir():
                 if (match := _FOLDER.fullmatch(found.name)) is not None:
                     self._look_at(found, match[1])
-            folder = self._parent / f"bedload-state-{self._attachment}-{self._worker}-{os.getpid()}"
+            name = f"bedload-state-{self._attachment}-{self._worker}-{os.getpid()}"
+            folder = self._parent / name
             shutil.rmtree(folder, ignore_errors=True)  # of a process that had this number before
-            folder.mkdir(mode=0o700)
-            self._lock = os.open(folder / _LOCK, os.O_CREAT | os.O_RDWR, 0o600)
+            # SUBTLE: it gets its name when it is locked. Whoever finds one that is not removes it.
+            new = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=self._parent))
+            self._lock = os.open(new / _LOCK, os.O_CREAT | os.O_RDWR, 0o600)
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            new.rename(folder)
         except OSError as error:
             raise LocalDiskError(
                 f"worker {self._worker}: no folder for state could be made in {self._parent}: {error}. Make room "
@@ -130,11 +141,12 @@ class LocalStores:
 
     def close(self) -> None:
         """The worker ends."""
+        if self._folder is not None:
+            _remove(self._folder)
         for disk in self._open.values():
             disk.close()
         self._open = {}
         if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
             _FOLDERS.discard(self._folder)
             os.close(self._lock)
             self._folder = None

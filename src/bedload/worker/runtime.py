@@ -140,6 +140,11 @@ class Runtime(Protocol):
         """The state is nobody's any more: nothing comes after that."""
         ...
 
+    @property
+    def misses(self) -> int:
+        """Keys that operator code wanted in the current epoch, and that were not in memory."""
+        ...
+
     def store_stats(self) -> StoreStats:
         """What is in memory, and what is not."""
         ...

@@ -114,6 +114,11 @@ class TableRuntime(Generic[Table]):
         if self._disk is not None:
             self._disk.give_up()
 
+    @property
+    def misses(self) -> int:
+        """Keys that operator code wanted in the current epoch, and that were not in memory."""
+        return 0 if self._disk is None else self._disk.misses
+
     def store_stats(self) -> StoreStats:
         """What is in memory, and what is not."""
         if self._disk is not None:

@@ -289,11 +289,11 @@ class _Epoch:
         cuts = [0, *(np.flatnonzero(np.diff(groups[by_group])) + 1).tolist(), len(keys)]
         stores: list[Any] = [None] * len(keys)
         items: list[Any] = [None] * len(keys)
-        places = by_group.tolist()
-        for first, end in pairwise(cuts):
-            mine = places[first:end]
-            store = self._runtime._table.stores[KeyGroup(int(groups[mine[0]]))]
-            for place, item in zip(mine, store.touch([keys[place] for place in mine]), strict=True):
+        places, table = by_group.tolist(), self._runtime._table
+        by_store = [places[first:end] for first, end in pairwise(cuts)]
+        parts = [(table.stores[KeyGroup(int(groups[mine[0]]))], [keys[place] for place in mine]) for mine in by_store]
+        for (store, some), mine in zip(table.ready(parts), by_store, strict=True):
+            for place, item in zip(mine, store.touch(some), strict=True):
                 stores[place], items[place] = store, item
         return stores, items
 

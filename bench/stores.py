@@ -1,0 +1,248 @@
+"""Stores: rows per second with state in memory, on disk with room enough or a quarter of it, and on RocksDB in Spark.
+
+    python -m bench.stores --quick
+    python -m bench.stores --cases uniform --keys 2000000 --json out.json
+
+Invariants:
+- All systems have the same rows: first each key once, then keys drawn by a hash of the row's number, evenly or as Zipf
+  has them (1.0). Each run is in a process tree of its own, with a checkpoint on the local disk.
+- `disk-tight` may have a quarter of what the state takes in memory, `disk-roomy` twice of it.
+- After the last epoch, keys that are drawn at random have the count that Spark finds in the same rows.
+
+Why: state on disk has to be worth it beside Spark's own, and to cost little where it fits into memory.
+"""
+
+import argparse
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812  Spark's own customary name
+from pyspark.sql.streaming.query import StreamingQuery
+from rich.console import Console
+
+import bedload as bl
+from bench.backfill import memory_mb
+from bench.isolate import WrongAnswer, run_isolated
+from bench.report import Column, Report, Result, Status, finish, machine_info
+
+MEMORY, ROOMY, TIGHT, SPARK = "memory", "disk-roomy", "disk-tight", "spark-native-rocksdb"
+SYSTEMS = (MEMORY, ROOMY, TIGHT, SPARK)
+CASES = {"uniform": 20_000_000, "zipf": 20_000_000, "values": 4_000_000}
+"""The keys of each."""
+OBJECT_BYTES = {"uniform": 300, "zipf": 300, "values": 1400}
+"""What a key takes in memory, about."""
+WORKERS = 2
+ROWS = {"uniform": 400_000, "zipf": 400_000, "values": 50_000}
+"""Of an epoch."""
+STEADY, SETTLE = 12, 3
+RUN_SECONDS = 7200.0
+TEXT = 1000
+COLUMNS = (
+    Column("keys", "keys", "{:,}"),
+    Column("rows_per_s", "rows/s", "{:,.0f}"),
+    Column("fill_rows_per_s", "filling rows/s", "{:,.0f}"),
+    Column("vs_spark", "vs Spark", "{:.2f}x"),
+    Column("vs_memory", "vs memory", "{:.2f}x"),
+    Column("longest", "longest / median epoch", "{:.2f}"),
+    Column("budget_mb", "budget MB", "{:,.0f}"),
+    Column("peak_mb", "worker peak MB", "{:,.0f}"),
+    Column("idle_mb", "empty worker MB", "{:,.0f}"),
+    Column("disk_mb", "on disk MB", "{:,.0f}"),
+    Column("hit_rate", "hit rate", "{:.2f}"),
+)
+
+
+class Counted(bl.Operator):
+    """A running count."""
+
+    n: int = bl.value(0)
+
+    def process(self, key: int, rows: bl.Rows, ctx: bl.Context) -> tuple[int, int]:
+        """Count."""
+        self.n += len(rows)
+        return key, self.n
+
+
+class Valued(bl.Operator):
+    """A count, and a kilobyte that each row replaces if it is later."""
+
+    n: int = bl.value(0)
+    text: str = bl.value("")
+
+    def process(self, key: int, rows: bl.Rows, ctx: bl.Context) -> tuple[int, int]:
+        """Keep the largest."""
+        self.n += len(rows)
+        self.text = max(self.text, *(row.text for row in rows))
+        return key, self.n
+
+
+def drawn(case: str, keys: int) -> str:
+    """The key of a row, of its number `value`."""
+    even = f"pmod(xxhash64(value), {keys})"
+    skewed = f"cast(pow({keys}D, pmod(xxhash64(value), 1073741824) / 1073741824D) as long) - 1"
+    return f"if(value < {keys}, value, {skewed if case == 'zipf' else even})"
+
+
+def rows_of(case: str, keys: int, df: DataFrame) -> DataFrame:
+    """The rows of these numbers."""
+    more = [f"lpad(hex(value), {TEXT}, '0') AS text"] if case == "values" else []
+    return df.selectExpr(f"{drawn(case, keys)} AS key", *more)
+
+
+def budget_of(system: str, case: str, keys: int) -> int:
+    """The memory of a worker for state, in bytes."""
+    state = keys * OBJECT_BYTES[case] // WORKERS
+    return max(2 * state if system == ROOMY else state // 4, 16 << 20)
+
+
+def measure(system: str, case: str, keys: int, rows: int, workdir: str) -> dict[str, Any]:
+    """One system, in the isolated process."""
+    from bench.counter_systems import ROCKSDB
+    from bench.scale_spark import CHANGELOGS
+    from bench.spark_run import make_session
+
+    root = Path(workdir)
+    conf = {**ROCKSDB, **CHANGELOGS} if system == SPARK else {}
+    spark = make_session(f"stores-{system}", conf, root)
+    spark.sparkContext.setLogLevel("ERROR")
+    try:
+        numbers = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", rows).option("numPartitions", 2)
+        df = rows_of(case, keys, numbers.load().selectExpr("value"))
+        fill = -(-keys // rows)
+        if system == SPARK:
+            total = [F.count("*").alias("n"), *([F.max("text").alias("text")] if case == "values" else [])]
+            with _running(df.groupBy("key").agg(*total), root) as query:
+                return _timed(query, rows, fill)
+        budget = budget_of(system, case, keys)
+        means: dict[str, Any] = {"store": "memory"} if system == MEMORY else {"store": "disk", "memory": budget}
+        with bl.attach(spark, workers=WORKERS, checkpoint=root / "state", local_dir=root, **means) as cluster:
+            pids = list(cluster.workers.values())
+            idle = max(memory_mb(pid, "VmRSS") for pid in pids)
+            operator = Valued if case == "values" else Counted
+            out = cluster.apply(df, key="key", operator=operator, schema="key long, n long", name="counted")
+            with _running(out, root) as query:
+                figures = _timed(query, rows, fill)
+            stores = list(cluster.stores())
+            peak = max(memory_mb(pid, "VmHWM") for pid in pids)
+            _check(spark, cluster, case, keys, rows)
+        wanted = sum(it["hits"] + it["misses"] for it in stores)
+        figures |= {"idle_mb": idle, "peak_mb": peak, "disk_mb": sum(it["disk_bytes"] for it in stores) / 1e6}
+        if system != MEMORY:
+            figures |= {"budget_mb": budget / 1e6, "hit_rate": sum(it["hits"] for it in stores) / max(wanted, 1)}
+            figures["over_budget"] = (peak - idle) / (budget / 1e6)
+        return figures
+    finally:
+        spark.stop()
+
+
+@contextmanager
+def _running(out: DataFrame, root: Path) -> Iterator[StreamingQuery]:
+    writer = out.writeStream.format("noop").outputMode("update")
+    query = writer.option("checkpointLocation", str(root / "spark")).start()
+    try:
+        yield query
+    finally:
+        query.stop()
+
+
+def _timed(query: StreamingQuery, rows: int, fill: int) -> dict[str, Any]:
+    """The pace of the epochs that fill, and of the steady ones after them."""
+    began = time.perf_counter()
+    last = fill + SETTLE + STEADY
+    ends: dict[int, float] = {}
+    while True:
+        if (error := query.exception()) is not None:
+            raise error
+        for event in query.recentProgress[-20:]:
+            ends.setdefault(event["batchId"], event["batchDuration"] / 1000)
+        if max(ends, default=-1) >= last:
+            break
+        time.sleep(0.05)
+        if time.perf_counter() - began > RUN_SECONDS:
+            raise TimeoutError(f"epoch {last} was not reached; {max(ends, default=-1)} was")
+    steady = sorted(took for batch, took in ends.items() if fill + SETTLE <= batch < last)
+    filling = sorted(took for batch, took in ends.items() if 0 < batch < fill) or steady
+    half = steady[len(steady) // 2]
+    return {
+        "rows_per_s": rows * len(steady) / sum(steady),
+        "fill_rows_per_s": rows * len(filling) / sum(filling),
+        "longest": steady[-1] / half,
+    }
+
+
+def _check(spark: SparkSession, cluster: bl.Cluster, case: str, keys: int, rows: int) -> None:
+    """Some keys have the counts that their rows give."""
+    state = cluster.state("counted")
+    chosen = [keys * part // 20 for part in range(20)]
+    found = {key: state.get(key) for key in chosen}
+    epochs = {item.epoch for item in found.values() if item is not None}
+    if len(epochs) != 1:
+        raise WrongAnswer(f"keys are of the epochs {sorted(epochs)}")
+    seen = rows_of(case, keys, spark.range((max(epochs) + 1) * rows).selectExpr("id AS value")).select("key")
+    counts = {row.key: row["count"] for row in seen.where(F.col("key").isin(chosen)).groupBy("key").count().collect()}
+    wrong = {key: item for key, item in found.items() if counts.get(key, 0) != (0 if item is None else item["n"])}
+    if wrong:
+        raise WrongAnswer(f"{ {key: item and item['n'] for key, item in wrong.items()} } of {counts}")
+
+
+def run(system: str, case: str, keys: int, rows: int, workdir: Path) -> Result:
+    """One system under one load."""
+    shape: Mapping[str, Any] = {"case": case, "keys": keys}
+    arguments = {"system": system, "case": case, "keys": keys, "rows": rows, "workdir": str(workdir / "work")}
+    outcome = run_isolated("bench.stores:measure", arguments, workdir, RUN_SECONDS)
+    if outcome.value is None:
+        status = {"NotAvailable": Status.UNAVAILABLE, "WrongAnswer": Status.WRONG}.get(outcome.error_kind)
+        return Result(system, dict(shape), status or Status.FAILED, {}, outcome.error)
+    return Result(system, dict(shape), Status.OK, {**outcome.value, "busy_cores_before": round(outcome.busy_cores, 2)})
+
+
+def compared(results: Sequence[Result]) -> list[Result]:
+    """The same with how they compare to Spark's, and to state in memory, of the same load."""
+    pace = {(it.system, it.params["case"], it.params["keys"]): it.figures.get("rows_per_s") for it in results}
+    made = []
+    for it in results:
+        figures = dict(it.figures)
+        for name, other in (("vs_spark", SPARK), ("vs_memory", MEMORY)):
+            base = pace.get((other, it.params["case"], it.params["keys"]))
+            if base and it.figures and it.system != other:
+                figures[name] = round(figures["rows_per_s"] / base, 3)
+        made.append(Result(it.system, it.params, it.status, figures, it.note))
+    return made
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the benchmark; 1 if something failed."""
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.stores",
+        description="Rows per second by store, with room enough for the state and with a quarter of it.",
+    )
+    parser.add_argument("--quick", action="store_true", help="a tenth of the keys: less than ten minutes")
+    parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES), help="which loads")
+    parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=list(SYSTEMS), help="which systems")
+    parser.add_argument("--keys", type=int, metavar="N", help="so many, whatever the load")
+    parser.add_argument("--rows", type=int, metavar="N", help="of an epoch")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results here as JSON too")
+    options = parser.parse_args(arguments)
+    console = Console(width=None if sys.stdout.isatty() else 190)
+    workdir = Path(tempfile.mkdtemp(prefix="bedload-bench-"))
+    results = []
+    for case in options.cases:
+        keys = options.keys or (CASES[case] // 10 if options.quick else CASES[case])
+        rows = options.rows or (ROWS[case] // 2 if options.quick else ROWS[case])
+        for system in options.systems:
+            with console.status(f"{case}, {keys:,} keys, {system}"):
+                results.append(run(system, case, keys, rows, workdir / f"{case}-{system}"))
+    settings = {"quick": options.quick, "workers": WORKERS, "steady_epochs": STEADY}
+    title = f"{WORKERS} workers; a steady epoch after all keys are there"
+    report = Report("stores", compared(results), COLUMNS, {}, settings, machine_info(), title)
+    return finish(report, console, workdir, tables=report.tables(), json_file=options.json)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
