@@ -30,9 +30,12 @@ class Entry(NamedTuple):
     rows: list[Any]
 
     def left(self) -> list[Any]:
-        """Those that were not touched since, and are there still."""
-        stamp, rows = self.stamp, self.store.rows
-        return [row for row in self.rows if row._bedload_seen == stamp and rows.get(row._bedload_key) is row]
+        """Those that were not touched since, and are there still, if only because an abort would put them back."""
+        stamp, rows, gone = self.stamp, self.store.rows, self.store.gone
+        found = [row for row in self.rows if row._bedload_seen == stamp]
+        if gone:
+            return [row for row in found if rows.get(key := row._bedload_key) is row or gone.get(key) is row]
+        return [row for row in found if rows.get(row._bedload_key) is row]
 
 
 class Cache:
@@ -106,7 +109,7 @@ class Cache:
             self._tidied.extendleft(reversed(entries))  # what left all the same is passed over
             self._listed += sum(len(entry.rows) + _LIST for entry in entries)
             raise
-        self.stuck = len(held) == len(entries)
+        self.stuck = not found and len(held) == len(entries)
         self._entries.extend(held)
         self._listed += sum(len(entry.rows) + _LIST for entry in held)
 

@@ -78,9 +78,8 @@ class DiskTable(RowTable):
     def commit(self) -> None:
         """The current state is the committed one."""
         self.place.cache.now += 1
-        touched = list(map(_on_disk, self._touched()))
         super().commit()
-        self._graves = [store for store in touched if store.dead()]
+        self._graves = [store for store in map(_on_disk, self.stores.values()) if store.overgrown]
         self.place.cache.tidy()
 
     def begin(self, groups: Iterable[KeyGroup]) -> None:
@@ -106,6 +105,8 @@ class DiskTable(RowTable):
                 dead = store.dead()
                 self.place.write([], map(store.name, dead))
                 store.cleared(dead)
+                if store.overgrown:
+                    self._graves.append(store)
             else:
                 self.place.cache.make_room(1)
 
