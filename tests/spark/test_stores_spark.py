@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 import bedload as bl
-from bedload.core.errors import DefinitionError, LocalDiskError, StateTypeError
+from bedload.core.errors import DefinitionError, OperatorNotShippable, StateTypeError
 from tests.spark.apps import eventually
 from tests.spark.conftest import Sink, committed, numbers, run
 from tests.spark.faults import kill
@@ -122,5 +122,5 @@ def test_what_is_wrong_with_a_store_says_what_to_do(spark: SparkSession, tmp_pat
         with pytest.raises(StateTypeError, match="store: disk → memory"):
             wide(cluster, spark, store="memory")
         other = bl.attach(spark, local_dir=tmp_path, workers=1)
-        with other, pytest.raises(LocalDiskError, match="in use by another attachment"):
+        with other, pytest.raises(OperatorNotShippable, match="in use by another attachment"):
             wide(other, spark, store="disk")

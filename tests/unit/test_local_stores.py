@@ -117,4 +117,5 @@ def test_a_process_that_ends_at_once_leaves_nothing(tmp_path: Path) -> None:
     disk = opened(stores(tmp_path))
     disk.write([(b"a", b"b")])
     remove_folders()
+    disk.close()  # which writes what it has in memory
     assert list(tmp_path.iterdir()) == []

@@ -373,7 +373,8 @@ class DiskStore(RowStore):
     def image_bytes(self) -> int:
         """Roughly the memory of the before-images, and of the objects that cannot leave before the epoch ends."""
         each = self.place.each
-        return super().image_bytes() + sum(max(row._bedload_weight, each) for row in self._touched)
+        objects: int = sum(max(row._bedload_weight, each) for row in self._touched)
+        return super().image_bytes() + objects
 
     def _read_packed(self, keys: list[Any]) -> dict[Any, bytes]:
         """What the disk has of these keys."""

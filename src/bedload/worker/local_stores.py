@@ -37,7 +37,15 @@ _MB = 1_000_000
 def remove_folders() -> None:
     """Remove what this process has on the disk: it ends at once, whatever it is doing. From any thread."""
     for folder in list(_FOLDERS):
-        shutil.rmtree(folder, ignore_errors=True)
+        _remove(folder)
+
+
+def _remove(folder: Path) -> None:
+    """Remove a folder of this process, in which a RocksDB may be about to make files."""
+    gone = folder.with_name(f"{folder.name}0")
+    with contextlib.suppress(OSError):
+        folder.rename(gone)  # so that it makes none any more
+    shutil.rmtree(gone, ignore_errors=True)
 
 
 class LocalStores:
@@ -133,11 +141,12 @@ class LocalStores:
 
     def close(self) -> None:
         """The worker ends."""
+        if self._folder is not None:
+            _remove(self._folder)
         for disk in self._open.values():
             disk.close()
         self._open = {}
         if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
             _FOLDERS.discard(self._folder)
             os.close(self._lock)
             self._folder = None
