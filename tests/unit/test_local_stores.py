@@ -103,6 +103,22 @@ def test_what_cannot_be_read_is_lost_for_good(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_listing_of_what_cannot_be_read_does_not_end_as_if_that_were_all(tmp_path: Path) -> None:
+    made = stores(tmp_path)
+    disk = opened(made)
+    disk.write((b"%06d" % number, os.urandom(200)) for number in range(5000))
+    disk._db.flush()
+    names = disk.names(b"00")
+    for file in tmp_path.rglob("*.sst"):
+        with file.open("r+b") as damaged:
+            damaged.seek(file.stat().st_size // 2)
+            damaged.write(bytes(file.stat().st_size // 4))
+    with pytest.raises(LocalDiskError, match="was lost"):
+        list(names)
+    assert made.lost is not None
+    made.close()
+
+
 def test_a_package_that_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "rocksdict", None)
     with pytest.raises(DefinitionError, match=r"pip install 'bedload\[disk\]'"):
