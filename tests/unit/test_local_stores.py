@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -81,6 +82,29 @@ def test_a_folder_that_another_attachment_uses_is_refused(tmp_path: Path) -> Non
     os.close(lock)
     stores(tmp_path).prepare()
     assert not other.exists()
+
+
+def test_workers_that_start_together_remove_what_an_attachment_before_has_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dead = tmp_path / "bedload-state-bbbb-3-1"
+    dead.mkdir()
+    (dead / "lock").touch()
+    one, two = stores(tmp_path, worker=0), stores(tmp_path, worker=1)
+    remove = shutil.rmtree
+
+    def slowly(folder: Path, **how: bool) -> None:
+        if folder == dead:
+            monkeypatch.setattr(shutil, "rmtree", remove)
+            two.prepare()
+        remove(folder, **how)
+
+    monkeypatch.setattr(shutil, "rmtree", slowly)
+    one.prepare()
+    assert {folder.name.split("-")[3] for folder in tmp_path.iterdir()} == {"0", "1"}
+    one.close()
+    two.close()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_that_is_not_there_says_so(tmp_path: Path) -> None:

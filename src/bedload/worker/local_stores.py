@@ -109,7 +109,8 @@ class LocalStores:
             lock = -1
         try:
             if lock >= 0:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                # Not for itself alone: workers that start together find the same folders, and one is no owner to another.
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
                 shutil.rmtree(folder, ignore_errors=True)
                 return
         except BlockingIOError:
