@@ -158,3 +158,23 @@ def test_objects_leave_beside_those_that_the_epoch_has_touched(monkeypatch: pyte
     tidy(table)
     assert hot(table) == set(range(0, 40, 4))
     table.abort()
+
+
+def test_objects_that_are_no_more_are_not_kept_in_lists(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bedload.store.cache, "_LITTER", 10)
+    cache = Cache(1 << 30)
+    table = table_of(cache)
+
+    def kept() -> int:
+        return sum(len(it.rows) for it in (*cache._tidied, *cache._entries)) - cache.count
+
+    for number in range(0, 2000, 20):
+        epoch(table, list(range(number, number + 20)))
+        forget(table, range(number, number + 15))
+        tidy(table)
+        # Those that an epoch has touched again are in two lists, for a while.
+        assert kept() <= 2 * cache.count + 10 + 40
+    assert cache.count == 500
+    table.drop([GROUP])
+    tidy(table)
+    assert (cache.count, kept()) == (0, 0)

@@ -263,10 +263,12 @@ class DiskStore(RowStore):
         lost = [row for key in keys if (row := self._rows.pop(key, None)) is not None]
         if self._wrote:
             self._buried.update(row._bedload_key for row in lost)
+        self.place.cache.gone(len(lost))
         self.place.count(-len(lost), -sum(row._bedload_weight for row in lost))
 
     def give_up(self) -> None:
         """The key group is not here any more."""
+        self.place.cache.gone(len(self._rows))
         self.place.count(-len(self._rows), -sum(row._bedload_weight for row in self._rows.values()))
         self._rows.clear()
         self.place.disk.drop(self._prefix)
@@ -287,6 +289,7 @@ class DiskStore(RowStore):
             grown += weight - row._bedload_weight
             row._bedload_seen, row._bedload_weight, row._bedload_stored = now, weight, False
         place.count(new - len(gone), grown - sum(row._bedload_weight for row in gone))
+        place.cache.gone(len(gone))
         if self._wrote:
             self._buried.update(row._bedload_key for row in gone if row._bedload_key not in self._rows)
         place.cache.seen(self, live)
