@@ -109,7 +109,7 @@ class LocalStores:
             lock = -1
         try:
             if lock >= 0:
-                # Not for itself alone: workers that start together find the same folders, and one is no owner to another.
+                # Not for itself alone: workers that start together find the same folders, and none is an owner.
                 fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
                 shutil.rmtree(folder, ignore_errors=True)
                 return
