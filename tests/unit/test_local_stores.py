@@ -93,11 +93,11 @@ def test_workers_that_start_together_remove_what_an_attachment_before_has_left(
     one, two = stores(tmp_path, worker=0), stores(tmp_path, worker=1)
     remove = shutil.rmtree
 
-    def slowly(folder: Path, **how: bool) -> None:
+    def slowly(folder: Path, ignore_errors: bool = False) -> None:
         if folder == dead:
             monkeypatch.setattr(shutil, "rmtree", remove)
             two.prepare()
-        remove(folder, **how)
+        remove(folder, ignore_errors=ignore_errors)
 
     monkeypatch.setattr(shutil, "rmtree", slowly)
     one.prepare()
