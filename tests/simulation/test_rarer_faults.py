@@ -33,6 +33,8 @@ NEEDS = {
     "paused in the claim": {"lost driver", "careless store"},
     "another order": {"redeploy"},
     "failed restore": {"lost driver"},
+    "full store": {"state on disk"},
+    "lost store": {"state on disk"},
 }
 """What must happen for a fault to have an occasion."""
 

@@ -332,7 +332,10 @@ class Simulation:
     def _make_deployments(self, *, changed: bool) -> dict[OperatorName, Startable]:
         kinds = self._kinds.items()
         made = {name: make_deployment(kind, self._poisons[name], name, changed=changed) for name, kind in kinds}
-        return {name: on_disk(it) for name, it in made.items()} if self.faults.on("state on disk") else made
+        if not self.faults.on("state on disk"):
+            return made
+        self.faults.happened["state on disk"] += 1
+        return {name: on_disk(it) for name, it in made.items()}
 
     def _seen(self, storage: Storage) -> Storage:
         """A storage as whoever uses it sees it."""
