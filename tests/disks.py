@@ -15,13 +15,16 @@ class MemoryDisk:
     def __init__(self) -> None:
         self.data: dict[bytes, bytes] = {}
         self.full = False
+        self.closed = False
         self.gets = 0
 
     def get(self, names: list[bytes]) -> list[bytes | None]:
+        self._check()
         self.gets += 1
         return [self.data.get(name) for name in names]
 
     def write(self, puts: Iterable[tuple[bytes, bytes]], deletes: Iterable[bytes] = ()) -> int:
+        self._check()
         if self.full:
             raise LocalDiskError("the disk is full")
         new = dict(puts)
@@ -31,6 +34,7 @@ class MemoryDisk:
         return sum(map(len, new.values()))
 
     def drop(self, prefix: bytes) -> None:
+        self._check()
         if self.full:
             raise LocalDiskError("the disk is full")
         for name in list(self.data):
@@ -38,13 +42,18 @@ class MemoryDisk:
                 del self.data[name]
 
     def names(self, prefix: bytes) -> Iterator[bytes]:
+        self._check()
         return iter(sorted(name for name in self.data if name.startswith(prefix)))
 
     def size(self) -> int:
         return sum(map(len, self.data.values()))
 
     def close(self) -> None:
+        self.closed = True
         self.data.clear()
+
+    def _check(self) -> None:
+        assert not self.closed, "it was closed, and a real one would be lost"
 
 
 class MemoryDisks:

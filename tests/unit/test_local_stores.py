@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -83,6 +84,29 @@ def test_a_folder_that_another_attachment_uses_is_refused(tmp_path: Path) -> Non
     assert not other.exists()
 
 
+def test_workers_that_start_together_remove_what_an_attachment_before_has_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dead = tmp_path / "bedload-state-bbbb-3-1"
+    dead.mkdir()
+    (dead / "lock").touch()
+    one, two = stores(tmp_path, worker=0), stores(tmp_path, worker=1)
+    remove = shutil.rmtree
+
+    def slowly(folder: Path, ignore_errors: bool = False) -> None:
+        if folder == dead:
+            monkeypatch.setattr(shutil, "rmtree", remove)
+            two.prepare()
+        remove(folder, ignore_errors=ignore_errors)
+
+    monkeypatch.setattr(shutil, "rmtree", slowly)
+    one.prepare()
+    assert {folder.name.split("-")[3] for folder in tmp_path.iterdir()} == {"0", "1"}
+    one.close()
+    two.close()
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_folder_that_is_not_there_says_so(tmp_path: Path) -> None:
     with pytest.raises(LocalDiskError, match="no folder for state could be made"):
         stores(tmp_path / "nowhere").prepare()
@@ -101,6 +125,22 @@ def test_what_cannot_be_read_is_lost_for_good(tmp_path: Path) -> None:
     assert made.lost is not None
     made.close()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_listing_of_what_cannot_be_read_does_not_end_as_if_that_were_all(tmp_path: Path) -> None:
+    made = stores(tmp_path)
+    disk = opened(made)
+    disk.write((b"%06d" % number, os.urandom(200)) for number in range(5000))
+    disk._db.flush()
+    names = disk.names(b"00")
+    for file in tmp_path.rglob("*.sst"):
+        with file.open("r+b") as damaged:
+            damaged.seek(file.stat().st_size // 2)
+            damaged.write(bytes(file.stat().st_size // 4))
+    with pytest.raises(LocalDiskError, match="was lost"):
+        list(names)
+    assert made.lost is not None
+    made.close()
 
 
 def test_a_package_that_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

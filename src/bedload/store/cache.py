@@ -20,6 +20,8 @@ SLICE = 512
 """Objects that leave at a time: some milliseconds."""
 _LIST, _LOOSE = 8, 1 << 16
 """What a list counts by itself, in objects; and how much of what was touched again is nothing to be rid of."""
+_LITTER = 1 << 13
+"""So many objects that are gone may be in lists, or a quarter as many as are in memory."""
 
 
 class Entry(NamedTuple):
@@ -30,9 +32,12 @@ class Entry(NamedTuple):
     rows: list[Any]
 
     def left(self) -> list[Any]:
-        """Those that were not touched since, and are there still."""
-        stamp, rows = self.stamp, self.store.rows
-        return [row for row in self.rows if row._bedload_seen == stamp and rows.get(row._bedload_key) is row]
+        """Those that were not touched since, and are there still, if only because an abort would put them back."""
+        stamp, rows, gone = self.stamp, self.store.rows, self.store.gone
+        found = [row for row in self.rows if row._bedload_seen == stamp]
+        if gone:
+            return [row for row in found if rows.get(key := row._bedload_key) is row or gone.get(key) is row]
+        return [row for row in found if rows.get(row._bedload_key) is row]
 
 
 class Cache:
@@ -54,6 +59,8 @@ class Cache:
         self._entries: deque[Entry] = deque()
         self._listed = self._due = 0
         """How long all lists are, and how much of that is to be looked at."""
+        self._litter = self._known = 0
+        """Objects that are gone and may be in lists; and how many of them when the lists were begun to be tidied."""
 
     def seen(self, store: DiskStore, rows: list[Any]) -> None:
         """These objects have been touched now."""
@@ -68,6 +75,19 @@ class Cache:
     def over(self) -> bool:
         """Whether objects should leave."""
         return self.used > self.most
+
+    def gone(self, rows: int) -> None:
+        """So many objects are no more, and have not left through :meth:`make_room`: lists keep them alive."""
+        self._litter += rows
+
+    @property
+    def littered(self) -> bool:
+        """Whether lists are to be rid of what is gone: it takes memory that nobody counts."""
+        return self._litter > self.count // 4 + _LITTER
+
+    def clear_some(self) -> None:
+        """Rid some lists of it."""
+        self._tidy(16 * SLICE)
 
     def make_room(self, steps: int) -> None:
         """Have objects leave until the rest fit, in so many slices at most. Raises LocalDiskError; try again then."""
@@ -106,18 +126,22 @@ class Cache:
             self._tidied.extendleft(reversed(entries))  # what left all the same is passed over
             self._listed += sum(len(entry.rows) + _LIST for entry in entries)
             raise
-        self.stuck = len(held) == len(entries)
+        self.stuck = not found and len(held) == len(entries)
         self._entries.extend(held)
         self._listed += sum(len(entry.rows) + _LIST for entry in held)
 
     def tidy(self) -> None:
         """Rid some lists of what was touched again, if that is most of them: about thrice as much as has come."""
         due, self._due = self._due, 0
-        if self._listed <= (2 + _LIST) * self.count + _LOOSE:
-            return
+        if self._listed > (2 + _LIST) * self.count + _LOOSE:
+            self._tidy(due)
+
+    def _tidy(self, due: int) -> None:
         while due > 0:
             if not self._entries:
                 self._entries, self._tidied = self._tidied, deque()
+                self._litter -= self._known
+                self._known = self._litter
                 return
             entry = self._entries.popleft()
             rows = entry.left()

@@ -15,11 +15,13 @@ from decimal import Decimal
 from operator import attrgetter
 from typing import Any, Protocol
 
+import pyarrow as pa
+
 from bedload.core.errors import LocalDiskError
 from bedload.keys.canonical import NAN
 from bedload.state import RecordLayout
 from bedload.state.arrays import ArrayNode
-from bedload.state.arrow import decode_all, encode_all
+from bedload.state.arrow import arrow_type, decode_all, encode_all
 from bedload.state.types import ScalarNode, TimersNode, TypeNode
 
 PACKED = "bedload_packed"
@@ -123,32 +125,49 @@ def _micros(at: dt.datetime) -> int:
 
 
 class Packing:
-    """The state of one key as bytes: what Arrow would get of each variable, in the order of the layout, pickled.
+    """The state of one key as bytes: what Arrow would get of each variable, in the order of their names, pickled.
+
+    SUBTLE: not in that of the layout. A worker that came before new code has the variables in another order than one
+    that came after it, and what one packs, the other unpacks.
 
     Not the plain values: those of a dataclass are objects of a class that a pickle could not find by its name.
     """
 
     def __init__(self, layout: RecordLayout) -> None:
         self._layout = layout
-        self._nodes = [(spec.name, spec.type) for spec in layout.specs]
+        self._specs = sorted(layout.specs, key=attrgetter("name"))
+        self._nodes = [(spec.name, spec.type) for spec in self._specs]
         self._direct = layout.scalars_only and all(_is_plain(node) for _, node in self._nodes)
         """Whether the attributes of an object are what is pickled."""
 
     def of_rows(self, rows: Sequence[Any]) -> list[bytes]:
         """Of objects that no epoch has touched."""
         if self._direct and self._nodes:
-            columns = [list(map(attrgetter(name), rows)) for name, _ in self._nodes]
-            return list(map(_dumps, zip(*columns, strict=True)))
+            return self._dumped([list(map(attrgetter(name), rows)) for name, _ in self._nodes], len(rows))
         plain = list(map(self._layout.plain, rows))
         return self.of_columns({name: [it[name] for it in plain] for name, _ in self._nodes}, len(rows))
 
     def of_columns(self, values: Mapping[str, Sequence[Any]], count: int) -> list[bytes]:
         """Of so many keys as columns of plain values; a variable that has none gets its default."""
         columns = []
-        for spec in self._layout.specs:
+        for spec in self._specs:
             found = values[spec.name] if spec.name in values else [spec.fresh_default() for _ in range(count)]
             columns.append(_encoded(spec.type, found))
-        return list(map(_dumps, zip(*columns, strict=True))) if columns else [_EMPTY] * count
+        return self._dumped(columns, count)
+
+    def _dumped(self, columns: list[list[Any]], count: int) -> list[bytes]:
+        if not columns:
+            return [_EMPTY] * count
+        try:
+            return list(map(_dumps, zip(*columns, strict=True)))
+        except Exception:
+            # A value may be of a class of the user's, as an enum that is a str. Arrow gives the plain one.
+            pairs = zip(self._nodes, columns, strict=True)
+            plain = [
+                column if _as_is(node) else pa.array(column, arrow_type(node)).to_pylist()
+                for (_, node), column in pairs
+            ]
+            return list(map(_dumps, zip(*plain, strict=True)))
 
     def values(self, packed: Sequence[bytes]) -> dict[str, list[Any]]:
         """Columns of plain values."""

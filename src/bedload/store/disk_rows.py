@@ -15,7 +15,7 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain, count, repeat
+from itertools import chain, count, islice, repeat
 from operator import attrgetter
 from typing import Any
 
@@ -147,6 +147,11 @@ class DiskStore(RowStore):
         """The objects."""
         return self._rows
 
+    @property
+    def gone(self) -> dict[Any, Any]:
+        """The objects that the epoch has removed."""
+        return self._gone
+
     def name(self, key: Any) -> bytes:
         """Where a key is on the disk."""
         return self._prefix + name_of(key)
@@ -183,6 +188,7 @@ class DiskStore(RowStore):
         """The state of these objects is on the disk: they are objects no longer."""
         for row in rows:
             del self._rows[row._bedload_key]
+        self._layout.disown(rows)
         if self._buried:
             self._buried.difference_update(row._bedload_key for row in rows)
         self._wrote = True
@@ -257,10 +263,12 @@ class DiskStore(RowStore):
         lost = [row for key in keys if (row := self._rows.pop(key, None)) is not None]
         if self._wrote:
             self._buried.update(row._bedload_key for row in lost)
+        self.place.cache.gone(len(lost))
         self.place.count(-len(lost), -sum(row._bedload_weight for row in lost))
 
     def give_up(self) -> None:
         """The key group is not here any more."""
+        self.place.cache.gone(len(self._rows))
         self.place.count(-len(self._rows), -sum(row._bedload_weight for row in self._rows.values()))
         self._rows.clear()
         self.place.disk.drop(self._prefix)
@@ -281,13 +289,19 @@ class DiskStore(RowStore):
             grown += weight - row._bedload_weight
             row._bedload_seen, row._bedload_weight, row._bedload_stored = now, weight, False
         place.count(new - len(gone), grown - sum(row._bedload_weight for row in gone))
+        place.cache.gone(len(gone))
         if self._wrote:
             self._buried.update(row._bedload_key for row in gone if row._bedload_key not in self._rows)
         place.cache.seen(self, live)
 
+    @property
+    def overgrown(self) -> bool:
+        """Whether dead keys should be taken from the disk."""
+        return len(self._buried) >= _BURIED
+
     def dead(self) -> list[Any]:
-        """Some keys that should be taken from the disk."""
-        return list(self._buried)[:_BURIED] if len(self._buried) >= _BURIED else []
+        """Some of them."""
+        return list(islice(self._buried, _BURIED))
 
     def cleared(self, keys: Sequence[Any]) -> None:
         """They were."""

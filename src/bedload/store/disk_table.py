@@ -78,9 +78,8 @@ class DiskTable(RowTable):
     def commit(self) -> None:
         """The current state is the committed one."""
         self.place.cache.now += 1
-        touched = list(map(_on_disk, self._touched()))
         super().commit()
-        self._graves = [store for store in touched if store.dead()]
+        self._graves = [store for store in map(_on_disk, self.stores.values()) if store.overgrown]
         self.place.cache.tidy()
 
     def begin(self, groups: Iterable[KeyGroup]) -> None:
@@ -95,17 +94,22 @@ class DiskTable(RowTable):
 
     @property
     def untidy(self) -> bool:
-        """Whether objects should leave memory, or dead keys the disk."""
-        return bool(self._graves) or (self.place.cache.over and not self.place.cache.stuck)
+        """Whether objects should leave memory, dead keys the disk, or what is gone the lists."""
+        cache = self.place.cache
+        return bool(self._graves) or cache.littered or (cache.over and not cache.stuck)
 
     def tidy(self) -> None:
-        """Have some objects leave, and take some dead keys from the disk. What cannot be written stays for now."""
+        """Do a little of that. What cannot be written stays for now."""
         with suppress(LocalDiskError):
             if self._graves:
                 store = self._graves.pop()
                 dead = store.dead()
                 self.place.write([], map(store.name, dead))
                 store.cleared(dead)
+                if store.overgrown:
+                    self._graves.append(store)
+            elif self.place.cache.littered:
+                self.place.cache.clear_some()
             else:
                 self.place.cache.make_room(1)
 

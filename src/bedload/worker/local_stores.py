@@ -13,7 +13,6 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -110,7 +109,8 @@ class LocalStores:
             lock = -1
         try:
             if lock >= 0:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                # Not for itself alone: workers that start together find the same folders, and none is an owner.
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
                 shutil.rmtree(folder, ignore_errors=True)
                 return
         except BlockingIOError:
@@ -225,14 +225,19 @@ class RocksDisk:
         """All names that begin like this."""
         try:
             # SUBTLE: without an upper bound. That is in the options, which the iterator does not keep alive.
-            found = self._db.keys(from_key=prefix)  # they are as of now from here on
+            found = self._db.iter()  # they are as of now from here on
+            found.seek(prefix)
         except Exception as error:
             raise self._gone(error) from error
         return self._each(prefix, found)
 
-    def _each(self, prefix: bytes, names: Iterator[bytes]) -> Iterator[bytes]:
+    def _each(self, prefix: bytes, names: Any) -> Iterator[bytes]:
+        valid, key, advance = names.valid, names.key, names.next
         try:
-            yield from takewhile(lambda name: name.startswith(prefix), names)
+            while valid() and (name := key()).startswith(prefix):
+                yield name
+                advance()
+            names.status()  # SUBTLE: what cannot be read looks like the end, also to the iterators over keys or items
         except Exception as error:
             raise self._gone(error) from error
 
