@@ -20,7 +20,7 @@ from tests.spark.tally import applied, check_epochs, check_states, states, strea
 def main(folder: Path, master: str) -> None:
     """Grow, shrink and start anew; every output and the state of every key must be right in the end."""
     cloudpickle.register_pickle_by_value(tally)  # executors do not have the tests
-    spark = session(master, folder, spark_executor_memory="512m")
+    spark = session(master, folder, spark_executor_cores="2", spark_executor_memory="512m", spark_cores_max="4")
     sink = Sink()
     with bl.attach(spark, workers=2, checkpoint=folder / "checkpoint", encrypt=True) as cluster:
         out = applied(cluster, stream(spark), "rows").writeStream.foreachBatch(sink)
