@@ -48,6 +48,17 @@ KEY_TYPES: tuple[DataType, ...] = (
 )
 
 
+def _text(value: Any) -> str:
+    """As ``repr``, but for maps, which have no order."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(sorted(f"{_text(key)}: {_text(inner)}" for key, inner in value.items())) + "}"
+    if isinstance(value, Row) and hasattr(value, "__fields__"):
+        return "Row(" + ", ".join(f"{name}={_text(it)}" for name, it in zip(value.__fields__, value, strict=True)) + ")"
+    if type(value) in (tuple, list):
+        return f"{type(value).__name__}({', '.join(map(_text, value))})"
+    return repr(value)
+
+
 @dataclass(frozen=True)
 class Variable:
     """A state variable."""
@@ -90,7 +101,7 @@ class Told(StatefulProcessor):
             rows = (row for frame in frames for row in frame.itertuples(index=False))
         # The order of rows within a key is not promised.
         ordered = sorted(rows, key=lambda row: row.n)
-        said += [f"{row.n} {row.x!r}" for row in ordered]
+        said += [f"{row.n} {_text(row.x)}" for row in ordered]
         yield from self._said(key, said)
         yield from self._said(key, self._done(key, [op for row in ordered for op in self._rows[row.n]], timerValues))
 
@@ -113,10 +124,10 @@ class Told(StatefulProcessor):
         clock = times.getCurrentWatermarkInMs() if self._mode == EVENT else times.getCurrentProcessingTimeInMs()
         for method, which, *arguments in ops:
             if which is None:
-                yield f"{method} {self._timer(method, arguments, clock)!r}"
+                yield f"{method} {_text(self._timer(method, arguments, clock))}"
             else:
                 found = self._do(method, self._states[which], self._variables[which].kind, arguments)
-                yield f"{self._variables[which].name} {method} {found!r}"
+                yield f"{self._variables[which].name} {method} {_text(found)}"
 
     def _timer(self, method: str, arguments: list[Any], clock: int) -> Any:
         if self._mode == NONE:
@@ -139,7 +150,7 @@ class Told(StatefulProcessor):
             return len([state.removeKey(key) for key in state.keys()])  # noqa: SIM118
         found = getattr(state, method)(*arguments)
         if method in ("iterator", "keys", "values"):
-            return sorted(found, key=repr)
+            return sorted(found, key=_text)
         return list(found) if kind == "List" and method == "get" else found
 
     def _during(self, state: Any, kind: str, method: str, arguments: list[Any]) -> Any:
@@ -148,7 +159,7 @@ class Told(StatefulProcessor):
         begun, waits = iter(ask()), iter(ask())
         first = next(begun, None)
         getattr(state, method)(*arguments)
-        return first is None, sorted(map(repr, [first, *begun])), sorted(map(repr, waits))
+        return first is None, sorted(map(_text, [first, *begun])), sorted(map(_text, waits))
 
 
 # --- programs
