@@ -74,6 +74,23 @@ def harness(operator, row):
     return made
 """
 
+ON_DISK = """
+os.makedirs("/data/nvme")
+df = numbers.selectExpr("value % 50 as user")
+class Profile(Trip):
+    pass
+"""
+APPLIED = 'schema="user long, n long")\n'
+SHOWN = (
+    APPLIED
+    + """
+    query = out.writeStream.format("noop").start()
+    cluster.wait_for_epoch(query)
+    print([(store["store"], store["keys"]) for store in cluster.stores()])
+    query.stop()
+"""
+)
+
 PAGES = {
     "README.md": Excerpts(
         3,
@@ -193,6 +210,20 @@ print(os.listdir(), "in the database:", len(kept), {key: kept[key] for key in li
 """,
         },
         said=("+---", "one_file", "many_files", "in the database: 50 True"),
+    ),
+    "docs/concepts/stores.md": Excerpts(
+        1, {0: ON_DISK}, said=("('disk', ",), instead=((APPLIED, SHOWN), ("/mnt/nvme", "/data/nvme"))
+    ),
+    "docs/how-to/state-larger-than-memory.md": Excerpts(
+        1,
+        {0: ON_DISK},
+        said=("('disk', ",),
+        instead=(
+            (APPLIED, SHOWN),
+            ("/mnt/nvme", "/data/nvme"),
+            ("s3://bucket", "/data"),
+            ('.toTable("profiles").awaitTermination()', '.format("noop").start().stop()'),
+        ),
     ),
     "docs/reference/aggregates.md": Excerpts(
         5,
