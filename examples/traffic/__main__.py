@@ -207,13 +207,15 @@ def _ended(running: Supervised) -> bool:
 
 
 def _await_commit(running: Supervised, cluster: bl.Cluster, monitor: Monitor) -> None:
-    """Wait until the cluster, too, has the last epoch as committed: Spark's report is on its way to it."""
+    """Wait until the cluster, too, has the last epoch as committed; then take what it has come to."""
     query = str(running.query.id)
     waited = 0.0
     while cluster.committed(Trip.__name__).get(query, -1) < monitor.last_epoch and waited < COMMIT_SECONDS:
         _ended(running)
         waited += LOOK_SECONDS
     monitor.take_epochs(cluster.epochs())
+    monitor.take_workers(cluster.workers)
+    monitor.take_keys({row["worker"]: row["keys"] for row in cluster.stores()})
 
 
 def _check(spark: SparkSession, cluster: bl.Cluster, oracle: Oracle, folder: Path, console: Console) -> dict[str, Any]:

@@ -110,6 +110,7 @@ class Monitor:
         self._workers = sorted(workers)
         self._triggers: dict[int, _Trigger] = {}
         self._keys: dict[int, dict[int, int]] = {}
+        self._held: dict[int, int] | None = None
         self._busy: dict[int, dict[int, float]] = {}
         self.events: list[str] = []
         """What happened besides epochs, oldest first."""
@@ -146,6 +147,10 @@ class Monitor:
                 self._keys[report["epoch"]] = report["keys"]
                 self._busy[report["epoch"]] = report["busy"]
 
+    def take_keys(self, held: Mapping[int, int]) -> None:
+        """How many keys the workers have now: after the last epoch they may have moved."""
+        self._held = dict(held)
+
     def snapshot(self, car: CarState | None = None) -> Snapshot:
         """The run as far as it has been reported."""
         triggers = [self._triggers[epoch] for epoch in sorted(self._triggers)]
@@ -175,7 +180,8 @@ class Monitor:
     def _loads(self, latest: int) -> tuple[WorkerLoad, ...]:
         both = sorted(self._triggers.keys() & self._busy.keys())[-latest:]
         span = self._triggers[both[-1]].ended - self._triggers[both[0]].began if both else 0.0
-        keys = self._keys[max(self._keys)] if self._keys else {}
+        latest_keys = self._keys[max(self._keys)] if self._keys else {}
+        keys = latest_keys if self._held is None else self._held
         loads = []
         for worker in self._workers:
             busy = sum(self._busy[epoch].get(worker, 0.0) for epoch in both)

@@ -137,6 +137,15 @@ def test_busy_is_a_share_of_the_time_and_keys_are_of_the_latest_epoch() -> None:
     assert snapshot.workers == (WorkerLoad(0, 7, pytest.approx(0.3)), WorkerLoad(1, 6, pytest.approx(0.5)))
 
 
+def test_at_the_end_keys_are_where_they_have_moved_to_since_the_last_epoch() -> None:
+    monitor = Monitor(100, 100, [0, 1, 2])
+    monitor.take_progress([progress(0, 0, 100, 1_000)])
+    monitor.take_epochs([ended(0, {0: 5, 1: 6, 2: 7}, {0: 0.2})])
+    monitor.take_workers([0, 1])
+    monitor.take_keys({0: 8, 1: 10})
+    assert [(load.worker, load.keys) for load in monitor.overall().workers] == [(0, 8), (1, 10)]
+
+
 def test_the_overall_figures_span_the_run_and_tell_the_first_epoch_apart() -> None:
     monitor = Monitor(600, 100, [0])
     monitor.take_progress([progress(0, 0, 100, 3_000), progress(1, 3, 100, 500), progress(2, 3.5, 400, 1_500)])

@@ -136,14 +136,12 @@ def diff_sequence(
         start = places.index(first) if first in places else 0
     kept = min(len(old) - start, len(new))
     stays = old[start:] if start else old
-    if dirty is never:
-        changed = kept - sum(map(is_, stays, new))
-        if 2 * changed > kept or kept == 0:
-            return None
-        items = {i: plain(b) for i, (a, b) in enumerate(zip(stays, new, strict=False)) if a is not b} if changed else {}
-    else:
-        pairs = enumerate(zip(stays, new, strict=False))
-        items = {i: plain(b) for i, (a, b) in pairs if a is not b or dirty(b)}
+    # Counted first: of a sequence that was replaced nothing else is needed, and of one that only grew there are none.
+    changed = kept - sum(map(is_, stays, new)) if dirty is never else kept
+    if dirty is never and 2 * changed > kept:
+        return None
+    pairs = enumerate(zip(stays, new, strict=False)) if changed else ()
+    items = {i: plain(b) for i, (a, b) in pairs if a is not b or dirty(b)}
     if 2 * len(items) > kept or kept == 0:
         return None
     return SequenceChanges(start, kept, (), tuple(map(plain, new[kept:])), items)
