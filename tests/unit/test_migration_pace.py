@@ -77,6 +77,37 @@ def test_keys_that_take_long_are_noted_fewer_at_a_time() -> None:
     assert 1900 <= asked[-1] <= 2100
 
 
+def _share(touched: int, *, flipped: bool = False) -> float:
+    """Of a busy owner's time, where an epoch of a second touches so many keys, and to copy one takes 10 us."""
+    time = Time()
+    pace = Pace(STRATEGIES["seamless"].terms, time, 1 << 16, Slices(time))
+    for _ in range(3):
+        started = time.monotonic()
+        time.now += 0.01
+        pace.copied(1000)
+        pace.worked(started, 0, idle=0.0)
+        time.now += 0.99
+        pace.sealed(touched // 2, known=0.5)
+    if flipped:
+        pace.flip()
+    started = time.monotonic()
+    time.now += 0.01
+    pace.copied(1000)
+    pace.worked(started, 0, idle=0.0)
+    return 0.01 / (0.01 + pace.rests())
+
+
+def test_copying_ahead_outruns_what_changes() -> None:
+    assert round(_share(0), 3) == 0.05, "nothing changes, so nothing hurries"
+    assert round(_share(1000), 3) == 0.05, "a hundredth of the time copies as many as change"
+    assert round(_share(10_000), 3) == 0.3
+    assert round(_share(1_000_000), 3) == 0.8, "never more than the ceiling"
+
+
+def test_after_the_flip_what_is_left_comes_soon() -> None:
+    assert round(_share(0, flipped=True), 3) == 0.25
+
+
 class _Counted(list[Any]):
     """A list that knows how many of its items were copied."""
 

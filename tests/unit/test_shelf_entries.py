@@ -49,6 +49,17 @@ def test_entries_are_found_by_hash_each_once(kind: Make, parts: list[list[int]],
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@given(st.lists(st.lists(st.integers(0, 300), max_size=40), max_size=12), st.lists(st.integers(0, 320), max_size=30))
+def test_entries_are_found_by_hash_and_key_group(kind: Make, parts: list[list[int]], asked: list[int]) -> None:
+    entries, hashes = kind(), [h for part in parts for h in part]
+    for part in parts:
+        entries.add(np.array(part, np.int64), np.array(part, np.int64).astype(np.int16) // 20)
+    wanted = np.array(asked, np.int64)
+    found = entries.find(wanted, wanted.astype(np.int16) // 20).tolist()
+    assert sorted(found) == [i for i, h in enumerate(hashes) if h in asked]
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @given(many, st.integers(1, 5))
 def test_ranges_give_all_entries_of_a_hash_with_the_first(kind: Make, parts: list[list[int]], step: int) -> None:
     entries, hashes = made(kind, parts), [h for part in parts for h in part]

@@ -27,11 +27,11 @@ class State(Protocol):
         ...
 
 
-def shelve(state: State, lot: Lot, *, named: bool = True) -> Shelf:
-    """What passes from one worker to another; without names if it can be."""
+def shelve(state: State, lot: Lot, *, named: bool = True, key_groups: int | None = None) -> Shelf:
+    """What passes from one worker to another; without names if it can be. ``key_groups``: how many there are."""
     stay, keys = np.array(lot.stay, np.int64), np.array(lot.keys, np.int64)
     named = named or bool(lot.stay or lot.keys)
-    return state.shelve(Selection(lot.groups, stay, lot.key_groups, keys, named=named))
+    return state.shelve(Selection(lot.groups, stay, lot.key_groups, keys, named=named, of=key_groups))
 
 
 class MovedKeys:

@@ -113,11 +113,16 @@ class Sender:
         if self.flipped:
             return
         self._sealed = turn
+        touched = 0
         for lane in self._lanes.values():
             lane.doubt.behind = lane.unnoted > 0
+            before = lane.shelf.unnoted
             lane.shelf.sealed()
+            touched += lane.shelf.unnoted - before
             lane.take_back([])
             lane.handed = None
+        lanes = self._lanes.values()
+        self._pace.sealed(touched, sum(it.end for it in lanes) / max(1, sum(it.shelf.expected for it in lanes)))
 
     def committed(self) -> None:
         """The sealed epoch counts."""
@@ -137,7 +142,7 @@ class Sender:
     def flip(self, base: Turn) -> None:
         """Ownership has passed on."""
         self.phase, self.base = Sending.HANDING_OVER, base
-        self._pace.hurry()
+        self._pace.flip()
         if self.terms.copy_ahead:
             for lane in self._lanes.values():
                 while not lane.shelf.listed:  # the flip is said to come when all was copied
@@ -346,6 +351,7 @@ class Sender:
             state, left = self._collect(lane, lambda: lane.shelf.collect_range(first, len(hashes)))
             lane.cursor = end
             lane.doubt.left_out.append(left)
+            self._pace.copied(len(hashes))
             if end == lane.end and lane.shelf.listed:
                 lane.round_over(end)
             return lane.parcel(hashes, state, ahead=True)
@@ -357,6 +363,7 @@ class Sender:
         state, left = self._collect(lane, lambda: lane.shelf.collect(hashes))
         lane.stale.drop(len(hashes))
         lane.doubt.left_out.append(left)
+        self._pace.copied(len(hashes))
         lane.rounds.left = max(0, lane.rounds.left - len(hashes))
         if not lane.rounds.left:
             lane.round_over(lane.rounds.keys)

@@ -44,6 +44,16 @@ class _Run(NamedTuple):
     hashes: Hashes
     entries: Numbers
     groups: frozenset[int]
+    of: npt.NDArray[np.bool_]
+    """The same by key group; the last place is of none."""
+
+    @classmethod
+    def made(cls, hashes: Hashes, entries: Numbers, groups: frozenset[int]) -> _Run:
+        """Of hashes in any order."""
+        order = np.argsort(hashes, kind="stable")
+        of = np.zeros(max(groups) + 2, np.bool_)
+        of[list(groups)] = True
+        return cls(hashes[order], entries[order], groups, of)
 
 
 class Entries:
@@ -85,10 +95,17 @@ class Entries:
         self._index(begin, end)
         return np.arange(begin, end)
 
-    def find(self, hashes: Hashes) -> Numbers:
-        """The entries with these hashes."""
-        wanted = distinct(hashes)
-        found = [_between(run, wanted) for run in self._runs]
+    def find(self, hashes: Hashes, groups: npt.NDArray[np.integer[Any]] | None = None) -> Numbers:
+        """The entries with these hashes; with their key groups, only runs are looked into that have keys of those."""
+        if groups is None:
+            wanted = distinct(hashes)
+            found = [_between(run, wanted) for run in self._runs]
+        else:
+            order = np.argsort(hashes)
+            wanted, of = hashes[order], groups[order]
+            first = np.append(True, wanted[1:] != wanted[:-1])[: len(wanted)]
+            wanted, of = wanted[first], of[first]
+            found = [_between(run, wanted[run.of.take(of, mode="clip")]) for run in self._runs]
         return np.concatenate(found) if found else np.empty(0, np.int64)
 
     def span(self, first: int, count: int) -> Numbers:
@@ -117,8 +134,7 @@ class Entries:
             last = self._runs.pop()
             hashes, entries = np.concatenate((last.hashes, hashes)), np.concatenate((last.entries, entries))
             groups |= last.groups
-        order = np.argsort(hashes, kind="stable")
-        run = _Run(hashes[order], entries[order], groups)
+        run = _Run.made(hashes, entries, groups)
         same = run.hashes[1:] == run.hashes[:-1]
         twins = [run.entries[1:][same], run.entries[:-1][same]]
         for other in self._runs:
@@ -153,7 +169,7 @@ class Unnamed(Entries):
 
 def _between(run: _Run, wanted: Hashes) -> Numbers:
     """The entries whose hashes are among the wanted ones, which are in ascending order, each once."""
-    ordered, entries, _ = run
+    ordered, entries, *_ = run
     first, last = np.searchsorted(ordered, wanted, "left"), np.searchsorted(ordered, wanted, "right")
     counts = last - first
     if not len(counts) or counts.max() <= 1:

@@ -92,7 +92,7 @@ class RowShelf(AnyShelf[list[Any]]):
             if not objs:
                 self._unnoted.pop()
         touched, hashes, groups = self._meant(parts)
-        known = set(self._keys_of(self._entries.find(hashes)))
+        known = set(self._keys_of(self._entries.find(hashes, groups)))
         if not known.issuperset(touched):
             # SUBTLE: a key may be named twice, as one that was removed and made again, or of two epochs.
             new = {key: i for i, key in enumerate(touched) if key not in known}
@@ -111,7 +111,7 @@ class RowShelf(AnyShelf[list[Any]]):
             return NO_HASHES
         keys, hashes, groups = self._meant([(group, some)])
         # Keys that an epoch made or touched meanwhile may have been noted.
-        if self._noted and (known := set(self._keys_of(self._entries.find(hashes)))):
+        if self._noted and (known := set(self._keys_of(self._entries.find(hashes, groups)))):
             new = np.fromiter((key not in known for key in keys), np.bool_, len(keys))
             keys, hashes, groups = list(compress(keys, new)), hashes[new], groups[new]
         self._add(keys, hashes, groups)

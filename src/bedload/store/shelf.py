@@ -44,6 +44,7 @@ import pyarrow as pa
 
 from bedload.core.errors import TooLarge
 from bedload.core.ids import KeyGroup
+from bedload.keys import key_groups
 from bedload.keys.lookup import among, distinct
 from bedload.store.entries import Entries, Hashes, Numbers
 
@@ -174,13 +175,14 @@ class Selection:
         only: Hashes = NO_HASHES,
         *,
         named: bool = True,
+        of: int | None = None,
     ) -> None:
-        """``single``: the key groups of the keys that have one of the hashes ``only``.
+        """``single``: the key groups of the keys that have one of the hashes ``only``; ``of``: so many there are.
 
         Without single keys, in or out, it need not be ``named``: see :class:`Shelf`.
         """
         assert named or not (len(without) or len(single) or len(only)), "single keys are known by their hashes"
-        self.named = named
+        self.named, self.of = named, of
         self.groups = sorted({*whole, *single})
         self._all = frozenset(whole)
         self._whole = np.array(sorted(whole), np.int64)
@@ -304,7 +306,7 @@ class AnyShelf(Generic[Some]):
 
     def fitting(self, hashes: Hashes, most: int) -> int:
         """So many of these, from the first on, have state of so many bytes at most; at least one."""
-        return self._fitting(len(hashes), most, lambda count: self._entries.find(hashes[:count]))
+        return self._fitting(len(hashes), most, lambda count: self._find(hashes[:count]))
 
     def fitting_in_range(self, first: int, count: int, most: int) -> int:
         """The same of a range."""
@@ -327,7 +329,11 @@ class AnyShelf(Generic[Some]):
 
     def collect(self, hashes: Hashes) -> Collected:
         """The current state of the keys with these hashes."""
-        return self._collect(self._entries.find(hashes))
+        return self._collect(self._find(hashes))
+
+    def _find(self, hashes: Hashes) -> Numbers:
+        of = self._selection.of
+        return self._entries.find(hashes, None if of is None else key_groups(hashes, of))
 
     def collect_range(self, first: int, count: int) -> Collected:
         """The current state of the keys of a range."""

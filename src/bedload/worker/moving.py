@@ -215,7 +215,8 @@ class Moving:
         return self.sender if self.sender is not None and self.sender.move == move else None
 
     def _make_sender(self, move: MoveId, terms: m.Terms, lots: tuple[m.Lot, ...], runtime: Runtime) -> Sender:
-        shelves, groups = partial(shelve, runtime, named=not whole_only(terms)), self._holdings.key_groups
+        groups = self._holdings.key_groups
+        shelves = partial(shelve, runtime, named=not whole_only(terms), key_groups=groups)
         sender = Sender(move, terms, lots, shelves, groups, self._clock, self._limits, self.slices)
         self._holdings.keep(move, lots)
         return sender

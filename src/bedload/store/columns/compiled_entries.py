@@ -6,6 +6,8 @@ sorted hashes costs several times as much.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
@@ -38,7 +40,7 @@ class CompiledEntries(Entries):
             places *= 2
         self._make(places, np.zeros(1, np.int64) if counts is None else counts)
 
-    def find(self, hashes: Hashes) -> Numbers:
+    def find(self, hashes: Hashes, groups: npt.NDArray[np.integer[Any]] | None = None) -> Numbers:
         """The entries with these hashes."""
         if not self._count:
             return np.empty(0, np.int64)  # kernels check no bounds, and look at the first entry whatever is wanted
