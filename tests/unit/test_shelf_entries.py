@@ -102,3 +102,13 @@ def test_nothing_is_read_where_there_are_no_entries(monkeypatch: pytest.MonkeyPa
     # Not compiled, it says so where it reads beyond an array.
     monkeypatch.setattr(entry_kernels, "find", entry_kernels.find.py_func)  # type: ignore[attr-defined]
     assert CompiledEntries().find(np.array([1, 2, 3], np.int64)).tolist() == []
+
+
+def test_the_memory_of_a_table_is_given_back_some_at_a_time() -> None:
+    entries = CompiledEntries(100_000)
+    entries.add(np.arange(100_000), np.zeros(100_000, np.int16))
+    steps = 1
+    while not entries.let_go(10_000):
+        steps += 1
+    assert steps > 5
+    assert not entries._table.any(), "what is given back is zero"

@@ -373,8 +373,7 @@ def hashed_by(function: Callable[[Any], Any]) -> Iterator[None]:
 def test_keys_with_one_hash_move_together(
     subject: str, before: list[Command], plans: list[EpochPlan], selection: tuple[str, list[Key]]
 ) -> None:
-    with hashed_by(lambda columns: hash_columns(columns) % 2):
-        # All at once: here keys of one hash are of different key groups, which cannot be.
+    with hashed_by(lambda columns: hash_columns(columns) % GROUPS):  # keys of one hash are of one key group
         copied(subject, before, plans, set(EVERY), selection, 1000)
 
 

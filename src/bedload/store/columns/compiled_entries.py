@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bedload.store.columns import entry_kernels as kernels
-from bedload.store.columns.memory import scattered
+from bedload.store.columns.memory import give_back, scattered
 from bedload.store.entries import Entries, Hashes, Numbers, with_room
 
 _FIRST = 256
@@ -35,6 +35,8 @@ class CompiledEntries(Entries):
         """
         super().__init__(expected)
         self._seen = np.zeros(expected, np.bool_)
+        self._kept = 0
+        """Places of the table that have their memory."""
         places = _FIRST
         while places < 3 * expected:
             places *= 2
@@ -49,8 +51,16 @@ class CompiledEntries(Entries):
         count = kernels.find(wanted, self._hashes, self._homes, self._table, self._seen, self.any_shared, found)
         return found[:count]
 
+    def let_go(self, keys: int) -> bool:
+        """Give back what the table takes for so many keys; whether that was all."""
+        begin = max(0, self._kept - 3 * keys)
+        give_back(self._table, begin, self._kept)
+        self._kept = begin
+        return not begin
+
     def _index(self, begin: int, end: int) -> None:
         self._seen = with_room(self._seen, end)
+        self._seen[begin:end] = False  # or the first that looks for some would wait for its pages, here and there
         places = len(self._table)
         while 2 * end > places:
             places *= 2
@@ -61,7 +71,7 @@ class CompiledEntries(Entries):
         self._twins += kernels.insert(self._hashes, begin, end, self._homes, self._table, self._shared)
 
     def _make(self, places: int, counts: npt.NDArray[np.int64]) -> None:
-        self._table = scattered(places, np.int64)
+        self._table, self._kept = scattered(places, np.int64), places
         ends = np.cumsum(counts + _FEW)
         self._homes = np.concatenate((np.zeros(1, np.int64), ends * places // ends[-1]))
         """By key group, where its part of the table begins; and where the last one ends."""

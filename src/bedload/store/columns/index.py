@@ -271,7 +271,12 @@ class KeyIndex:
         except ClusterError:
             self.remove(runs().slots)
             raise
-        return runs()
+        made = runs()
+        # Keys come in the order of their slots, and epochs touch them in any: the pages that those write to are had
+        # here, one after the other, or somebody would wait for many at once. What was freed has them.
+        for begin, length in () if freed else zip(made.begins.tolist(), made.lengths.tolist(), strict=True):
+            self._mark.array[begin : begin + length] |= 0
+        return made
 
     def foresee(self, keys: int, groups: int = 0) -> None:
         """About so many keys will come, of so many key groups if that is known."""

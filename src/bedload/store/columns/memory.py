@@ -152,6 +152,13 @@ def scattered(length: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
     return np.frombuffer(reserved, dtype, length)
 
 
+def give_back(scattered: npt.NDArray[Any], begin: int, end: int) -> None:
+    """Let go of the memory of items that nobody looks at any more; what is :func:`scattered` is left as zeros."""
+    reserved = getattr(scattered.base, "obj", None)
+    if isinstance(reserved, mmap.mmap):
+        _give_back(reserved, begin * scattered.itemsize, end * scattered.itemsize)
+
+
 def _reserve(size: int) -> mmap.mmap | None:
     private, anonymous = getattr(mmap, "MAP_PRIVATE", None), getattr(mmap, "MAP_ANONYMOUS", None)
     if private is None or anonymous is None:

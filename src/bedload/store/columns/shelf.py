@@ -99,6 +99,8 @@ class TableShelf(AnyShelf[Slots]):
 class ColumnShelf(TableShelf):
     """Keys of an operator on columns."""
 
+    _entries: CompiledEntries
+
     def __init__(self, table: SlotTable, selection: Selection) -> None:
         counts = np.zeros(table.index.key_groups, np.int64)
         counts[selection.groups] = [table.index.count(group) for group in selection.groups]
@@ -115,6 +117,11 @@ class ColumnShelf(TableShelf):
         """Slots that sealed epochs have touched."""
         self._unnoted_gone: Hashes = NO_HASHES
         """The hashes of those whose keys went before they were noted."""
+
+    def let_go(self, keys: int) -> bool:
+        """Give back what it takes for so many keys; whether that was all."""
+        self._leave()
+        return self._entries.let_go(keys)
 
     def sealed(self) -> None:
         """An epoch is sealed: what it touched has to be noted."""
