@@ -268,9 +268,9 @@ class RecordLayout:
         """``sort_out(objs, journal, absent, *takers)`` adopts the containers of objects, and hands out what is new.
 
         Arrays become what they are between epochs. Each variable of containers has two takers: of those that are new,
-        and of those that have changed.
+        and of those that have changed. What only the seal writes is as it should be, and has none.
         """
-        live = [(i, v) for i, v in enumerate(self._variables) if v.live is not None]
+        live = [(i, v) for i, v in enumerate(self._variables) if v.live is not None and not v.spec.checked]
         lines = ["for obj in objs:", "    image = obj._bedload_image", "    new = image is absent"]
         for i, v in live:
             lines += [
@@ -396,7 +396,7 @@ class RecordLayout:
         if variable.array is not None:
             return f"differ(obj.{name}, image[{i}])"
         if variable.live is not None:
-            test = "differs" if is_exact(node) else "dirty"
+            test = "differs" if is_exact(node) and not variable.spec.checked else "dirty"
             return f"(x := obj.{name}) is not image[{i}] or {test}{i}(x)"
         other = f"(x := obj.{name}) is not image[{i}]"
         if is_exact(node):
