@@ -89,14 +89,11 @@ def count_puts(
         value, times, image = parts(row)
         log = value._bl_log if image is not absent and value is image[index] else _OTHER
         if type(log) is MapLog:
-            if not log.reordered:
-                times._bl_put(log, at)
-                done.append(row)
-                continue
-            if put := [key for key in log if key in value]:
+            if put := [key for key in log if key in value] if log.reordered else log:
                 times._bl_put(put, at)
                 done.append(row)
-            times._bl_drop([key for key in log if key not in value])
+            if log.reordered:
+                times._bl_drop([key for key in log if key not in value])
         elif log is not None:
             others.append(row)
     return done, others
@@ -111,7 +108,7 @@ def times_patch(of_map: list[Any], times: Any) -> list[Any] | None:
         return None
     _, removed, pairs = of_map
     log = times._bl_log
-    if removed or log.reordered or len(log) != len(pairs):
+    if not pairs or removed or log.reordered or len(log) != len(pairs):
         return None
     # SUBTLE: what is written in an epoch is what was put into the map, and all of it has one time.
     at = dict.__getitem__(times, next(iter(log)))
