@@ -129,14 +129,14 @@ class RowStore:
         if not overdue:
             return rows
         found, expire = list(rows), expiring.expiries.expire
-        for i in [i for i, key in enumerate(keys) if key in overdue]:
-            key = keys[i]
-            expiring.looked_at(key)
-            if not expire(found[i], self._journal):
-                self.forget([key])
-                found[i] = row = self._make(key)
-                row._bedload_image = _ABSENT
-                self._touched.append(row)
+        for i, key in enumerate(keys):
+            if key in overdue:
+                expiring.looked_at(key)
+                if not expire(found[i], self._journal):
+                    self.forget([key])
+                    found[i] = row = self._make(key)
+                    row._bedload_image = _ABSENT
+                    self._touched.append(row)
         return found
 
     def forget(self, keys: Iterable[Any]) -> None:
