@@ -110,6 +110,7 @@ def what_is_written_again_keeps_its_expiry(patch: Patch) -> None:
         return found
 
     patch.setattr(expiries._Entries, "stamp", stamp)
+    patch.setattr(expiries, "count_puts", lambda rows, *_: ([], list(rows)))  # all the long way
 
 
 def keys_on_their_way_are_not_waited_for(patch: Patch) -> None:
@@ -141,7 +142,8 @@ def what_is_due_next_is_not_told(patch: Patch) -> None:
 
 LAZY = Scenario(ALWAYS, 0.3, moves=3, strategies=("lazy", "progressive"))
 DURABLE = Scenario(ALWAYS, 0.3, durable=True, moves=1)
-STORMY = Scenario(ALWAYS, 0.6, moves=3)
+LONG = Scenario(ALWAYS, 0.1, moves=1, epochs=10)
+"""Long enough for a key that comes up, is not due yet, and is due later."""
 MUTANTS: list[tuple[Callable[[Patch], None], Scenario, int]] = [
     (an_entry_that_is_gone_comes_back_with_a_restore, DURABLE, 0),
     (what_is_gone_cannot_be_put_back, MOVES, 0),
@@ -152,7 +154,7 @@ MUTANTS: list[tuple[Callable[[Patch], None], Scenario, int]] = [
     (what_is_written_again_keeps_its_expiry, MOVES, 0),
     (keys_on_their_way_are_not_waited_for, LAZY, 0),
     (copies_expire_before_they_are_owned, MOVES, 0),
-    (what_is_not_due_yet_is_not_looked_for_again, STORMY, 660),
+    (what_is_not_due_yet_is_not_looked_for_again, LONG, 0),
     (a_key_outlives_its_end, MOVES, 0),
     (what_is_read_does_not_live_on, MOVES, 0),
     (what_looks_for_itself_has_read, MOVES, 0),

@@ -184,6 +184,8 @@ class Scenario:
     wishes: tuple[str, ...] = ()
     """What is asked for; none: all that there is."""
     layout: Layout = Layout.ONE
+    epochs: int | None = None
+    """So many epochs of each query; None: a few."""
 
     @classmethod
     def chosen(cls, chance: Chance, *, moves: bool = False) -> Scenario:

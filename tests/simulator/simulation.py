@@ -164,10 +164,10 @@ class Simulation:
         two = self.faults.on("second query") or self._layout is Layout.APART
         names = [QueryId("A"), QueryId("B")] if two else [QueryId("A")]
         # With moves, more keys and fewer tasks: much happens between workers, and runs are to stay short.
-        longest = 4 if scenario.moves or not scenario.durable else 6
+        longest = scenario.epochs or (4 if scenario.moves or not scenario.durable else 6)
         keys, sources = (MORE_KEYS, 2) if scenario.moves else (KEYS, 4)
         plans = {
-            name: plan_query(chance, name, number, chance.number(2, longest), keys, sources)
+            name: plan_query(chance, name, number, chance.number(scenario.epochs or 2, longest), keys, sources)
             for number, name in enumerate(names)
         }
         lay_out(self._more, self._layout, plans, keys)

@@ -13,6 +13,7 @@ from pyspark.sql import functions as F
 import bedload as bl
 from tests.spark.conftest import Sink
 from tests.spark.faults import kill
+from tests.spark.test_beat_spark import FAST, Files, going, reach, shown
 from tests.spark.test_recovery_spark import supervised, upto
 from tests.spark.test_time_spark import logged
 
@@ -101,6 +102,40 @@ def test_sessions_are_those_of_spark_through_kills_replays_and_moves(spark: Spar
     assert len(made) == len(set(made)), "a session came out twice"
     assert set(made) == spark_sessions(spark, last + 1, watermark)
     assert len(made) > KEYS
+
+
+class Ticks(bl.Operator):
+    """Each key has a timer that is due in the next epoch, whichever that is."""
+
+    n: int = bl.value(0)
+
+    def process(self, key: Any, rows: Any, ctx: bl.Context) -> None:
+        ctx.timers.processing.set(ctx.now + 1)
+
+    def on_timer(self, key: Any, timer: bl.Timer, ctx: bl.Context) -> tuple[Any, ...]:
+        assert timer.at <= ctx.now
+        self.n += 1
+        ctx.timers.processing.set(ctx.now + 1)
+        return key, self.n
+
+
+def test_timers_fire_once_while_the_source_is_quiet_and_the_cluster_grows(spark: SparkSession, tmp_path: Path) -> None:
+    files, sink = Files(spark, tmp_path / "in"), Sink()
+    files.put()
+    rows = files.read().select(F.explode(F.sequence(F.lit(0), F.lit(KEYS - 1))).alias("key"))
+    with bl.attach(spark, workers=2, checkpoint=tmp_path / "bedload") as cluster:
+        out = cluster.apply(rows, key="key", operator=Ticks, schema="key long, n long", beat=FAST)
+        with going(out, sink, tmp_path / "spark") as query:
+            reach(lambda: len(sink.epochs) > 2, query, "epochs without rows")
+            cluster.rescale(4, strategy="lazy").wait()
+            reached = max(sink.epochs)
+            reach(lambda: max(sink.epochs) > reached + 2, query, "epochs of four workers")
+        epochs = shown("Ticks", cluster)
+    assert [row["rows"] for row in epochs] == [KEYS] + [0] * (len(epochs) - 1), "only beats run"
+    assert len([keys for keys in epochs[-1]["keys"].values() if keys]) == 4
+    assert {epoch: sorted(rows_) for epoch, rows_ in sink.epochs.items()} == {
+        epoch: [(key, epoch) for key in range(KEYS) if epoch] for epoch in range(len(sink.epochs))
+    }
 
 
 def test_timers_are_state_that_is_read_live_and_as_a_table(spark: SparkSession, tmp_path: Path) -> None:

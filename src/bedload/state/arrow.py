@@ -43,7 +43,7 @@ from bedload.state.heap import Heap
 from bedload.state.moments import MOMENT, decode_moment, encode_moment, refuse_nanoseconds
 from bedload.state.opaque import decode_opaque, encode_opaque
 from bedload.state.timers import ARROW as TIMERS
-from bedload.state.timers import Timer, timers_in_column, timers_of
+from bedload.state.timers import Timer, in_full, timers_in_column, timers_of
 from bedload.state.tuples import INT64_MAX, INT64_MIN, field_names, quickly
 from bedload.state.types import (
     CounterNode,
@@ -156,7 +156,7 @@ def encoder(node: TypeNode) -> Convert:
         case ArrayNode():
             return lambda value: fitted(node, value).tolist()
         case TimersNode():
-            return lambda value: [Timer._asdict(timer) for timer in value]
+            return lambda value: [Timer._asdict(timer) for timer in in_full(value)]
     raise AssertionError(node)
 
 

@@ -121,7 +121,8 @@ def _check_scalar(node: ScalarNode, py: type) -> Check:
 
 def _check_timers(values: list[Any]) -> None:
     """They were checked when they were set; operator code may have assigned something else, if it tried."""
-    if not (set(map(type, values)) <= {tuple} and set(map(type, chain.from_iterable(values))) <= {Timer}):
+    others = [value for value in values if type(value) is not int]  # those in short form
+    if not (set(map(type, others)) <= {tuple} and set(map(type, chain.from_iterable(others))) <= {Timer}):
         raise TypeError("something else than timers was assigned")
 
 

@@ -18,11 +18,11 @@ from bedload.state.types import ListNode, OptionalNode, ScalarNode, TimersNode, 
 
 
 def encoded_column(node: TypeNode, values: Any, rows: int | None = None, at: Any = ()) -> pa.Array:
-    """A column of plain values; with ``rows`` it is so long, null but for the rows ``at``."""
+    """A column of values, plain or timers in short form; with ``rows`` it is so long, null but for the rows ``at``."""
     if isinstance(node, ArrayNode):
         return array_column(node, values, rows, at)
-    if isinstance(node, TimersNode) and (rows is None or len(values) == rows):
-        return timers_column(values)
+    if isinstance(node, TimersNode):
+        return _spread(timers_column(values), rows, at)
     if isinstance(node, ListNode) and (made := _lists_of_tuples(node, values, rows, at)) is not None:
         return made
     encoded = encode_all(node, values)
@@ -32,6 +32,14 @@ def encoded_column(node: TypeNode, values: Any, rows: int | None = None, at: Any
             spread[i] = value
         encoded = spread
     return pa.array(encoded, arrow_type(node))
+
+
+def _spread(column: pa.Array, rows: int | None, at: Any) -> pa.Array:
+    if rows is None or len(column) == rows:
+        return column
+    places, there = np.zeros(rows, np.int64), np.zeros(rows, np.bool_)
+    places[at], there[at] = np.arange(len(column)), True
+    return column.take(pa.array(places, mask=~there))
 
 
 def _lists_of_tuples(node: ListNode, values: Any, rows: int | None, at: Any) -> pa.Array | None:

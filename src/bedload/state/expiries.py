@@ -16,7 +16,7 @@ was assigned again nothing would tell, so their attribute is a property that set
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
@@ -102,7 +102,7 @@ class _Lasting:
         raise NotImplementedError
 
     def expire(self, row: Any, journal: Journal) -> None:
-        """Take out what is due of an object, and begin to count what is not counted."""
+        """Take out what is due of an object, if anything is, and begin to count what is not counted."""
         raise NotImplementedError
 
     def stamp(self, row: Any, before: tuple[Any, ...] | None) -> bool:
@@ -276,9 +276,9 @@ class _Items(_Lasting):
         value, expiry = getattr(row, self.name), list(getattr(row, self.expiry))
         if len(expiry) != len(value):
             value._bl_renew(range(len(value)))
-            return
-        value._bl_renew([place for place, at in enumerate(expiry) if at == UNCOUNTED])
-        value._bl_drop([place for place, at in enumerate(expiry) if UNCOUNTED < at <= self.now])
+        elif any(at <= self.now for at in expiry):
+            value._bl_renew([place for place, at in enumerate(expiry) if at == UNCOUNTED])
+            value._bl_drop([place for place, at in enumerate(expiry) if UNCOUNTED < at <= self.now])
 
     def stamp(self, row: Any, before: tuple[Any, ...] | None) -> bool:
         value, expiry = getattr(row, self.name, ()), getattr(row, self.expiry)
@@ -355,12 +355,10 @@ class Expiries:
             for row in rows:
                 setattr(row, name, at)
 
-    def firsts(self, row: Any) -> dict[TimerClock, int]:
-        """When something of an object expires first, by clock: as :meth:`_Lasting.first`."""
-        found = dict.fromkeys(self.clocks, NEVER)
-        for it in self.all:
-            found[it.clock] = min(found[it.clock], it.first(row))
-        return found
+    def first_by(self, clock: TimerClock) -> Callable[[Any], int]:
+        """What says when something of an object expires first by a clock: as :meth:`_Lasting.first`."""
+        each = [it.first for it in self.all if it.clock is clock]
+        return each[0] if len(each) == 1 else lambda row: min(first(row) for first in each)
 
     def pair(self, values: Mapping[str, Sequence[Any]]) -> None:
         """The plain values of keys that are about to be put in: what says when something expires gets to mean it."""
@@ -394,6 +392,6 @@ class Expiries:
             elif first <= key.now:
                 return False
         for it in self.variables:
-            if it.begun and it.first(row) <= it.now:
+            if it.begun:
                 it.expire(row, journal)
         return True

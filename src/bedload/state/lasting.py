@@ -63,14 +63,17 @@ def times_of_entries(node: MapNode) -> Adopt:
         dict.update(self, dict.fromkeys(keys, at))
 
     def first_put(self: Any, keys: Iterable[Any], at: int) -> None:
-        self._bl_begin()  # the seal has seen to it that its record is open
+        # What `_bl_touch` does, without a call: the seal has seen to it that its record is open.
+        self._bl_log = log = MapLog()
+        self.__class__ = logged
         self._bl_journal.dirty.append(self)
-        log, get = self._bl_log, self.get
+        get = self.get
         for key in keys:
             log[key] = get(key, MISSING)
-        dict.update(self, dict.fromkeys(log, at))
+        dict.update(self, dict.fromkeys(keys, at))
 
     clean._bl_put, logged._bl_put = first_put, put
+    clean._bl_drop = logged._bl_drop = _drop
     return map_adopter(clean, node, None)
 
 
@@ -85,15 +88,32 @@ def count_puts(
     for row in rows:
         value, times, image = parts(row)
         log = value._bl_log if image is not absent and value is image[index] else _OTHER
-        if type(log) is MapLog and not log.reordered:
-            times._bl_put(log, at)
-            done.append(row)
+        if type(log) is MapLog:
+            if put := [key for key in log if key in value] if log.reordered else log:
+                times._bl_put(put, at)
+                done.append(row)
+            if log.reordered:
+                times._bl_drop([key for key in log if key not in value])
         elif log is not None:
             others.append(row)
     return done, others
 
 
 _OTHER: Any = object()
+
+
+def times_patch(of_map: list[Any], times: Any) -> list[Any] | None:
+    """The patch of the times of entries, from that of the map that has these; None: it has to be made as others are."""
+    if of_map[0] != "map":
+        return None
+    _, removed, pairs = of_map
+    log = times._bl_log
+    if not pairs or removed or log.reordered or len(log) != len(pairs):
+        return None
+    # SUBTLE: what is written in an epoch is what was put into the map, and all of it has one time.
+    at = dict.__getitem__(times, next(iter(log)))
+    return ["map", [], [(key, at) for key, _ in pairs]]
+
 
 # --- of all of them ---
 
@@ -120,8 +140,13 @@ def _removed(self: Any) -> Any:
 
 
 def _drop(self: Any, keys: Iterable[Any]) -> None:
-    for key in keys:
-        self.pop(key, None)
+    there = [key for key in keys if dict.__contains__(self, key)]  # past what counts reading
+    if there:
+        self._bl_touch()
+        removing, pop = self._bl_log.removing, dict.pop
+        for key in there:
+            removing(self, key)
+            pop(self, key)
 
 
 def _renew(self: Any, keys: Iterable[Any]) -> None:

@@ -37,6 +37,7 @@ from bedload.state.opaque import decode_opaque, encode_opaque
 from bedload.state.passes import passes
 from bedload.state.patches import is_exact, is_small
 from bedload.state.specs import StateSpec
+from bedload.state.timers import in_full, short
 from bedload.state.types import OpaqueNode, OptionalNode, ScalarNode, TimersNode, TupleNode, TypeNode
 
 _WRAPPERS = (OptionalNode, TupleNode)
@@ -46,7 +47,7 @@ _WRAPPERS = (OptionalNode, TupleNode)
 class _Variable:
     """One variable as the layout works with it."""
 
-    __slots__ = ("array", "decode", "encode", "live", "name", "spec")
+    __slots__ = ("array", "decode", "encode", "live", "name", "spec", "timers")
 
     def __init__(self, spec: StateSpec) -> None:
         self.spec = spec
@@ -54,6 +55,7 @@ class _Variable:
         self.live = live_handling(spec)
         node = spec.type
         self.array = node if isinstance(node, ArrayNode) else None
+        self.timers = isinstance(node, TimersNode)
         self.encode: Callable[[Any], bytes] | None = None
         self.decode: Callable[[bytes], Any] | None = None
         if isinstance(node, OpaqueNode):
@@ -79,6 +81,8 @@ class _Variable:
             return self.live.plain(value)
         if self.encode is not None and self.decode is not None:
             return self.decode(self.encode(value))
+        if self.timers:
+            return in_full(value)
         return value if self.array is None else np.array(value)
 
     def changed(self, value: Any, before: Any) -> bool:
@@ -97,6 +101,8 @@ class _Variable:
             return self.live.committed(before)
         if self.array is not None:
             return before.copy()
+        if self.timers:
+            return in_full(before)
         return before if self.decode is None else self.decode(before)
 
 
@@ -135,7 +141,7 @@ class RecordLayout:
         """Of the arrays of a key."""
         self.images_are_values = not self._arrays and all(v.encode is None for v in self._variables)
         """Whether an image is no more than what the attributes hold."""
-        self.timed = any(isinstance(spec.type, TimersNode) for spec in self.specs)
+        self.timed = any(v.timers for v in self._variables)
         """Whether keys have timers."""
         expires = any(spec.ttl is not None for spec in self.specs)
         self.expiries = Expiries(self, self._variables, self._numbers) if expires else None
@@ -239,7 +245,8 @@ class RecordLayout:
                 for obj in objs:
                     setattr(obj, name, variable.fresh(journal, _place(obj, number)))
             elif live is None:
-                for obj, value in zip(objs, values[name], strict=True):
+                found = map(short, values[name]) if variable.timers else values[name]
+                for obj, value in zip(objs, found, strict=True):
                     setattr(obj, name, value)
             else:
                 for obj, value in zip(objs, values[name], strict=True):
@@ -261,9 +268,9 @@ class RecordLayout:
         """``sort_out(objs, journal, absent, *takers)`` adopts the containers of objects, and hands out what is new.
 
         Arrays become what they are between epochs. Each variable of containers has two takers: of those that are new,
-        and of those that have changed.
+        and of those that have changed. What only the seal writes is as it should be, and has none.
         """
-        live = [(i, v) for i, v in enumerate(self._variables) if v.live is not None]
+        live = [(i, v) for i, v in enumerate(self._variables) if v.live is not None and not v.spec.checked]
         lines = ["for obj in objs:", "    image = obj._bedload_image", "    new = image is absent"]
         for i, v in live:
             lines += [
@@ -389,7 +396,7 @@ class RecordLayout:
         if variable.array is not None:
             return f"differ(obj.{name}, image[{i}])"
         if variable.live is not None:
-            test = "differs" if is_exact(node) else "dirty"
+            test = "differs" if is_exact(node) and not variable.spec.checked else "dirty"
             return f"(x := obj.{name}) is not image[{i}] or {test}{i}(x)"
         other = f"(x := obj.{name}) is not image[{i}]"
         if is_exact(node):

@@ -20,10 +20,6 @@ _KEYS: Final = 4096
 """So many keys are checked together: enough to forget the price of a check, few enough for the processor's cache."""
 
 
-def _fine(values: list[Any]) -> None:
-    """Nothing to check."""
-
-
 class Settling:
     """What the objects of one epoch hold, on its way to being checked."""
 
@@ -33,10 +29,11 @@ class Settling:
         self._scalars: list[tuple[Any, Any, list[Any]]] = []
         self._containers: list[tuple[Any, Any, list[Any]]] = []
         for spec, live in zip(layout.specs, layout.tracked, strict=True):
+            if spec.checked:
+                continue
             if live:
-                whole, news = (_fine, _fine) if spec.checked else (check_whole(spec.type), check_news(spec.type))
-                self._containers += [(spec, whole, []), (spec, news, [])]
-            elif not spec.checked:
+                self._containers += [(spec, check_whole(spec.type), []), (spec, check_news(spec.type), [])]
+            else:
                 self._scalars.append((spec, check_whole(spec.type), []))
         self._extends = [(values.extend, attrgetter(spec.name)) for spec, _, values in self._scalars]
         self._appends = [values.append for _, _, values in self._containers]

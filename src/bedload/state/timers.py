@@ -3,6 +3,10 @@
 A timer is known by its name and its clock, so that to set it again moves it. All timers of a key are one tuple of
 :class:`Timer`, in the order in which they fire. It is replaced whenever one of them is set, deleted or fires: so the
 before-image of a key holds its timers, and they are rolled back, backed up, moved and restored like any other value.
+
+On the object of a key they are in *short form*: where a key has one timer, and that has no name, as most have, a number
+in place of the tuple. An operator on rows pays for each object that hangs on a key with every epoch that touches it,
+whatever it does with its timers. Of the same timers there is one short form, so that it can be compared.
 """
 
 from __future__ import annotations
@@ -10,7 +14,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 from itertools import chain, pairwise
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -52,8 +56,70 @@ class Timer(NamedTuple):
 
 
 Timers = tuple[Timer, ...]
+ShortTimers: TypeAlias = "int | Timers"
+"""Timers as they are on an object: :func:`short` of them. Nobody but this module knows what a number means."""
+
+_CODES = {TimerClock.EVENT: 1, TimerClock.PROCESSING: 2}
+_BY_CODE = {code: clock for clock, code in _CODES.items()}
+_BITS, _CODE = 2, 3
+"""A number is the time, and below it two bits for the clock, which are never zero: so neither is a number."""
+_WIDEST = 1 << 60
+"""Times beyond that would not be numbers of 64 bits."""
 
 ARROW = pa.list_(pa.struct([("at", pa.int64()), ("name", pa.string()), ("clock", pa.string())]))
+
+
+def short(timers: Timers) -> ShortTimers:
+    """The short form of timers."""
+    if len(timers) == 1:
+        ((at, name, clock),) = timers
+        if not name and -_WIDEST < at < _WIDEST:
+            return at << _BITS | _CODES[clock]
+    return timers
+
+
+def in_full(timers: ShortTimers) -> Timers:
+    """Timers from their short form."""
+    return (Timer(timers >> _BITS, "", _BY_CODE[timers & _CODE]),) if isinstance(timers, int) else timers
+
+
+def timers_on(item: Any) -> Timers:
+    """The timers of the key that an object is of."""
+    return in_full(getattr(item, VARIABLE))
+
+
+def put_timers(item: Any, timers: Timers) -> None:
+    """Give the key that an object is of these timers."""
+    setattr(item, VARIABLE, short(timers))
+
+
+def set_alone(item: Any, at: int, clock: TimerClock) -> bool | None:
+    """Set the timer without a name of a key that has no other; whether it is earlier than before. None: it has."""
+    number, before = at << _BITS | _CODES[clock], getattr(item, VARIABLE)
+    if before and (type(before) is not int or (before ^ number) & _CODE):
+        return None
+    setattr(item, VARIABLE, number)
+    return not before or number < before
+
+
+def first_due(item: Any, watermark: int, processing: int) -> Timer | None:
+    """Of the timers of a key those that are due come first: the first of them."""
+    timers = getattr(item, VARIABLE)
+    if type(timers) is int:
+        at, clock = timers >> _BITS, _BY_CODE[timers & _CODE]
+        return Timer(at, "", clock) if at <= (watermark if clock is TimerClock.EVENT else processing) else None
+    for timer in timers:
+        if timer.at <= (watermark if timer.clock is TimerClock.EVENT else processing):
+            found: Timer = timer
+            return found
+    return None
+
+
+def take_out(item: Any, timer: Timer) -> None:
+    """Take out a timer that the key has."""
+    timers = timers_on(item)
+    place = timers.index(timer)
+    put_timers(item, timers[:place] + timers[place + 1 :])
 
 
 def first_of(timers: Timers, clock: TimerClock) -> int | None:
@@ -70,14 +136,33 @@ def in_order(timers: Timers) -> Timers:
     return tuple(sorted(timers))
 
 
-def timers_column(values: Sequence[Timers]) -> pa.Array:
+def timers_column(values: Sequence[ShortTimers]) -> pa.Array:
     """The timers of many keys as a column, without a call per key."""
-    offsets = np.zeros(len(values) + 1, np.int32)
-    np.cumsum(np.fromiter(map(len, values), np.int32, len(values)), out=offsets[1:])
-    found = list(chain.from_iterable(values))
+    if set(map(type, values)) == {int}:
+        return _numbers_column(np.fromiter(values, np.int64, len(values)))
+    full = list(map(in_full, values))
+    offsets = np.zeros(len(full) + 1, np.int32)
+    np.cumsum(np.fromiter(map(len, full), np.int32, len(full)), out=offsets[1:])
+    found = list(chain.from_iterable(full))
     ats, names, clocks = zip(*found, strict=True) if found else ((), (), ())
-    parts = [pa.array(ats, pa.int64()), _texts(names), _texts(clocks)]
-    return pa.ListArray.from_arrays(pa.array(offsets), pa.StructArray.from_arrays(parts, fields=list(ARROW.value_type)))
+    return _lists(offsets, pa.array(ats, pa.int64()), _texts(names), _texts(clocks))
+
+
+def _numbers_column(numbers: npt.NDArray[np.int64]) -> pa.Array:
+    """The same where all are numbers."""
+    codes, count = numbers & _CODE, len(numbers)
+    if (codes == codes[0]).all():
+        clocks = pa.repeat(pa.scalar(str(_BY_CODE[int(codes[0])]), pa.string()), count)
+    else:
+        names = pa.array([str(_BY_CODE.get(code, "")) for code in range(_CODE + 1)], pa.string())
+        clocks = names.take(pa.array(codes))
+    unnamed = pa.repeat(pa.scalar("", pa.string()), count)
+    return _lists(np.arange(count + 1, dtype=np.int32), pa.array(numbers >> _BITS), unnamed, clocks)
+
+
+def _lists(offsets: npt.NDArray[np.int32], *parts: pa.Array) -> pa.Array:
+    found = pa.StructArray.from_arrays(parts, fields=list(ARROW.value_type))
+    return pa.ListArray.from_arrays(pa.array(offsets), found)
 
 
 def _texts(values: tuple[str, ...]) -> pa.Array:

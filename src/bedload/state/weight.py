@@ -45,7 +45,7 @@ def weigher(node: TypeNode) -> Weigh:
             inner = weigher(item)
             return lambda values: len(values) + inner([value for value in values if value is not None])
         case TimersNode():
-            return lambda values: _TIMER * sum(map(len, values))
+            return lambda values: _TIMER * sum(1 if type(value) is int else len(value) for value in values)
         case ArrayNode():
             return lambda values: node.nbytes * len(values)
         case _ if is_small(node):

@@ -31,6 +31,7 @@ from bedload.state import Changes, RecordLayout, StateSpec, codec
 from bedload.state.arrow import arrow_type, decoded_column
 from bedload.state.encoded import encoded_column
 from bedload.state.kinds import VariableKind
+from bedload.state.lasting import times_patch
 from bedload.state.number_columns import NumberColumns
 from bedload.state.patches import Patch, has_patches, pack_patches, patch_encoder
 from bedload.state.types import OpaqueNode, OptionalNode, StructNode
@@ -328,8 +329,9 @@ def _cells(
     unpatched = functools.cache(lambda mask: None if mask == everything else pack_patches(dict.fromkeys(names(mask))))
     cells: list[bytes | None] = list(map(unpatched, masks))
     found: list[set[int]] = [set() for _ in layout.specs]
+    of_times = {} if layout.expiries is None else {it.expiry: it.name for it in layout.expiries.variables}
     containers = [
-        (i, 1 << i, spec.name, attrgetter(spec.name), patch_encoder(spec.type), found[i].add)
+        (i, 1 << i, spec.name, attrgetter(spec.name), patch_encoder(spec.type), found[i].add, of_times.get(spec.name))
         for i, spec in enumerate(layout.specs)
         if has_patches(spec.type)
     ]
@@ -340,14 +342,15 @@ def _cells(
             continue
         patches: dict[str, Patch | None] = {}
         try:
-            for i, bit, name, get, encode, add in containers:
+            for i, bit, name, get, encode, add, entries in containers:
                 # A container that was replaced is written whole, like one whose changes say that they are no less.
-                if (
-                    mask & bit
-                    and (value := get(obj)) is image[i]
-                    and isinstance(changes := value._bl_changes(), Changes)
-                ):
-                    patches[name] = encode(changes)
+                if not mask & bit or (value := get(obj)) is not image[i]:
+                    continue
+                made = times_patch(of_map, value) if entries and (of_map := patches.get(entries)) else None
+                if made is None and isinstance(changes := value._bl_changes(), Changes):
+                    made = encode(changes)
+                if made is not None:
+                    patches[name] = made
                     add(row)
             if patches:
                 cells[row] = pack_patches(dict.fromkeys(names(mask)) | patches)

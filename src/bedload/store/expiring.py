@@ -77,22 +77,23 @@ class Expiring:
 
     def arm_again(self, current: Callable[[Sequence[Any]], Sequence[Any]]) -> None:
         """Give the keys that came up a place in the index; ``current``: their objects, or None."""
-        keys = list(self._again)
-        for key, row in zip(keys, current(keys), strict=True):
-            self._arm(key, row)
-        self._again = {}
+        keys, self._again = list(self._again), {}
+        self._arm(keys, current(keys))
 
     def leave(self, key: Any, row: Any) -> None:
         """An overdue key has nothing due, or is not for this worker to look at: it is in the index again."""
         del self.overdue[key]
-        self._arm(key, row)
+        self._arm([key], [row])
 
-    def _arm(self, key: Any, row: Any) -> None:
-        if row is not None:
-            for clock, at in self.expiries.firsts(row).items():
-                setattr(row, ARMED[clock], at)
-                if at != NEVER:
-                    self._due[clock].add(at, key)
+    def _arm(self, keys: Sequence[Any], rows: Sequence[Any]) -> None:
+        for clock, due in self._due.items():
+            slot, first, add = ARMED[clock], self.expiries.first_by(clock), due.add
+            for key, row in zip(keys, rows, strict=True):
+                if row is not None:
+                    at = first(row)
+                    setattr(row, slot, at)
+                    if at != NEVER:
+                        add(at, key)
 
     def arm(self, keys: Sequence[Any], values: Mapping[str, Sequence[Any]]) -> None:
         """These keys were put in."""

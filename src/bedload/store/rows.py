@@ -26,7 +26,7 @@ from bedload.core.ids import KeyGroup
 from bedload.state import Journal, RecordLayout
 from bedload.state.expiries import ARMED
 from bedload.state.settling import Settling
-from bedload.state.timers import VARIABLE, TimerClock, Timers
+from bedload.state.timers import VARIABLE, TimerClock, Timers, timers_on
 from bedload.store.base import SLICE, Changes, Plain, Sizes
 from bedload.store.deltas import Written
 from bedload.store.due import NEVER, Due
@@ -128,11 +128,11 @@ class RowStore:
         overdue = expiring.look()
         if not overdue:
             return rows
-        found = list(rows)
+        found, expire = list(rows), expiring.expiries.expire
         for i, key in enumerate(keys):
             if key in overdue:
                 expiring.looked_at(key)
-                if not expiring.expiries.expire(found[i], self._journal):
+                if not expire(found[i], self._journal):
                     self.forget([key])
                     found[i] = row = self._make(key)
                     row._bedload_image = _ABSENT
@@ -243,7 +243,7 @@ class RowStore:
     def arm_again(self, keys: Sequence[Any]) -> None:
         """These keys were taken, and may have timers still."""
         rows = self.current(keys)
-        self._arm_first((key, getattr(row, VARIABLE)) for key, row in zip(keys, rows, strict=True) if row is not None)
+        self._arm_first((key, timers_on(row)) for key, row in zip(keys, rows, strict=True) if row is not None)
 
     def _arm_first(self, timers: Iterable[tuple[Any, Timers]]) -> None:
         dues = list(self._due.items())

@@ -22,7 +22,7 @@ from bedload.core.errors import DefinitionError
 from bedload.core.ids import KeyGroup
 from bedload.keys import hash_columns
 from bedload.keys.lookup import Hashes
-from bedload.state.timers import VARIABLE, Timer, TimerClock, Timers
+from bedload.state.timers import Timer, first_due, take_out, timers_on
 from bedload.store import KeyGroupStore
 from bedload.store.deltas import key_arrays
 from bedload.worker.timers import CurrentKey
@@ -98,7 +98,7 @@ class Firing:
         due = [
             entry._replace(at=timer.at, timer=timer)
             for entry in self._sorted
-            for timer in _timers(entry.item)
+            for timer in timers_on(entry.item)
             if timer.at <= timer.clock.now(self._time)
         ]
         return sorted(due, key=itemgetter(0, 1))
@@ -112,10 +112,7 @@ class Firing:
                 _, rank, timer, _, key, item, store, fired = entry
                 if fired == MOST:
                     raise self._endless(key, timer)
-                before = _timers(item)
-                place = before.index(timer)
-                left = before[:place] + before[place + 1 :]
-                setattr(item, VARIABLE, left)
+                take_out(item, timer)
                 current.item = item
                 call(item, key, timer, store)
                 if (after := self._entry(key, item, store, rank, fired + 1)) is not None:
@@ -136,11 +133,7 @@ class Firing:
 
     def _next(self, item: Any) -> Timer | None:
         """The first of its timers that is due; they are in order."""
-        watermark, processing = self._time.watermark, self._time.processing
-        for timer in _timers(item):
-            if timer.at <= (watermark if timer.clock is TimerClock.EVENT else processing):
-                return timer
-        return None
+        return first_due(item, self._time.watermark, self._time.processing)
 
     def _endless(self, key: Any, timer: Timer) -> DefinitionError:
         return DefinitionError(
@@ -156,11 +149,6 @@ def owned(group: KeyGroup, keys: list[Any], owns: Owns, key_types: Collection[pa
     hashes = hash_columns(key_arrays(keys, tuple(key_types)))
     flags = owns(np.full(len(keys), group), hashes).tolist()
     return [key for key, flag in zip(keys, flags, strict=True) if flag]
-
-
-def _timers(item: Any) -> Timers:
-    found: Timers = getattr(item, VARIABLE)
-    return found
 
 
 _in_order = itemgetter(0, 1, 2, 3)

@@ -44,6 +44,10 @@ class OutputRows:
 
     def add(self, key: Any, returned: Iterable[Any]) -> None:
         """Take what a call returned: a tuple or mapping is one row, any other iterable many."""
+        if type(returned) is tuple:
+            self.rows.append(returned)
+            self.keys.append(key)
+            return
         before = len(self.rows)
         if isinstance(returned, list) and returned and not isinstance(returned[0], (tuple, list, Mapping)):
             one = ", ".join(map(repr, returned)) + ("," if len(returned) == 1 else "")

@@ -25,7 +25,7 @@ from bedload.keys.lookup import Hashes
 from bedload.state import RecordLayout
 from bedload.state.kinds import Layout, Store
 from bedload.state.specs import StateSpec
-from bedload.state.timers import VARIABLE, Timer, TimerClock
+from bedload.state.timers import Timer, TimerClock, put_timers
 from bedload.state.ttl import CODE, Ttl
 from bedload.store import KeyGroupStore
 from bedload.store.deltas import StateVariable, describe, key_arrays
@@ -331,7 +331,7 @@ class OperatorRuntime(TableRuntime[RowTable]):
                 if context._forgotten:
                     context._forgotten = False
                     store.forget([key])
-                    setattr(item, VARIABLE, ())
+                    put_timers(item, ())
             except BedloadError as error:
                 raise self._located("on_timer", error, key=key) from error
             except BaseException as error:

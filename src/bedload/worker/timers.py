@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from bedload.core.epoch import Due
 from bedload.core.errors import DefinitionError
-from bedload.state.timers import VARIABLE, Timer, TimerClock, Timers, first_of
+from bedload.state.timers import Timer, TimerClock, first_of, put_timers, set_alone, timers_on
 from bedload.store.due import NEVER
 
 LATEST = 253_402_300_800_000
@@ -41,7 +41,7 @@ class TimersOfClock:
 
         A timer is known by its name: to set it again moves it. One in the past fires at the end of this epoch.
         """
-        current = self._key.timers("set")
+        item = self._key.of("set")
         if type(at) is not int:
             at = self._milliseconds(at)
         if not -LATEST < at < LATEST:
@@ -51,26 +51,31 @@ class TimersOfClock:
             )
         if not _is_text(name):
             raise _no_name(f"set({at}, {name!r:.100})")
-        timer = Timer(at, name, self._clock)
-        if not current:
-            self._key.replace((timer,), self._clock, at)
-        elif timer not in current:
+        earlier = None if name else set_alone(item, at, self._clock)
+        if earlier is None:
+            current, timer = timers_on(item), Timer(at, name, self._clock)
+            if timer in current:
+                return
             first = first_of(current, self._clock)
             kept = (it for it in current if it.name != name or it.clock != self._clock)
-            self._key.replace(tuple(sorted((*kept, timer))), self._clock, at if first is None or at < first else None)
+            put_timers(item, tuple(sorted((*kept, timer))))
+            earlier = first is None or at < first
+        if earlier:
+            self._key.armed.append(Armed(item._bedload_key, self._clock, at))
 
     def delete(self, name: str = "") -> None:
         """Forget the timer of this name; if there is none, nothing happens."""
-        current = self._key.timers("delete")
+        item = self._key.of("delete")
         if not _is_text(name):
             raise _no_name(f"delete({name!r:.100})")
+        current = timers_on(item)
         kept = tuple(it for it in current if it.name != name or it.clock != self._clock)
         if len(kept) < len(current):
-            self._key.replace(kept)
+            put_timers(item, kept)
 
     def list(self) -> list[Timer]:
         """The timers of the key by this clock, the one that fires next first."""
-        return [timer for timer in self._key.timers("list") if timer.clock == self._clock]
+        return [timer for timer in timers_on(self._key.of("list")) if timer.clock == self._clock]
 
     def _milliseconds(self, at: Any) -> int:
         try:
@@ -114,21 +119,14 @@ class CurrentKey:
         for self.item in items:
             yield self.item
 
-    def timers(self, what: str) -> Timers:
-        """The timers of the key."""
+    def of(self, what: str) -> Any:
+        """The object of the key, for a call that works on its timers."""
         if self.item is None:
             raise DefinitionError(
                 f"operator {self.operator}: ctx.timers.{what}() is for process and on_timer: timers are of the key "
                 f"that the call is about"
             )
-        found: Timers = getattr(self.item, VARIABLE)
-        return found
-
-    def replace(self, timers: Timers, clock: TimerClock = TimerClock.EVENT, earlier: int | None = None) -> None:
-        """The key has these timers now; ``earlier``: something is due earlier than before."""
-        setattr(self.item, VARIABLE, timers)
-        if earlier is not None:
-            self.armed.append(Armed(self.item._bedload_key, clock, earlier))
+        return self.item
 
 
 def _is_text(name: Any) -> bool:

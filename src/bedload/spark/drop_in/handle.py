@@ -13,7 +13,7 @@ from bedload.core.errors import DefinitionError
 from bedload.spark.drop_in.declaring import Declarations, attribute_of, dropped, invalid_in_init
 from bedload.spark.drop_in.variables import variable
 from bedload.state.kinds import VariableKind
-from bedload.state.timers import Timer, TimerClock
+from bedload.state.timers import Timer, TimerClock, put_timers, timers_on
 from bedload.worker.timers import CurrentKey
 
 
@@ -104,14 +104,14 @@ class WorkerHandle(StatefulProcessorHandle):
         """Have ``handleExpiredTimer`` called for the key at this time."""
         here, clock = self._here, self._timed("register_timer", "register timer")
         item = here.item
-        before = item.bedload_timers
+        before = timers_on(item)
         timer = Timer(_milliseconds(expiryTimestampMs), "", clock)
         if not before:
-            item.bedload_timers = (timer,)
+            put_timers(item, (timer,))
         elif timer in before:
             return
         else:
-            item.bedload_timers = tuple(sorted((*before, timer)))
+            put_timers(item, tuple(sorted((*before, timer))))
             if before[0].at <= timer.at:
                 return
         # Only a hint, and so it does no harm if the epoch is rolled back.
@@ -122,9 +122,10 @@ class WorkerHandle(StatefulProcessorHandle):
         self._timed("delete_timer", "deleting timer")
         item = self._here.item
         at = _milliseconds(expiryTimestampMs)
-        left = tuple(timer for timer in item.bedload_timers if timer.at != at)
-        if len(left) < len(item.bedload_timers):
-            item.bedload_timers = left
+        before = timers_on(item)
+        left = tuple(timer for timer in before if timer.at != at)
+        if len(left) < len(before):
+            put_timers(item, left)
 
     def listTimers(self) -> Iterator[int]:
         """The timers of the key, as they are when the first one is asked for."""
@@ -132,7 +133,7 @@ class WorkerHandle(StatefulProcessorHandle):
         return self._listed()
 
     def _listed(self) -> Iterator[int]:
-        yield from [timer.at for timer in self._here.item.bedload_timers]
+        yield from [timer.at for timer in timers_on(self._here.item)]
 
     def _get(self, kind: VariableKind, name: str, given: tuple[Any, ...]) -> Any:
         if not self.open:

@@ -43,7 +43,7 @@ from bedload.state.expiries import with_expiries
 from bedload.state.generated import function
 from bedload.state.kinds import Layout, Store, VariableKind
 from bedload.state.specs import TIMERS
-from bedload.state.timers import VARIABLE, TimerClock
+from bedload.state.timers import TimerClock, put_timers, timers_on
 from bedload.state.ttl import is_expiry
 from bedload.store import row_slots
 from bedload.store.deltas import StateVariable, describe
@@ -321,7 +321,7 @@ class _Epoch:
                 raise runtime._located("handleExpiredTimer", error, key=key) from error
             except BaseException as error:
                 raise runtime._failed("handleExpiredTimer", error, key=key) from error
-            setattr(item, VARIABLE, tuple(timer for timer in item.bedload_timers if timer.at != at))
+            put_timers(item, tuple(timer for timer in timers_on(item) if timer.at != at))
         for store, keys in ended.values():
             store.arm_again(list(keys))
 
