@@ -110,6 +110,14 @@ def test_keys_that_are_null_or_there_twice_are_named(
     assert says in str(from_wire(*result.error))
 
 
+def test_null_is_a_key_where_it_is_asked_for(tmp_path: Path) -> None:
+    made = replace(task(tmp_path, N), null_keys=True)
+    keys = [0, 1, None]
+    assert stored(tmp_path, run(made, [batch(keys, [5, 6, 7])]).parts) == {0: 5, 1: 6, None: 7}
+    twice = run(made, [batch([0, None, None], [5, 6, 7])])
+    assert "has the key None more than once" in str(twice.error)
+
+
 def test_a_null_is_taken_where_the_variable_may_be_none(tmp_path: Path) -> None:
     assert "null for 1 of 2 keys" in str(run(task(tmp_path, N), [batch([1, 2], [3, None])]).error)
     optional = Start("n", pa.int64(), nullable=True, default=None, column="bedload_value_0")

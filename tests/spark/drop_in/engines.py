@@ -52,7 +52,7 @@ CONF = {
 Row = tuple[Any, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Program:
     """A query: a processor, its input by batch, and all arguments of the call."""
 
@@ -83,6 +83,10 @@ class Program:
     """The state gets a name of its own on Bedload; else it is that of the processor's class."""
     files: int = 1
     """Files of a batch, and so its partitions."""
+
+    def __repr__(self) -> str:
+        # SUBTLE: hypothesis warns of what is longer than 30,000 characters, in place of the failure that it has found.
+        return f"Program({', '.join(f'{name}={value!r:.1000}' for name, value in vars(self).items())})"
 
 
 @dataclass

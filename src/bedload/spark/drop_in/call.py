@@ -223,7 +223,7 @@ def _apply(call: _Call, given: str | None, take_over: str | None) -> DataFrame:
     specs = deployment.specs
     initial = None
     if take_over is not None and not _has_state(cluster, name):
-        initial = InitialState(state_of_spark(spark, take_over, deployment), starts_of_rows(specs), {})
+        initial = InitialState(state_of_spark(spark, take_over, deployment), starts_of_rows(specs), {}, null_keys=True)
     applied = Application(
         keyed,
         call.out,

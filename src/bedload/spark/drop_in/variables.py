@@ -3,6 +3,8 @@
 Each method is generated for its variable, so that an access is an attribute of an attribute. ``here.item`` is the
 object of the key that the processor is called for. What a method gives shares nothing that could change. An iterator
 looks when its first element is asked for, and at the key of that moment, as Spark's does.
+
+A small list is replaced by what is put: to find out what of it has changed costs more than to write all of it.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from pyspark.sql.streaming.stateful_processor import ListState, MapState, ValueS
 
 from bedload.spark.drop_in.conversions import fields_of
 from bedload.spark.drop_in.declaring import Declared
+from bedload.state.journal import SMALL
 from bedload.state.kinds import VariableKind
 
 _VALUE = """
@@ -42,7 +45,11 @@ class List(ListState):
         values = take_all(newState)
         if not values:
             raise empty_list()
-        here.item.SLOT[:] = values
+        item = here.item
+        if len(item.SLOT) > SMALL:
+            item.SLOT[:] = values
+        else:
+            item.SLOT = values
     def appendValue(self, newState):
         here.item.SLOT.append(take(newState))
     def appendList(self, newState):
@@ -113,6 +120,7 @@ def variable(declared: Declared, here: Any) -> Any:
         "give_key": fields[0].give,
         "row": last.row,
         "empty_list": _empty_list,
+        "SMALL": SMALL,
     }
     exec(_code(declared.kind, declared.attribute, last.give is None, fields[0].give is None), scope)
     cls = scope[_CLASSES[declared.kind]]
