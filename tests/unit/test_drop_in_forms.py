@@ -86,7 +86,9 @@ def test_a_frame_may_be_changed_and_no_other_sees_it() -> None:
 def test_an_initial_state_has_the_keys_of_the_input_whatever_the_sessions_zone_is() -> None:
     schema = StructType().add("at", TimestampType()).add("n", LongType())
     session: Any = SimpleNamespace(conf={"spark.sql.session.timeZone": "America/New_York"})
-    df: Any = SimpleNamespace(schema=schema, toArrow=lambda: pa.table({"at": pa.array([NOON, None], AWARE), "n": [1, 2]}))
+    df: Any = SimpleNamespace(
+        schema=schema, toArrow=lambda: pa.table({"at": pa.array([NOON, None], AWARE), "n": [1, 2]})
+    )
     found = InitialRows.of(session, df, [(0, "at")], ("at", "n"), (), (AWARE,))
     rows = found.of_groups([KeyGroup(0)], 1, None)
     assert rows is not None
