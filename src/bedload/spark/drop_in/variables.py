@@ -10,6 +10,7 @@ A small list is replaced by what is put: to find out what of it has changed cost
 from __future__ import annotations
 
 from functools import lru_cache
+from itertools import chain
 from types import CodeType
 from typing import Any
 
@@ -40,7 +41,7 @@ class List(ListState):
     def exists(self):
         return len(here.item.SLOT) > 0
     def get(self):
-        return each()
+        return lazy(items)
     def put(self, newState):
         values = take_all(newState)
         if not values:
@@ -61,8 +62,8 @@ class List(ListState):
         if here.item.SLOT:
             here.item.SLOT.clear()
 
-def each():
-    yield from GIVE_ALL(here.item.SLOT[:])
+def items(here):
+    return GIVE_ALL(here.item.SLOT[:])
 """
 
 _MAP = """
@@ -78,26 +79,26 @@ class Map(MapState):
     def updateValue(self, key, value):
         here.item.SLOT[take_key(key)] = take(value)
     def iterator(self):
-        return pairs()
+        return lazy(pairs_of)
     def keys(self):
-        return keys_of()
+        return lazy(keys_of)
     def values(self):
-        return values_of()
+        return lazy(values_of)
     def removeKey(self, key):
         here.item.SLOT.pop(take_key(key), None)
     def clear(self):
         if here.item.SLOT:
             here.item.SLOT.clear()
 
-def keys_of():
-    yield from GIVE_KEYS(list(here.item.SLOT))
+def keys_of(here):
+    return GIVE_KEYS(list(here.item.SLOT))
 
-def values_of():
-    yield from GIVE_ALL(list(here.item.SLOT.values()))
+def values_of(here):
+    return GIVE_ALL(list(here.item.SLOT.values()))
 
-def pairs():
-    found = list(here.item.SLOT.items())
-    yield from zip(GIVE_KEYS([key for key, _ in found]), GIVE_ALL([value for _, value in found]))
+def pairs_of(here):
+    slot = here.item.SLOT
+    return zip(GIVE_KEYS(list(slot)), GIVE_ALL(list(slot.values())))
 """
 
 _SOURCES = {VariableKind.VALUE: _VALUE, VariableKind.LIST: _LIST, VariableKind.MAP: _MAP}
@@ -113,6 +114,7 @@ def variable(declared: Declared, here: Any) -> Any:
         "ListState": ListState,
         "MapState": MapState,
         "here": here,
+        "lazy": lambda look: chain.from_iterable(map(look, (here,))),
         "take": last.take,
         "take_all": last.take_all,
         "take_key": fields[0].take,
