@@ -1,5 +1,7 @@
 """Keys of processors of Spark's, among them structs and nulls: each is itself, through failures, deltas and restores.
 
+So it is in memory, and where what no epoch touches leaves for a disk.
+
 The oracle is a dict from what a key is to how many rows it had. Mistakes in how structs are kept are caught by it.
 """
 
@@ -9,6 +11,7 @@ import datetime as dt
 import random  # noqa: TID251 - seeded by each test
 from collections import Counter, deque
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -19,6 +22,7 @@ from pyspark.sql import Row
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import BooleanType, DataType, DateType, LongType, StringType, StructField, StructType
+from tests.disks import MemoryDisks
 from tests.processors import GROUPS, Worker, deployment
 from tests.thorough import examples
 
@@ -31,6 +35,8 @@ from bedload.protocol.split import with_groups
 from bedload.spark.drop_in import key_parts, runtime
 from bedload.spark.drop_in.key_parts import KeyPart, structs_of, unique
 from bedload.state.arrow import arrow_type
+from bedload.state.kinds import Store
+from bedload.store.cache import Cache
 from bedload.store.columns import key_words
 
 SIMPLE: tuple[DataType, ...] = (LongType(), StringType(), DateType(), BooleanType())
@@ -129,6 +135,7 @@ class Run:
             columns=(*(it.name for it in self._fields), "v"),
             key_types=tuple(kept_type(types[at]) for at in key),
             parts=self._parts,
+            store=chance.choice((Store.MEMORY, Store.DISK)),
         )
         self._schema = pa.schema([(f"c{at}", kind) for at, kind in enumerate(types)])
         form = {spec.name: arrow_type(spec.type) for spec in self._shipped.specs}
@@ -151,7 +158,8 @@ class Run:
         return [*key.values(), v, *flat]
 
     def _started(self) -> Worker:
-        worker = Worker(self._shipped, "v long", durable=True)
+        stores = SimpleNamespace(disks=MemoryDisks(), cache=Cache(0))
+        worker = Worker(self._shipped, "v long", durable=True, stores=stores)
         worker.runtime.install(EVERY, merge_checked(self._form, self._base, self._deltas))
         return worker
 
@@ -171,6 +179,8 @@ class Run:
         if (delta := self._worker.runtime.delta()) is not None:
             self._deltas.append(delta)
         self._worker.runtime.commit()
+        while self._worker.runtime.untidy:
+            self._worker.runtime.tidy()
         self._check(number, [tuple(map(plain, key.values())) for key in keys], outputs)
         if chance.random() < 0.3:
             if chance.random() < 0.5:  # as when a snapshot is made
