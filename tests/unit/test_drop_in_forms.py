@@ -111,6 +111,9 @@ def test_timestamps_in_the_keys_of_timers_are_naive() -> None:
     assert with_timers(types, None)(key) == ("k", here, dt.datetime(2024, 7, 1, 12))
     assert with_timers(types, None)(("k", None, None)) == ("k", None, None)
     assert with_timers((pa.int64(),), None)((1,)) == (1,)
+    for year in (1800, 2024, 2055, 3000):  # in the last two pandas knows no summer time
+        summer = dt.datetime(year, 7, 1, 12, 0, 0, 1, tzinfo=dt.UTC)
+        assert with_timers((AWARE,), FORM)((summer,)) == tuple(with_rows(pa.array([summer], AWARE), FORM))
 
 
 def test_nulls_of_one_key_are_not_seen_in_the_frames_of_another() -> None:
