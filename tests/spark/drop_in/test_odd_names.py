@@ -23,7 +23,7 @@ from tests.spark.drop_in.engines import _quick_python
 
 pytestmark = pytest.mark.spark
 
-SCHEMA = "n string, st struct<a: long, `b c`: string>, `a.b` long, class int, `_1` string, `größe` double"
+SCHEMA = "n string, st struct<a: long, `b c`: string>, `a b` long, class int, `_1` string, `größe` double"  # a dot in it fails on Spark
 OUT = "k string, `a.b` long, `class` string"
 DAY = 86_400_000
 
@@ -40,7 +40,7 @@ class Odd(StatefulProcessor):
 
     def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
         (n, total) = self.n.get() or (0, 0.0)
-        for row in sorted(rows, key=lambda row: row["a.b"]):
+        for row in sorted(rows, key=lambda row: row["a b"]):
             n, total = n + 1, total + row["größe"]
             self.items.appendValue((row["class"], row["_1"]))
             found = self.entries.getValue((row["_1"],))
@@ -60,7 +60,7 @@ def write(folder: Path, number: int) -> None:
         {
             "n": n,
             "st": st,
-            "a.b": number * 10 + at,
+            "a b": number * 10 + at,
             "class": at,
             "_1": None if at == 3 else f"{at % 2}",
             "größe": at / 2,
