@@ -23,7 +23,8 @@ from tests.spark.drop_in.engines import _quick_python
 
 pytestmark = pytest.mark.spark
 
-SCHEMA = "n string, st struct<a: long, `b c`: string>, `a b` long, class int, `_1` string, `größe` double"  # a dot in it fails on Spark
+SCHEMA = "n string, st struct<a: long, `b c`: string>, `a b` long, class int, `_1` string, `größe` double"
+"""Without dots: those fail on Spark."""
 OUT = "k string, `a.b` long, `class` string"
 DAY = 86_400_000
 
