@@ -14,10 +14,11 @@ from typing import Any
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
-from pyspark.sql.types import ArrayType, DataType, DecimalType, MapType, StringType, StructType
+from pyspark.sql.types import ArrayType, DataType, DecimalType, MapType, StringType, StructField, StructType
 
 from bedload.spark.bootstrap import InitialState
 from bedload.spark.bootstrap_task import starts_of_rows
+from bedload.spark.drop_in.conversions import are_plain
 from bedload.spark.drop_in.declaring import Declared
 from bedload.spark.drop_in.key_parts import KeyPart
 from bedload.spark.drop_in.runtime import ProcessorDeployment
@@ -88,8 +89,11 @@ def _variable(spark: SparkSession, location: str, declared: Declared, columns: M
     df = _reader(spark).option("stateVarName", declared.name).load(location)
     name, expiry = declared.attribute, hidden_name(declared.attribute, TimerClock.PROCESSING)
     given = {VariableKind.VALUE: "value", VariableKind.LIST: "list_value", VariableKind.MAP: "map_value"}[declared.kind]
-    column, timed, last = F.col(given), declared.ttl is not None, declared.schemas[-1]
-    made: list[Column] = []
+    column, timed, made = F.col(given), declared.ttl is not None, list[Column]()
+    whole: Any = df.schema[given].dataType
+    kind = {VariableKind.LIST: "elementType", VariableKind.MAP: "valueType"}.get(declared.kind)
+    last = whole if kind is None else getattr(whole, kind)
+    last = last["value"].dataType if timed else last
     if declared.kind is VariableKind.VALUE:
         made.append(_kept(column.getField("value") if timed else column, last))
         if timed:
@@ -99,8 +103,7 @@ def _variable(spark: SparkSession, location: str, declared: Declared, columns: M
         if timed:
             made.append(F.transform(column, lambda it: it.getField(_TTL)))
     else:
-        first = declared.schemas[0]
-        entries = F.map_entries(column)
+        first, entries = whole.keyType, F.map_entries(column)
 
         def pairs(value: Callable[[Column], Column]) -> Column:
             return F.map_from_entries(
@@ -128,7 +131,13 @@ def _timers(spark: SparkSession, location: str, clock: TimerClock, name: str) ->
 def _kept(column: Column, kind: DataType) -> Column:
     """A value of a state variable, as it is kept here: what is nested in it, too."""
     if isinstance(kind, StructType):
-        fields = [_kept(column.getField(f.name), f.dataType).alias(f.name) for f in kind.fields]
+        # By place: two fields may have one name but for the case.
+        names = [f"f{at}" for at in range(len(kind.fields))]
+        placed = column.cast(StructType([StructField(n, f.dataType) for n, f in zip(names, kind.fields, strict=True)]))
+        shown = kind.names if are_plain(kind.names) else names
+        fields = [
+            _kept(placed.getField(n), f.dataType).alias(s) for n, s, f in zip(names, shown, kind.fields, strict=True)
+        ]
         return F.when(column.isNotNull(), F.struct(*fields))
     if isinstance(kind, ArrayType):
         return F.transform(column, lambda it: _kept(it, kind.elementType))
