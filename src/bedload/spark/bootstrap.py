@@ -80,8 +80,8 @@ class InitialState:
     starts: Sequence[Start]
     aliases: Mapping[str, str]
     """Other names that a variable may come under."""
-    null_keys: bool = False
-    """Whether null is a key like others."""
+    of_spark: bool = False
+    """Whether it is the state of a processor of Spark's: null is a key, and timers are known by their times."""
 
 
 def deploy_with_initial_state(
@@ -98,7 +98,7 @@ def deploy_with_initial_state(
     """Write the state, make it the operator's, and ship the operator."""
     turn, known = _turn_for(driver, keeper, name, fresh=fresh)
     rows, starts = prepare(name, initial, wanted)
-    parts = _write(spark, keeper, Task(keeper.place, name, turn, wanted, starts, initial.null_keys), rows)
+    parts = _write(spark, keeper, Task(keeper.place, name, turn, wanted, starts, initial.of_spark), rows)
     try:
         lineage = keeper.lineage(name, wanted, fresh=True)
         if known:

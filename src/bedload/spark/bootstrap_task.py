@@ -98,8 +98,8 @@ class Task:
     turn: Turn
     schema: OperatorSchema
     starts: tuple[Start, ...]
-    null_keys: bool = False
-    """Whether null is a key like others."""
+    of_spark: bool = False
+    """Whether it is the state of a processor of Spark's: null is a key, and timers are known by their times."""
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Take rows of key group, key columns and the variables that have a column; give one :class:`Result`."""
@@ -116,7 +116,7 @@ class Task:
     def states(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """The batches in state form, checked."""
         form = StateForm.of(self.schema)
-        keys = _Keys(self.operator, self.schema, form, self.null_keys)
+        keys = _Keys(self.operator, self.schema, form, self.of_spark)
         for batch in batches:
             if not batch.num_rows:
                 continue
@@ -143,7 +143,7 @@ class Task:
             if start.declared is not None:
                 values = decode_all(start.declared, made.to_pylist())
                 if isinstance(start.declared, TimersNode):
-                    made = timers_column([in_order(timers) for timers in values])
+                    made = timers_column([in_order(timers, by_time=self.of_spark) for timers in values])
         except BedloadError as bad:
             raise StateTypeError(f"{where}: {bad.message}", operator=self.operator) from bad
         except Exception as bad:  # whatever a codec or a class of the user's says against a value

@@ -55,7 +55,7 @@ def state_of_spark(spark: SparkSession, location: str, deployment: ProcessorDepl
     filled = [_or_empty(name, column, grouped.schema[column].dataType) for name, column in found.items()]
     named = [F.col(column).alias(name) for column, name in zip(keys, deployment.key_names, strict=True)]
     aliases = {column: name for name, column in found.items()}
-    return InitialState(grouped.select(*named, *filled), starts_of_rows(specs), aliases, null_keys=True)
+    return InitialState(grouped.select(*named, *filled), starts_of_rows(specs), aliases, of_spark=True)
 
 
 def _key(df: DataFrame, parts: Sequence[KeyPart]) -> list[Column]:
