@@ -101,10 +101,11 @@ class Run:
             "full": self.options.full,
             "workdir": str(place / "work"),
         }
-        outcome = run_isolated("bench.tws_run:measure", arguments, place, CASE_SECONDS)
+        box = self.options.box
+        outcome = run_isolated("bench.tws_run:measure", arguments, place, CASE_SECONDS if box is None else 60 * box)
         digest = None if outcome.value is None else outcome.value.get("digest")
         self._learn(case, digest)
-        result = result_of(case, outcome)
+        result = result_of(case, outcome, boxed=box is not None)
         self.pieces.add(number, case, result, digest)
         self._say(f"{label}: {_shown(judged(result, self.digests))} ({outcome.seconds:.0f} s)")
         if result.status is Status.FAILED:
@@ -123,9 +124,11 @@ class Run:
         self.console.print(text, markup=False, highlight=False)
 
 
-def result_of(case: Case, outcome: Outcome) -> Result:
-    """The figures of a case, or why there are none."""
+def result_of(case: Case, outcome: Outcome, *, boxed: bool = False) -> Result:
+    """The figures of a case, or why there are none; ``boxed``: it may not take longer than it was given."""
     if outcome.value is None:
+        if boxed and outcome.error_kind == "Timeout":
+            return Result(case.system, case.params, Status.UNAVAILABLE, {}, outcome.error)
         return Result(case.system, case.params, KNOWN.get(outcome.error_kind, Status.FAILED), {}, outcome.error)
     value = outcome.value
     figures = {name: round(float(value[name]), 3) for name in ("rows_per_s", "wall_rows_per_s", "cpu_s_per_m_rows")}
@@ -240,6 +243,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=_positive, default=1, metavar="N", help="rounds, median taken (1)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results here as JSON too")
     parser.add_argument("--minutes", type=float, metavar="N", help="begin no case after so many minutes")
+    parser.add_argument("--box", type=float, metavar="N", help="give a case up after N minutes; the table says so (30)")
     parser.add_argument("--resume", action="store_true", help="go on with the run to --json that was cut off")
     options = parser.parse_args(arguments)
     options.keys = options.keys or (KEYS if options.full else (TARGET_KEYS,))

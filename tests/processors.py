@@ -81,8 +81,10 @@ def deployment(
 class Worker:
     """One worker that runs one processor, epoch by epoch."""
 
-    def __init__(self, shipped: ProcessorDeployment, rows: str = "k string, v int", durable: bool = False) -> None:
-        self.runtime = ProcessorRuntime(shipped, WorkerId(0))
+    def __init__(
+        self, shipped: ProcessorDeployment, rows: str = "k string, v int", durable: bool = False, stores: Any = None
+    ) -> None:
+        self.runtime = ProcessorRuntime(shipped, WorkerId(0), stores)
         self.runtime.durable = durable
         self.schema = to_arrow_schema(columns(rows), timezone="UTC")
         self.epoch = -1

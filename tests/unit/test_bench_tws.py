@@ -157,6 +157,7 @@ def test_a_case_without_an_answer_says_why() -> None:
     assert result_of(case, outcome(None, "WrongAnswer")).status is Status.WRONG
     assert result_of(case, outcome(None, "NotAvailable")).status is Status.UNAVAILABLE
     assert result_of(case, outcome(None, "Timeout")).status is Status.FAILED
+    assert result_of(case, outcome(None, "Timeout"), boxed=True).status is Status.UNAVAILABLE
     value = {"rows_per_s": 5, "wall_rows_per_s": 4, "cpu_s_per_m_rows": 3, "trigger_s_median": 2}
     assert result_of(case, outcome(value)).figures["trigger_s"] == 2
 

@@ -10,6 +10,8 @@ import pyarrow as pa
 import pytest
 from tests.checkpoint_states import COUNTS, delta, groups_of_keys, merge, rows_of, schema_of, state
 
+from bedload.checkpoint.forms import StateForm
+from bedload.checkpoint.merge import KeyFilter
 from bedload.checkpoint.patches import apply_patches
 from bedload.core.errors import CheckpointDamaged, DefinitionError
 from bedload.store.deltas import GROUP, OP
@@ -89,6 +91,25 @@ def test_every_type_of_key_is_found_again(kind: pa.DataType, keys: list[Any]) ->
     base = state(schema, {key: {"n": 0} for key in keys})
     merged = merge(schema, base, [delta(schema, {keys[0]: {"n": 1}}), delta(schema, removed=keys[1:2])])
     assert rows_of(merged) == {key: {"n": int(i == 0)} for i, key in enumerate(keys) if i != 1}
+    # Null is a key of processors, and may be changed, removed, or left alone.
+    keys.append(None)
+    base = state(schema, {key: {"n": 0} for key in keys})
+    put, gone = delta(schema, {None: {"n": 7}}), delta(schema, removed=[None])
+    assert rows_of(merge(schema, base, [put])) == {key: {"n": 7 if key is None else 0} for key in keys}
+    assert rows_of(merge(schema, base, [put, gone])) == {key: {"n": 0} for key in keys[:-1]}
+    assert rows_of(merge(schema, base, [delta(schema, removed=keys[:-1])])) == {None: {"n": 0}}
+
+
+def test_null_is_another_key_than_zero_and_than_no_text() -> None:
+    for kind, zero in ((pa.int64(), 0), (pa.string(), ""), (pa.bool_(), False)):
+        schema = schema_of({"k": kind}, {"n": pa.int64()}, groups=1)  # so that only the key tells them apart
+        base = state(schema, {zero: {"n": 1}, None: {"n": 2}})
+        merged = merge(schema, base, [delta(schema, {zero: {"n": 3}})])
+        assert rows_of(merged) == {zero: {"n": 3}, None: {"n": 2}}
+        form = StateForm.of(schema)
+        for wanted in ([zero], [None], [zero, None], []):
+            kept = KeyFilter(form, [pa.array(wanted, kind)]).keep(base)
+            assert set(rows_of(kept)) == set(wanted)
 
 
 def test_composite_keys_may_have_nulls() -> None:

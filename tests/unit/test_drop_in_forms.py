@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import datetime as dt
 import gc
+import warnings
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pandas as pd  # type: ignore[import-untyped]
@@ -12,6 +15,8 @@ import pyarrow as pa
 from pyspark.sql import Row
 from pyspark.sql.types import LongType, StringType, StructType, TimestampType
 
+from bedload.core.ids import KeyGroup
+from bedload.spark.drop_in.initial import InitialRows
 from bedload.spark.drop_in.key_forms import with_rows, with_timers
 from bedload.spark.drop_in.key_parts import KeyPart, unique
 from bedload.spark.drop_in.named_rows import row_class
@@ -58,6 +63,38 @@ def test_frames_end_where_they_are_as_large_as_they_may_be() -> None:
     assert [sizes(1), sizes(26), sizes(60)] == [[1] * 5, [2, 2, 1], [5]]
 
 
+def test_a_frame_may_be_changed_and_no_other_sees_it() -> None:
+    batch = pa.record_batch({"k": ["a", "a", "b"], "n": range(3), "b": [1.0, 2.0, 3.0]})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        of_key = rows_as_frames(batch, ("k", "n", "b"), np.arange(3), FORM)
+        (first,), (second,) = of_key(0, 2), of_key(2, 3)
+        first["m"] = first["n"] * 2
+        first.loc[0, "n"] = 7
+        first.iloc[1, 2] = 8.5
+        first.index.name = "i"
+        first.sort_values("n", inplace=True)
+        second.drop(columns="k", inplace=True)
+    assert [first.to_dict("list"), first.index.tolist(), second.to_dict("list"), second.index.name] == [
+        {"k": ["a", "a"], "n": [1, 7], "b": [8.5, 1.0], "m": [2, 0]},
+        [1, 0],
+        {"n": [2], "b": [3.0]},
+        None,
+    ]
+
+
+def test_an_initial_state_has_the_keys_of_the_input_whatever_the_sessions_zone_is() -> None:
+    schema = StructType().add("at", TimestampType()).add("n", LongType())
+    session: Any = SimpleNamespace(conf={"spark.sql.session.timeZone": "America/New_York"})
+    df: Any = SimpleNamespace(
+        schema=schema, toArrow=lambda: pa.table({"at": pa.array([NOON, None], AWARE), "n": [1, 2]})
+    )
+    found = InitialRows.of(session, df, [(0, "at")], ("at", "n"), (), (AWARE,))
+    rows = found.of_groups([KeyGroup(0)], 1, None)
+    assert rows is not None
+    assert rows.column(0).to_pylist() == [NOON, None]
+
+
 def test_columns_of_frames_have_the_names_of_a_named_tuple() -> None:
     batch = pa.RecordBatch.from_arrays([pa.array([n]) for n in range(4)], names=["v", "v", "class", "_x"])
     form = replace(FORM, columns=(0, 1, 2, 3))
@@ -74,6 +111,9 @@ def test_timestamps_in_the_keys_of_timers_are_naive() -> None:
     assert with_timers(types, None)(key) == ("k", here, dt.datetime(2024, 7, 1, 12))
     assert with_timers(types, None)(("k", None, None)) == ("k", None, None)
     assert with_timers((pa.int64(),), None)((1,)) == (1,)
+    for year in (1800, 2024, 2055, 3000):  # in the last two pandas knows no summer time
+        summer = dt.datetime(year, 7, 1, 12, 0, 0, 1, tzinfo=dt.UTC)
+        assert with_timers((AWARE,), FORM)((summer,)) == tuple(with_rows(pa.array([summer], AWARE), FORM))
 
 
 def test_nulls_of_one_key_are_not_seen_in_the_frames_of_another() -> None:

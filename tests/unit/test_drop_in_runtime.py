@@ -10,10 +10,13 @@ import pytest
 from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor
-from tests.processors import Worker, columns, deployment
+from tests.processors import GROUPS, Worker, columns, deployment
 
+from bedload.checkpoint.forms import StateForm
+from bedload.checkpoint.merge import merge_checked
 from bedload.core.errors import DefinitionError, OperatorFailed, StateTypeError
 from bedload.spark.drop_in.rows import PandasForm
+from bedload.state.arrow import arrow_type
 from bedload.worker.rows import values
 
 
@@ -86,6 +89,41 @@ def test_lists_and_maps_are_sparks_and_a_key_without_state_is_gone() -> None:
     }
     worker.run(("a", -1))
     assert worker.state() == {"b": {"items": [(2,)], "map": {}}}
+
+
+class Puts(StatefulProcessor):
+    """Appends what a row says, or puts as many as it says."""
+
+    def init(self, handle: Any) -> None:
+        self.items = handle.getListState("items", "v int")
+
+    def handleInputRows(self, key: Any, rows: Any, times: Any) -> Any:
+        for row in rows:
+            if row.v < 0:
+                self.items.put([*list(self.items.get())[-1:], *((at,) for at in range(-row.v))])
+            else:
+                self.items.appendValue((row.v,))
+        yield Row(k=key[0], n=len(list(self.items.get())))
+
+
+def test_lists_that_are_put_are_put_whether_they_are_small_or_large() -> None:
+    shipped = deployment(Puts())
+    worker, given = Worker(shipped, durable=True), list[int]()
+    sizes = [-3, 1, -70, 2, -2, 3, -1, -80, -90, 4, -5]
+    for at, size in enumerate(sizes):
+        worker.begin([("a", -7), ("a", 9), ("a", -100)])
+        worker.epoch -= 1
+        worker.runtime.seal()
+        worker.runtime.abort()
+        assert worker.state().get("a", {"items": []})["items"] == [(v,) for v in given]
+        rows = [size, at] if at % 2 else [size]
+        for v in rows:
+            given = [*given[-1:], *range(-v)] if v < 0 else [*given, v]
+        assert worker.run(*(("a", v) for v in rows)) == [("a", len(given))]
+        assert worker.state() == {"a": {"items": [(v,) for v in given]}}
+        form = StateForm(shipped.key_types, {it.name: arrow_type(it.type) for it in shipped.specs}, GROUPS)
+        state = merge_checked(form, form.empty(), worker.deltas)
+        assert state.column("items").to_pylist() == [[{"v": v} for v in given]]
 
 
 class Drops(StatefulProcessor):

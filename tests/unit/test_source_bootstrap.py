@@ -110,6 +110,14 @@ def test_keys_that_are_null_or_there_twice_are_named(
     assert says in str(from_wire(*result.error))
 
 
+def test_null_is_a_key_where_it_is_asked_for(tmp_path: Path) -> None:
+    made = replace(task(tmp_path, N), of_spark=True)
+    keys = [0, 1, None]
+    assert stored(tmp_path, run(made, [batch(keys, [5, 6, 7])]).parts) == {0: 5, 1: 6, None: 7}
+    twice = run(made, [batch([0, None, None], [5, 6, 7])])
+    assert "has the key None more than once" in str(twice.error)
+
+
 def test_a_null_is_taken_where_the_variable_may_be_none(tmp_path: Path) -> None:
     assert "null for 1 of 2 keys" in str(run(task(tmp_path, N), [batch([1, 2], [3, None])]).error)
     optional = Start("n", pa.int64(), nullable=True, default=None, column="bedload_value_0")
@@ -154,7 +162,7 @@ def written(folder: Path, annotation: Any, declaration: Any, given: pa.Array) ->
     return of_specs(folder, build_specs("Op", {"v": annotation}, {"v": declaration}), given)
 
 
-def of_specs(folder: Path, specs: Any, given: pa.Array) -> tuple[Result, list[Any]]:
+def of_specs(folder: Path, specs: Any, given: pa.Array, **more: Any) -> tuple[Result, list[Any]]:
     """The same of a variable that is there."""
     (name,) = (spec.name for spec in specs)
     schema = schema_of({"car": pa.int64()}, {name: codec.arrow_schema(specs).field(name).type}, groups=1, kind="value")
@@ -163,7 +171,7 @@ def of_specs(folder: Path, specs: Any, given: pa.Array) -> tuple[Result, list[An
     rows = pa.RecordBatch.from_arrays(
         [pa.array([0] * len(given), pa.int16()), keys, given], [GROUP, "bedload_key_0", "bedload_value_0"]
     )
-    result = run(task(folder, start, schema=schema), [rows])
+    result = run(replace(task(folder, start, schema=schema), **more), [rows])
     found = []
     for part in result.parts:
         state = read_part(open_storage(str(folder)), paths.snapshot(OPERATOR, TURN), schema, part, part.groups)
@@ -223,6 +231,13 @@ def test_timers_that_a_key_cannot_have_are_refused(tmp_path: Path, given: Any, w
     result, _ = of_specs(tmp_path, state_of(Alarms), pa.array([given], ARROW))
     assert result.error is not None
     assert why in str(from_wire(*result.error))
+
+
+def test_timers_of_sparks_are_known_by_their_times(tmp_path: Path) -> None:
+    given = [timers((9, "", "event"), (3, "", "event"), (9, "", "event")), []]
+    result, found = of_specs(tmp_path, state_of(Alarms), pa.array(given, ARROW), of_spark=True)
+    assert result.error is None
+    assert found == [((3, "", "event"), (9, "", "event")), ()]
 
 
 def test_structs_stay_what_they_are(tmp_path: Path) -> None:

@@ -85,7 +85,8 @@ class _Merge:
     def _find_keys(self) -> tuple[Rows, Rows]:
         """The place of each delta row, and for each place the row that the state has of that key."""
         form, known = self._form, self._known
-        words = KeyWords(form.key_types)
+        nullable = any(batch.column(name).null_count for batch in self._inputs for name in form.key_columns)
+        words = KeyWords(form.key_types, nullable=nullable)
         index = KeyIndex(form.key_groups, words.width)
         changed = [pa.concat_arrays([delta.column(name) for delta in self._deltas]) for name in form.key_columns]
         slots = index.locate(words.encode(changed), self._groups[known:])
@@ -203,9 +204,7 @@ class KeyFilter:
 
     def __init__(self, form: StateForm, keys: Sequence[pa.Array]) -> None:
         self._columns = form.key_columns
-        self._words = KeyWords(form.key_types)
-        if len(form.key_types) == 1 and len(keys) == 1:
-            keys = [keys[0].drop_null()]  # null is no key
+        self._words = KeyWords(form.key_types, nullable=any(column.null_count for column in keys))
         of_group = key_groups(hash_columns(keys), form.key_groups)
         self.groups = frozenset(np.unique(of_group).tolist())
         """The key groups that the keys are in."""
@@ -214,5 +213,8 @@ class KeyFilter:
 
     def keep(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """The rows that have one of the keys."""
-        words = self._words.encode([batch.column(name) for name in self._columns], intern=False)
-        return batch.filter(pa.array(self._index.find(words, groups_of(batch)) >= 0))
+        columns = [batch.column(name) for name in self._columns]
+        found = self._index.find(self._words.encode(columns, intern=False), groups_of(batch)) >= 0
+        if (none := self._words.no_keys(columns)) is not None:
+            found &= ~none
+        return batch.filter(pa.array(found))

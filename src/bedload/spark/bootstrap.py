@@ -80,6 +80,8 @@ class InitialState:
     starts: Sequence[Start]
     aliases: Mapping[str, str]
     """Other names that a variable may come under."""
+    of_spark: bool = False
+    """Whether it is the state of a processor of Spark's: null is a key, and timers are known by their times."""
 
 
 def deploy_with_initial_state(
@@ -96,7 +98,7 @@ def deploy_with_initial_state(
     """Write the state, make it the operator's, and ship the operator."""
     turn, known = _turn_for(driver, keeper, name, fresh=fresh)
     rows, starts = prepare(name, initial, wanted)
-    parts = _write(spark, keeper, name, turn, wanted, rows, starts)
+    parts = _write(spark, keeper, Task(keeper.place, name, turn, wanted, starts, initial.of_spark), rows)
     try:
         lineage = keeper.lineage(name, wanted, fresh=True)
         if known:
@@ -282,21 +284,13 @@ def _names(initial: InitialState) -> str:
 # --- files ---
 
 
-def _write(
-    spark: SparkSession,
-    keeper: Keeper,
-    name: OperatorName,
-    turn: Turn,
-    schema: OperatorSchema,
-    rows: DataFrame,
-    starts: tuple[Start, ...],
-) -> list[SnapshotPart]:
-    task = Task(keeper.place, name, turn, schema, starts)
+def _write(spark: SparkSession, keeper: Keeper, task: Task, rows: DataFrame) -> list[SnapshotPart]:
+    name, turn = task.operator, task.turn
 
     def write(batches: Any) -> Any:
         return task(batches)
 
-    tasks = min(int(spark.conf.get("spark.sql.shuffle.partitions") or 200), schema.key_groups)
+    tasks = min(int(spark.conf.get("spark.sql.shuffle.partitions") or 200), task.schema.key_groups)
     # SUBTLE: the number is given, as Spark may divide the partitions of a shuffle that it sizes by itself.
     sorted_rows = rows.repartition(tasks, GROUP).sortWithinPartitions(GROUP)
     try:

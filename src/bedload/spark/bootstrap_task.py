@@ -98,6 +98,8 @@ class Task:
     turn: Turn
     schema: OperatorSchema
     starts: tuple[Start, ...]
+    of_spark: bool = False
+    """Whether it is the state of a processor of Spark's: null is a key, and timers are known by their times."""
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Take rows of key group, key columns and the variables that have a column; give one :class:`Result`."""
@@ -114,7 +116,7 @@ class Task:
     def states(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """The batches in state form, checked."""
         form = StateForm.of(self.schema)
-        keys = _Keys(self.operator, self.schema, form)
+        keys = _Keys(self.operator, self.schema, form, self.of_spark)
         for batch in batches:
             if not batch.num_rows:
                 continue
@@ -141,7 +143,7 @@ class Task:
             if start.declared is not None:
                 values = decode_all(start.declared, made.to_pylist())
                 if isinstance(start.declared, TimersNode):
-                    made = timers_column([in_order(timers) for timers in values])
+                    made = timers_column([in_order(timers, by_time=self.of_spark) for timers in values])
         except BedloadError as bad:
             raise StateTypeError(f"{where}: {bad.message}", operator=self.operator) from bad
         except Exception as bad:  # whatever a codec or a class of the user's says against a value
@@ -174,15 +176,16 @@ def _timestamps(given: pa.DataType, kind: pa.DataType) -> pa.DataType | None:
 class _Keys:
     """The keys that a task has met."""
 
-    def __init__(self, operator: OperatorName, schema: OperatorSchema, form: StateForm) -> None:
+    def __init__(self, operator: OperatorName, schema: OperatorSchema, form: StateForm, null_keys: bool) -> None:
         self._operator = operator
         self._names = schema.key_names
-        self._words = KeyWords(form.key_types)
+        self._null_keys = null_keys
+        self._words = KeyWords(form.key_types, nullable=null_keys)
         self._index = KeyIndex(form.key_groups, self._words.width)
 
     def check(self, keys: list[pa.Array], groups: pa.Array) -> None:
         """Raise if one is null, or was there before."""
-        if len(keys) == 1 and keys[0].null_count:
+        if len(keys) == 1 and keys[0].null_count and not self._null_keys:
             raise NullKey(
                 f"operator {self._operator}: {keys[0].null_count} rows of the initial state have null in the key "
                 f"column {self._names[0]!r}: filter them out",

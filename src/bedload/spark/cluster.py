@@ -38,7 +38,7 @@ from bedload.spark.keeper import Keeper
 from bedload.spark.listener import ProgressListener
 from bedload.spark.moves import MAIN_COLUMNS, table_schema
 from bedload.spark.plan import Plans, keep_empty_partitions
-from bedload.spark.registry import remember
+from bedload.spark.registry import forget, remember
 from bedload.spark.schemas import KeyColumn
 from bedload.spark.state_view import OperatorState
 from bedload.spark.supervisor import Supervised, starter
@@ -464,6 +464,7 @@ class Cluster:
             if self._stopped:
                 return
             self._stopped = True
+            forget(self)
             with contextlib.suppress(Exception):  # the Spark session may be gone already
                 self._spark.streams.removeListener(self._listener)
             self._deployments.close()

@@ -60,8 +60,7 @@ def key_columns_of(view: View) -> list[pa.Array] | None:
             raise DefinitionError(
                 f"option keys: {list(part)[:5]} are not values of the key column {name!r}, a {kind}: {bad}"
             ) from bad
-    # A single key column has no nulls; in a composite key they are values like others.
-    return columns if len(columns) > 1 else [columns[0].drop_null()]
+    return columns
 
 
 def partitions_of(view: View) -> list[list[int]]:

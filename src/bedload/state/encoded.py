@@ -49,11 +49,12 @@ def _lists_of_tuples(node: ListNode, values: Any, rows: int | None, at: Any) -> 
         return None
     if not all(isinstance(value, list) for value in values):
         return None
-    flat = list(chain.from_iterable(values))
-    if set(map(type, flat)) != {tuple} or set(map(len, flat)) != {len(item.items)}:
+    flat, width = list(chain.from_iterable(values)), len(item.items)
+    if set(map(type, flat)) != {tuple} or set(map(len, flat)) != {width}:
         return None
     kind = arrow_type(node)
-    columns = [encode_all(part, column) for part, column in zip(item.items, zip(*flat, strict=True), strict=True)]
+    cells = list(chain.from_iterable(flat))  # to zip so many tuples would make an iterator of each
+    columns = [encode_all(part, cells[at::width]) for at, part in enumerate(item.items)]
     arrays = [pa.array(column, field.type) for column, field in zip(columns, kind.value_type, strict=True)]
     sizes = np.fromiter(map(len, values), np.int64, len(values))
     there = None

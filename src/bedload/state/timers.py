@@ -127,10 +127,15 @@ def first_of(timers: Timers, clock: TimerClock) -> int | None:
     return next((timer.at for timer in timers if timer.clock == clock), None)
 
 
-def in_order(timers: Timers) -> Timers:
-    """Timers that somebody else gave as they are kept; raises ValueError if they cannot be those of one key."""
+def in_order(timers: Timers, *, by_time: bool = False) -> Timers:
+    """Timers that somebody else gave as they are kept; raises ValueError if they cannot be those of one key.
+
+    ``by_time``: they are known by their times, as those of Spark's are, and not by their names.
+    """
     if any(timer.at is None or timer.name is None for timer in timers):
         raise ValueError(f"a timer has no time, or null for a name: {timers}")
+    if by_time:
+        return tuple(sorted(set(timers)))
     if len({timer[1:] for timer in timers}) < len(timers):
         raise ValueError(f"two timers of a key have the same name and clock: {timers}")
     return tuple(sorted(timers))

@@ -73,9 +73,16 @@ class Told(StatefulProcessor):
     """Does the operations of its rows, and those of the time when a timer fires."""
 
     def __init__(
-        self, mode: str, form: str, variables: list[Variable], rows: list[list[Op]], timers: list[list[Op]]
+        self,
+        mode: str,
+        form: str,
+        variables: list[Variable],
+        rows: list[list[Op]],
+        timers: list[list[Op]],
+        begins: bool,
     ) -> None:
         self._mode, self._form, self._variables, self._rows, self._timers = mode, form, variables, rows, timers
+        self._begins = begins
 
     def init(self, handle: Any) -> None:
         self._handle = handle
@@ -97,7 +104,9 @@ class Told(StatefulProcessor):
         said = []
         if self._form == PANDAS:
             frames = list(rows)
-            said.append(f"{sorted(map(len, frames))} {list(frames[0].columns)}")
+            # With an initial state, its rows count among those of a frame on Spark, and where frames end is another.
+            sizes = sum(map(len, frames)) if self._begins else sorted(map(len, frames))
+            said.append(f"{sizes} {list(frames[0].columns)}")
             rows = (row for frame in frames for row in frame.itertuples(index=False))
         # The order of rows within a key is not promised.
         ordered = sorted(rows, key=lambda row: row.n)
@@ -283,7 +292,7 @@ def programs(draw: st.DrawFn) -> Program:
     if form == PANDAS:
         conf["spark.sql.execution.arrow.maxRecordsPerBatch"] = random.choice(("3", "10000"))
     return Program(
-        Told(mode, form, variables, lists, timers),
+        Told(mode, form, variables, lists, timers, bool(initial)),
         batches,
         f"{typed}, n long, x {echo.simpleString()}, ts timestamp",
         tuple(names),

@@ -20,12 +20,14 @@ from bedload.protocol.split import GROUP_FIELD
 from bedload.spark.drop_in.runtime import ProcessorDeployment
 
 _NO_WATERMARK = -1
+_MOST = np.iinfo(np.int16).max
+"""Key groups are numbers of 16 bits."""
 _Run = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
 def in_batch(df: DataFrame, deployment: ProcessorDeployment) -> DataFrame:
     """The outputs for a DataFrame; each action computes them anew."""
-    partitions = int(str(df.sparkSession.conf.get("spark.sql.shuffle.partitions")))
+    partitions = min(int(str(df.sparkSession.conf.get("spark.sql.shuffle.partitions"))), _MOST)
     keys = [F.col(df.columns[at]) for at in deployment.key]
     # One partition for each key group, so that a task knows which keys are its own.
     placed = df.repartitionById(partitions, F.pmod(F.xxhash64(*keys), F.lit(partitions)).cast("int"))

@@ -21,8 +21,6 @@ from bedload.core.errors import DefinitionError
 from bedload.core.ids import OperatorName
 from bedload.spark.application import Application, Keyed
 from bedload.spark.attachment import records_per_batch
-from bedload.spark.bootstrap import InitialState
-from bedload.spark.bootstrap_task import starts_of_rows
 from bedload.spark.cluster import Cluster
 from bedload.spark.drop_in.batch import in_batch
 from bedload.spark.drop_in.declaring import Declarations, declared_by
@@ -212,6 +210,8 @@ def _apply(call: _Call, given: str | None, take_over: str | None) -> DataFrame:
     spark = call.spark
     output = arrow_schema(spark, call.out)
     if not call.df.isStreaming:
+        if take_over is not None:
+            raise DefinitionError("takeOver is for a stream: the state of a batch DataFrame ends with it")
         name = OperatorName(given or call.default_name)
         types = key_types(name, spark, call.df, list(call.key_columns))
         return in_batch(call.df, call.deployment(name, types, output))
@@ -223,7 +223,7 @@ def _apply(call: _Call, given: str | None, take_over: str | None) -> DataFrame:
     specs = deployment.specs
     initial = None
     if take_over is not None and not _has_state(cluster, name):
-        initial = InitialState(state_of_spark(spark, take_over, deployment), starts_of_rows(specs), {})
+        initial = state_of_spark(spark, take_over, deployment)
     applied = Application(
         keyed,
         call.out,

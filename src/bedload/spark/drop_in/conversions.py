@@ -18,7 +18,7 @@ import ctypes
 import datetime as dt
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from decimal import ROUND_HALF_UP, Context, Decimal, InvalidOperation
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -126,10 +126,13 @@ def _node(kind: DataType) -> TypeNode:
 
 
 def _struct_node(schema: StructType) -> TypeNode:
-    names = tuple(schema.names)
-    # Files are open to whoever reads them, so names that some reader could stumble over are left out.
-    plain = len({name.lower() for name in names}) == len(names) and all(map(str.isidentifier, names))
-    return TupleNode(tuple(_node(field.dataType) for field in schema.fields), names=names if plain else ())
+    names = tuple(schema.names) if are_plain(schema.names) else ()
+    return TupleNode(tuple(_node(field.dataType) for field in schema.fields), names=names)
+
+
+def are_plain(names: Sequence[str]) -> bool:
+    """Whether fields keep their names in files. They are open to whoever reads them: some reader could stumble."""
+    return len({name.lower() for name in names}) == len(names) and all(map(str.isidentifier, names))
 
 
 def _base(kind: DataType) -> type[DataType]:

@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from bedload.core.errors import SchemaError
 from bedload.core.ids import KeyGroup
-from bedload.keys import hash_columns, key_groups
+from bedload.keys import hash_columns, kept_type, key_groups
 from bedload.protocol.split import GROUP_FIELD
 from bedload.spark.drop_in.key_parts import KeyPart
 from bedload.spark.schemas import arrow_schema
@@ -46,7 +46,7 @@ class InitialRows:
         """Read a DataFrame."""
         schema = arrow_schema(spark, df.schema)
         key = tuple(at for at, _ in key_columns)
-        mine = tuple(schema.field(at).type for at in key)
+        mine = tuple(kept_type(schema.field(at).type) for at in key)
         if mine != tuple(types):
             raise SchemaError(
                 f"initialState is grouped by columns of the types {', '.join(map(str, mine))}, and the input by "

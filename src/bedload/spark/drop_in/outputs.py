@@ -7,7 +7,7 @@ become what Arrow makes of them for the type. DataFrames go through Spark's own 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import repeat
+from itertools import chain, repeat
 from typing import Any
 
 import numpy as np
@@ -41,14 +41,13 @@ def rows_as_columns(operator: str, rows: Sequence[Any], schema: pa.Schema) -> pa
 def _by_place(rows: Sequence[Any], names: Sequence[str]) -> list[Any] | None:
     """The columns of Rows that all have the same fields; None: they have not."""
     first = getattr(rows[0], "__fields__", None)
-    if first is None or not all(isinstance(row, Row) for row in rows):
+    if first is None or not all(isinstance(row, Row) and getattr(row, "__fields__", None) == first for row in rows):
         return None
     width = len(first)
-    if not all(row.__fields__ == first and len(row) == width for row in rows if hasattr(row, "__fields__")):
+    if set(map(len, rows)) != {width}:
         return None
-    if not all(hasattr(row, "__fields__") for row in rows):
-        return None
-    columns = dict(zip(first, zip(*rows, strict=True), strict=True)) if width else {}
+    cells = list(chain.from_iterable(rows))  # to zip so many rows would make an iterator of each
+    columns = {name: cells[at::width] for at, name in enumerate(first)}
     nothing = [None] * len(rows)
     return [columns.get(name, nothing) for name in names]
 

@@ -56,15 +56,12 @@ def rows_as_frames(
     step = min(form.rows if form.rows > 0 else batch.num_rows + 1, _rows_of_size(batch, form))
 
     def of_key(start: int, stop: int) -> Iterator[Any]:
-        import pandas as pd  # type: ignore[import-untyped]
-
         if not made:
             made.extend(_frame(batch, names, order, form))
-        whole, exact = made
+        cut, exact = made
         for at in range(start, stop, step):
             end = min(stop, at + step)
-            part = whole.iloc[at:end]
-            part.index = pd.RangeIndex(end - at)
+            part = cut(at, end)
             for place, found, valid in exact:
                 if valid[at:end].all():
                     part.isetitem(place, found[at:end])
@@ -82,8 +79,8 @@ def _rows_of_size(batch: pa.RecordBatch, form: PandasForm) -> int:
 
 
 def _frame(batch: pa.RecordBatch, names: Sequence[str], order: np.ndarray, form: PandasForm) -> tuple[Any, Any]:
-    """All rows, and the columns in which nulls of some keys must not be seen in the frames of others."""
-    import pandas as pd
+    """What cuts frames out of all rows, and the columns in which nulls of some keys must not be seen in others."""
+    import pandas as pd  # type: ignore[import-untyped]
     from pyspark.sql.conversion import ArrowBatchTransformer
 
     chosen = pa.RecordBatch.from_arrays(
@@ -93,11 +90,29 @@ def _frame(batch: pa.RecordBatch, names: Sequence[str], order: np.ndarray, form:
     series = [_widened(column) for column in columns]
     frame = pd.concat(series, axis=1)
     frame.columns = _labels([names[at] for at in form.columns], form.columns)
-    return frame, [
+    return _cutter(frame), [
         (place, *_exact(column))
         for place, column in enumerate(chosen.columns)
         if column.null_count and (pa.types.is_integer(column.type) or pa.types.is_boolean(column.type))
     ]
+
+
+def _cutter(frame: Any) -> Callable[[int, int], Any]:
+    """Gives the rows from one place to another as a frame of its own.
+
+    SUBTLE: with what ``iloc`` is made of. It takes twice as long, and what it gives warns whoever changes it.
+    """
+    import pandas as pd
+
+    manager, make = frame._mgr, pd.DataFrame._from_mgr
+    _ = manager.blknos  # where the columns are: found once, and then copied
+
+    def cut(start: int, stop: int) -> Any:
+        part = manager.get_slice(slice(start, stop), axis=1)
+        part.axes[1] = pd.RangeIndex(stop - start)
+        return make(part, axes=part.axes)
+
+    return cut
 
 
 def _exact(column: pa.Array) -> tuple[np.ndarray, np.ndarray]:

@@ -32,9 +32,18 @@ def cluster_of(spark: SparkSession) -> Cluster:
             f"memory of the workers, and ends with them. Call bedload.attach(spark, checkpoint=...) before, or set it",
             BedloadWarning,
         )
-    made = attach(spark, checkpoint=f"{location.rstrip('/')}/{_FOLDER}" if location else None)
+    made = attach(spark, checkpoint=f"{_qualified(spark, location)}/{_FOLDER}" if location else None)
     atexit.register(made.stop)
     return made
+
+
+def _qualified(spark: SparkSession, location: str) -> str:
+    """A folder as Spark understands it: a path without a scheme is one of its default file system."""
+    jvm: Any = spark._jvm
+    session: Any = spark
+    path = jvm.org.apache.hadoop.fs.Path(location)
+    system = path.getFileSystem(session._jsparkSession.sessionState().newHadoopConf())
+    return str(system.makeQualified(path).toString())
 
 
 def name_for(cluster: Cluster, wanted: str, given: bool) -> OperatorName:

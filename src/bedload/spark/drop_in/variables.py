@@ -3,11 +3,14 @@
 Each method is generated for its variable, so that an access is an attribute of an attribute. ``here.item`` is the
 object of the key that the processor is called for. What a method gives shares nothing that could change. An iterator
 looks when its first element is asked for, and at the key of that moment, as Spark's does.
+
+A small list is replaced by what is put: to find out what of it has changed costs more than to write all of it.
 """
 
 from __future__ import annotations
 
 from functools import lru_cache
+from itertools import chain
 from types import CodeType
 from typing import Any
 
@@ -16,6 +19,7 @@ from pyspark.sql.streaming.stateful_processor import ListState, MapState, ValueS
 
 from bedload.spark.drop_in.conversions import fields_of
 from bedload.spark.drop_in.declaring import Declared
+from bedload.state.journal import SMALL
 from bedload.state.kinds import VariableKind
 
 _VALUE = """
@@ -37,12 +41,16 @@ class List(ListState):
     def exists(self):
         return len(here.item.SLOT) > 0
     def get(self):
-        return each()
+        return lazy(items)
     def put(self, newState):
         values = take_all(newState)
         if not values:
             raise empty_list()
-        here.item.SLOT[:] = values
+        item = here.item
+        if len(item.SLOT) > SMALL:
+            item.SLOT[:] = values
+        else:
+            item.SLOT = values
     def appendValue(self, newState):
         here.item.SLOT.append(take(newState))
     def appendList(self, newState):
@@ -54,8 +62,8 @@ class List(ListState):
         if here.item.SLOT:
             here.item.SLOT.clear()
 
-def each():
-    yield from GIVE_ALL(here.item.SLOT[:])
+def items(here):
+    return GIVE_ALL(here.item.SLOT[:])
 """
 
 _MAP = """
@@ -71,26 +79,26 @@ class Map(MapState):
     def updateValue(self, key, value):
         here.item.SLOT[take_key(key)] = take(value)
     def iterator(self):
-        return pairs()
+        return lazy(pairs_of)
     def keys(self):
-        return keys_of()
+        return lazy(keys_of)
     def values(self):
-        return values_of()
+        return lazy(values_of)
     def removeKey(self, key):
         here.item.SLOT.pop(take_key(key), None)
     def clear(self):
         if here.item.SLOT:
             here.item.SLOT.clear()
 
-def keys_of():
-    yield from GIVE_KEYS(list(here.item.SLOT))
+def keys_of(here):
+    return GIVE_KEYS(list(here.item.SLOT))
 
-def values_of():
-    yield from GIVE_ALL(list(here.item.SLOT.values()))
+def values_of(here):
+    return GIVE_ALL(list(here.item.SLOT.values()))
 
-def pairs():
-    found = list(here.item.SLOT.items())
-    yield from zip(GIVE_KEYS([key for key, _ in found]), GIVE_ALL([value for _, value in found]))
+def pairs_of(here):
+    slot = here.item.SLOT
+    return zip(GIVE_KEYS(list(slot)), GIVE_ALL(list(slot.values())))
 """
 
 _SOURCES = {VariableKind.VALUE: _VALUE, VariableKind.LIST: _LIST, VariableKind.MAP: _MAP}
@@ -106,6 +114,7 @@ def variable(declared: Declared, here: Any) -> Any:
         "ListState": ListState,
         "MapState": MapState,
         "here": here,
+        "lazy": lambda look: chain.from_iterable(map(look, (here,))),
         "take": last.take,
         "take_all": last.take_all,
         "take_key": fields[0].take,
@@ -113,6 +122,7 @@ def variable(declared: Declared, here: Any) -> Any:
         "give_key": fields[0].give,
         "row": last.row,
         "empty_list": _empty_list,
+        "SMALL": SMALL,
     }
     exec(_code(declared.kind, declared.attribute, last.give is None, fields[0].give is None), scope)
     cls = scope[_CLASSES[declared.kind]]

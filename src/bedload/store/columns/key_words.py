@@ -2,7 +2,8 @@
 
 Numbers, dates and times are their bits (minus zero is zero, every NaN the same one), decimals their unscaled value in
 one word or two. Strings and binaries are interned: their word is the number under which the value is kept. A composite
-key has one more word, with a bit for each column that is null; a key of a single column is never null.
+key has one more word, with a bit for each column that is null; so has a single column, if asked for, else it is never
+null.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ _EXACT = frozenset({KeyKind.SMALL_DECIMAL, KeyKind.LARGE_DECIMAL, KeyKind.FIXED_
 class KeyWords:
     """Turns key columns into words and back."""
 
-    def __init__(self, types: Sequence[pa.DataType]) -> None:
+    def __init__(self, types: Sequence[pa.DataType], *, nullable: bool = False) -> None:
+        """``nullable``: a key of a single column may be null."""
         if not 0 < len(types) <= MAX_COLUMNS:
             raise KeyTypeError(f"a key has from 1 to {MAX_COLUMNS} columns, not {len(types)}")
         for i, kind in enumerate(types):
@@ -45,17 +47,17 @@ class KeyWords:
         self.types = tuple(value_type(kind) for kind in types)
         """The types of the key's columns, as decoded: dictionaries are a layout, not a type."""
         self._columns = [_coder(kind) for kind in self.types]
-        self._composite = len(types) > 1
+        self._has_nulls = nullable or len(types) > 1
         ends = np.cumsum([coder.width for coder in self._columns]).tolist()
         self._spans = [slice(end - coder.width, end) for coder, end in zip(self._columns, ends, strict=True)]
-        self.width = ends[-1] + self._composite
+        self.width = ends[-1] + self._has_nulls
 
     def encode(self, columns: Sequence[pa.Array], *, intern: bool = True) -> Words:
         """The words of each row. Unless ``intern``, bytes that are not known yet give a word that nothing has."""
         if len(columns) != len(self.types) or len({len(column) for column in columns}) > 1:
             lengths = [len(column) for column in columns]
             raise KeyTypeError(f"the key has {len(self.types)} columns, but columns of {lengths} rows were given")
-        if not self._composite:
+        if not self._has_nulls:
             null = _nulls(columns[0]) if intern else None
             if null is not None and null.any():
                 raise NullKey(f"{int(null.sum())} of {len(null)} rows have a null key: filter them out before")
@@ -72,7 +74,7 @@ class KeyWords:
 
     def no_keys(self, columns: Sequence[pa.Array]) -> Mask | None:
         """Rows that cannot be a key: null in the only column. Their words mean nothing."""
-        return None if self._composite else _nulls(columns[0])
+        return None if self._has_nulls else _nulls(columns[0])
 
     def decode(self, words: Words) -> list[pa.Array]:
         """The key columns of these words, whose memory they may share."""
@@ -153,7 +155,7 @@ class KeyWords:
             raise KeyTypeError(f"key column #{i} has type {declared}, but a column of type {given} was given")
 
     def _null(self, words: Words, i: int) -> Mask | None:
-        return (words[:, -1] >> i & 1).astype(np.bool_) if self._composite else None
+        return (words[:, -1] >> i & 1).astype(np.bool_) if self._has_nulls else None
 
     def _given(self, words: Words, i: int) -> npt.NDArray[np.int64]:
         null = self._null(words, i)
