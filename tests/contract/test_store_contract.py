@@ -260,7 +260,7 @@ class EagerTable(DiskTable):
 
     def leave(self) -> None:
         while self.untidy:
-            self.tidy()
+            self.tidy_disk()
         for store in self.stores.values():
             assert isinstance(store, DiskStore)
             dead = [key for key in store._buried if len(key) % 2 == 1]

@@ -68,7 +68,7 @@ def tidy(table: DiskTable) -> None:
     for _ in range(1000):
         if not table.untidy:
             return
-        table.tidy()
+        table.tidy_disk()
     raise AssertionError("it is never tidy")
 
 
@@ -138,7 +138,7 @@ def test_a_full_disk_fails_who_needs_room_and_nothing_is_lost() -> None:
     table = table_of(Cache(0), disk)
     epoch(table, [1, 2, 3])
     disk.full = True
-    table.tidy()
+    table.tidy_disk()
     assert not table.untidy, "it is not tried again and again"
     assert hot(table) == {1, 2, 3}
     table.begin([GROUP, OTHER])

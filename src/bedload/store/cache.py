@@ -20,6 +20,8 @@ SLICE = 512
 """Objects that leave at a time: some milliseconds."""
 _LIST, _LOOSE = 8, 1 << 16
 """What a list counts by itself, in objects; and how much of what was touched again is nothing to be rid of."""
+LEAST_SHARE = 0.25
+"""What rows or columns may have of the budget, whatever the others have."""
 _LITTER = 1 << 13
 """So many objects that are gone may be in lists, or a quarter as many as are in memory."""
 
@@ -48,6 +50,8 @@ class Cache:
         self.most = most
         self.used = 0
         """About the bytes of the objects that stores on disk have in memory."""
+        self.others = 0
+        """Bytes that columns have of the same budget."""
         self.count = 0
         """How many they are."""
         self.now = 0
@@ -74,7 +78,12 @@ class Cache:
     @property
     def over(self) -> bool:
         """Whether objects should leave."""
-        return self.used > self.most
+        return self.used > self._mine
+
+    @property
+    def _mine(self) -> int:
+        """What the objects may take: what columns leave, but not less than a part of it."""
+        return max(self.most - self.others, int(self.most * LEAST_SHARE))
 
     def gone(self, rows: int) -> None:
         """So many objects are no more, and have not left through :meth:`make_room`: lists keep them alive."""
@@ -92,7 +101,7 @@ class Cache:
     def make_room(self, steps: int) -> None:
         """Have objects leave until the rest fit, in so many slices at most. Raises LocalDiskError; try again then."""
         self.stuck = False
-        while steps > 0 and self.used > self.most and not self.stuck:
+        while steps > 0 and self.over and not self.stuck:
             steps -= 1
             self._leave_some()
 

@@ -98,7 +98,7 @@ class DiskTable(RowTable):
         cache = self.place.cache
         return bool(self._graves) or cache.littered or (cache.over and not cache.stuck)
 
-    def tidy(self) -> None:
+    def tidy_disk(self) -> None:
         """Do a little of that. What cannot be written stays for now."""
         with suppress(LocalDiskError):
             if self._graves:
