@@ -12,13 +12,13 @@ as it was before.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import errno
 import mmap
 import os
 import sys
 import tempfile
+import weakref
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -85,10 +85,11 @@ class FileBacking:
         self.closed = False
         self._folder, self._where = folder, where
         try:
-            self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - closed when nobody needs it any more
+            with tempfile.TemporaryFile(dir=folder) as file:
+                self._fd = os.dup(file.fileno())
         except OSError as error:
             raise no_room(where, folder, error, 0) from error
-        self._fd = self._file.fileno()
+        self._end = weakref.finalize(self, os.close, self._fd)
 
     def lay_down(self, address: int, size: int, at: int) -> None:
         """Write this memory to the file, and have it be the file."""
@@ -149,8 +150,7 @@ class FileBacking:
     def close(self) -> None:
         """Nobody needs it any more; what is mapped of it stays until its memory is given back."""
         self.closed = True
-        with contextlib.suppress(OSError):
-            self._file.close()
+        self._end()
 
     def _fresh(self, address: int, size: int) -> None:
         self._map(address, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE, -1, 0)

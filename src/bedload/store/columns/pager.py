@@ -139,7 +139,7 @@ class Pager:
         table.read_bytes += max(grown, 0)
         if rows:
             if grown > most:
-                self.rows = max(self.rows // 2, _FEWEST)
+                self.rows = max(self.rows // 2, min(self.rows, _FEWEST))
             elif grown < most // 4:
                 self.rows = min(self.rows * 2, _MOST)
         if there > most:
