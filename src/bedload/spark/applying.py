@@ -114,9 +114,8 @@ def store_of_columns(name: str, columns: Iterable[ColumnSpec], store: Store, ask
     objects = [spec.name for spec in columns if not spec.fixed]
     if objects and asked is not Store.MEMORY:
         raise DefinitionError(
-            f"operator {name}: store={str(asked)!r} is for columns of numbers, times and decimals, and these have texts, "
-            f"binaries or lists, which are Python objects in memory: {', '.join(objects)}. Give it store='memory', or "
-            f"make it an Operator on rows"
+            f"operator {name}: store={str(asked)!r} is for numbers, times and decimals in columns. These are objects, "
+            f"which are in memory: {', '.join(objects)}. Give it store='memory', or make it an Operator on rows"
         )
     return Store.MEMORY if objects else store
 

@@ -17,6 +17,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from bedload.core.clock import SystemClock
 from bedload.core.errors import DefinitionError, LocalDiskError
 from bedload.core.ids import WorkerId
 from bedload.state.kinds import Layout
@@ -67,7 +68,7 @@ class LocalStores:
         self._open: dict[str, RocksDisk] = {}
         self._slabs: list[FileBacking] = []
         self._made = 0
-        self.cache = Cache(memory)
+        self.cache = Cache(memory, SystemClock().processor)
         self.pager = Pager(self.cache, file_pages)
 
     @property
