@@ -103,7 +103,7 @@ AIMS = (
         for system in (TIGHT, COLUMNS_TIGHT)
     ),
     Aim(
-        "disk-tight, values: peak above an empty worker, against the budget", "values", TIGHT, "over_budget", 1.3, True
+        "disk-tight, values: peak above an empty worker against budget", "values", TIGHT, "over_budget", 1.3, True
     ),
 )
 
