@@ -129,6 +129,22 @@ def test_what_an_array_leaves_is_given_back_on_the_disk(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [], "the file has no name"
 
 
+def test_an_array_that_is_emptied_leaves_other_memory_alone() -> None:
+    arrays = [PagedArray(np.int64, None, PAGE, Slabs, slots=True) for _ in range(3)]
+    for array in arrays:
+        array.resize(3000)
+        array.array[:] = 5
+        for slab in range(len(array.laid())):
+            array.lay_down(slab)
+    bases = [array._base for array in arrays]
+    arrays[1].resize(0)
+    assert [array._base for array in arrays] == bases
+    assert not arrays[1].laid_bytes
+    arrays[1].resize(3000)
+    assert not arrays[1].array.any()
+    assert all((array.array == 5).all() for array in (arrays[0], arrays[2]))
+
+
 def test_an_array_may_outgrow_what_it_has_reserved(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PagedArray, "reserved", 1)
     monkeypatch.setattr("bedload.store.columns.memory._RESERVED", 1 << 22)

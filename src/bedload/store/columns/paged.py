@@ -21,8 +21,8 @@ from bedload.store.columns.memory import GrowingArray, Memory
 
 SLAB = 1 << 21
 """Bytes of a slab: a huge page, which is given back as a whole, and a millisecond of writing."""
-_RESERVED = 1 << 36
-"""Bytes of address space for an array: so that it never has to be copied for want of it."""
+_RESERVED = 1 << 34
+"""Bytes of address space for an array: eight for each slot that there can be."""
 _UNITS = 16
 """Parts of a slab of eight bytes a slot, by which touches are counted."""
 _SAMPLED = 4
@@ -63,7 +63,7 @@ class Backing(Protocol):
 class PagedArray(GrowingArray):
     """An array of numbers of one type, whose slabs may be laid down."""
 
-    __slots__ = ("_backing", "_laid", "_make", "_slab", "_slots", "laid_bytes", "laid_down", "written_bytes")
+    __slots__ = ("_backing", "_base", "_laid", "_make", "_slab", "_slots", "laid_bytes", "laid_down", "written_bytes")
 
     reserved = _RESERVED
 
@@ -74,6 +74,8 @@ class PagedArray(GrowingArray):
         super().__init__(dtype, width)
         self._slab, self._make, self._slots = slab, make, slots
         self._backing: Backing | None = None
+        self._base = 0
+        """The address where what is reserved begins."""
         self._laid: Flags = np.zeros(0, np.bool_)
         """By slab, from the one on that has the beginning of what is reserved."""
         self.laid_bytes = 0
@@ -172,13 +174,10 @@ class PagedArray(GrowingArray):
         before, self._backing = self._backing, None
         super()._move(length, size)
         self._laid, self.laid_bytes = np.zeros(0, np.bool_), 0
+        if self._map is not None:
+            self._base = int(np.frombuffer(self._map, np.uint8, 1).__array_interface__["data"][0])
         if before is not None:
             before.close()
-
-    @property
-    def _base(self) -> int:
-        """The address where what is reserved begins."""
-        return int(self.array.__array_interface__["data"][0]) - self._offset
 
     @property
     def _lead(self) -> int:
