@@ -102,9 +102,7 @@ AIMS = (
         for case in ("uniform", "zipf")
         for system in (TIGHT, COLUMNS_TIGHT)
     ),
-    Aim(
-        "disk-tight, values: peak above an empty worker against budget", "values", TIGHT, "over_budget", 1.3, True
-    ),
+    Aim("disk-tight, values: peak above an empty worker against budget", "values", TIGHT, "over_budget", 1.3, True),
 )
 
 
