@@ -141,7 +141,8 @@ def test_an_array_that_is_emptied_leaves_other_memory_alone() -> None:
     assert [array._base for array in arrays] == bases
     assert not arrays[1].laid_bytes
     arrays[1].resize(3000)
-    assert not arrays[1].array.any()
+    assert arrays[1].laid().any() == bool(arrays[1].laid_bytes)
+    assert not arrays[1].array[PAGE:].any()
     assert all((array.array == 5).all() for array in (arrays[0], arrays[2]))
 
 
@@ -347,6 +348,18 @@ def test_what_the_system_could_not_write_is_lost(backing: FileBacking, monkeypat
     assert "was lost" in str(backing.lost)
     assert "Input/output error" in str(backing.lost)
     assert len(array) == 50_000
+
+
+def test_nothing_is_written_to_the_checkpoint_that_may_be_made_of_what_was_lost() -> None:
+    disk = Disk()
+    table = disk.table()
+    add(table, range(3000))
+    disk.settle()
+    table.seal()
+    assert table.delta() is not None
+    disk.files[1].lost = LocalDiskError("was lost")
+    with pytest.raises(LocalDiskError, match="was lost"):
+        table.delta()
 
 
 def test_what_cannot_be_read_back_is_lost(backing: FileBacking, monkeypatch: pytest.MonkeyPatch) -> None:

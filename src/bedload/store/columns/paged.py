@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from bedload.core.errors import LocalDiskError
 from bedload.store.columns.memory import GrowingArray, Memory
 
 SLAB = 1 << 21
@@ -34,6 +35,13 @@ Heat = npt.NDArray[np.float64]
 
 class Backing(Protocol):
     """A file for the slabs of one array. ``at``: where in it; ``address`` and ``size``: of memory, whole pages."""
+
+    lost: LocalDiskError | None
+    """Why something is not there as it was written, if that is known."""
+
+    def check(self) -> None:
+        """Find that out, also of what the system was to write later."""
+        ...
 
     def lay_down(self, address: int, size: int, at: int) -> None:
         """Write this memory to the file, and have it be the file. If it raises LocalDiskError, all is as it was."""
@@ -149,6 +157,13 @@ class PagedArray(GrowingArray):
             begin, end = self._span(low)[0], self._span(high - 1)[1]
             self._backing.let_go(self._base + begin, end - begin)
 
+    def check(self) -> None:
+        """Raise LocalDiskError if something that was laid down is not there as it was."""
+        if self._backing is not None:
+            self._backing.check()
+            if self._backing.lost is not None:
+                raise self._backing.lost
+
     def close(self) -> None:
         """Nobody needs it any more."""
         if self._backing is not None:
@@ -157,7 +172,7 @@ class PagedArray(GrowingArray):
     def resize(self, length: int) -> None:
         """Make the window this long; what is behind it is given back."""
         super().resize(length)
-        if self.laid_bytes:
+        if self._backing is not None:
             self._count()
 
     def _leave(self, reserved: mmap.mmap, begin: int, end: int) -> None:

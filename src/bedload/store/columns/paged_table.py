@@ -102,6 +102,17 @@ class PagedTable(ColumnTable):
         self._pager.look(self._memory)
         return found
 
+    def delta(self) -> pa.RecordBatch | None:
+        """What the epoch changed, in delta form. Raises LocalDiskError if that may be made of what was lost.
+
+        SUBTLE: before it is written to the checkpoint. Who finds it there takes the epoch for sealed, though the worker
+        has ended before it could say so.
+        """
+        made = super().delta()
+        for array in self._memory.arrays:
+            array.check()
+        return made
+
     def commit(self) -> None:
         """The current state is the committed one."""
         super().commit()
