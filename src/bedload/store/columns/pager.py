@@ -28,7 +28,7 @@ from bedload.store.columns.paged import SLAB, PagedArray, PagedMemory
 HELD = 0.75
 """What of the budget is for slabs that are held, once some are laid down."""
 _STEPS = 2
-_FEWEST, _MOST = 1 << 14, 1 << 17
+_FEWEST, _MOST = 1 << 15, 1 << 17
 """Rows between two looks at what is in memory."""
 _HOTTER = 2.0
 """So many times as often as one that is held a slab was touched that takes its place."""
