@@ -6,7 +6,7 @@
 Invariants:
 - All systems have the same rows: first each key once, then keys drawn by a hash of the row's number, evenly or as Zipf
   has them (1.0). Each run is in a process tree of its own, with a checkpoint on the local disk.
-- `disk-tight` may have a quarter of what the state takes in memory, `disk-roomy` twice of it.
+- `tight` may have a quarter of what the state takes in memory, `roomy` twice of it: as objects, or as columns.
 - After the last epoch, keys that are drawn at random have the count that Spark finds in the same rows.
 
 Why: state on disk has to be worth it beside Spark's own, and to cost little where it fits into memory.
@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  Spark's own customary name
 from pyspark.sql.streaming.query import StreamingQuery
 from rich.console import Console
+from rich.table import Table
 
 import bedload as bl
 from bench.backfill import memory_mb
@@ -32,11 +34,15 @@ from bench.isolate import WrongAnswer, run_isolated
 from bench.report import Column, Report, Result, Status, finish, machine_info
 
 MEMORY, ROOMY, TIGHT, SPARK = "memory", "disk-roomy", "disk-tight", "spark-native-rocksdb"
-SYSTEMS = (MEMORY, ROOMY, TIGHT, SPARK)
+COLUMNS_MEMORY, COLUMNS_ROOMY, COLUMNS_TIGHT = "columns-memory", "columns-roomy", "columns-tight"
+SYSTEMS = (MEMORY, ROOMY, TIGHT, COLUMNS_MEMORY, COLUMNS_ROOMY, COLUMNS_TIGHT, SPARK)
+IN_COLUMNS = (COLUMNS_MEMORY, COLUMNS_ROOMY, COLUMNS_TIGHT)
 CASES = {"uniform": 20_000_000, "zipf": 20_000_000, "values": 4_000_000}
 """The keys of each."""
 OBJECT_BYTES = {"uniform": 300, "zipf": 300, "values": 1400}
 """What a key takes in memory, about."""
+COLUMN_BYTES = 40
+"""The same as columns."""
 WORKERS = 2
 ROWS = {"uniform": 400_000, "zipf": 400_000, "values": 50_000}
 """Of an epoch."""
@@ -52,9 +58,51 @@ COLUMNS = (
     Column("longest", "longest / median epoch", "{:.2f}"),
     Column("budget_mb", "budget MB", "{:,.0f}"),
     Column("peak_mb", "worker peak MB", "{:,.0f}"),
+    Column("own_mb", "without files MB", "{:,.0f}"),
     Column("idle_mb", "empty worker MB", "{:,.0f}"),
     Column("disk_mb", "on disk MB", "{:,.0f}"),
     Column("hit_rate", "hit rate", "{:.2f}"),
+)
+
+
+@dataclass(frozen=True)
+class Aim:
+    """What is to be reached: a figure of a system under a load, at least, or at most."""
+
+    name: str
+    case: str
+    system: str
+    figure: str
+    bound: float
+    at_most: bool = False
+
+    def reached(self, figures: Mapping[str, float]) -> bool:
+        """Whether it is."""
+        return figures[self.figure] <= self.bound if self.at_most else figures[self.figure] >= self.bound
+
+
+AIMS = (
+    *(
+        Aim(f"{system}, {case}: rows/s against Spark's RocksDB", case, system, "vs_spark", bound)
+        for case, system, bound in (
+            ("uniform", COLUMNS_TIGHT, 3.0),
+            ("uniform", TIGHT, 1.0),
+            ("zipf", COLUMNS_TIGHT, 5.0),
+            ("zipf", TIGHT, 2.0),
+            ("values", TIGHT, 1.0),
+        )
+    ),
+    *(
+        Aim(f"{system}, {case}: rows/s against memory", case, system, "vs_memory", 0.8)
+        for case in ("uniform", "zipf")
+        for system in (ROOMY, COLUMNS_ROOMY)
+    ),
+    *(
+        Aim(f"{system}, {case}: longest epoch against the median", case, system, "longest", 1.5, at_most=True)
+        for case in ("uniform", "zipf")
+        for system in (TIGHT, COLUMNS_TIGHT)
+    ),
+    Aim("disk-tight, values: peak above an empty worker against budget", "values", TIGHT, "over_budget", 1.3, True),
 )
 
 
@@ -97,8 +145,8 @@ def rows_of(case: str, keys: int, df: DataFrame) -> DataFrame:
 
 def budget_of(system: str, case: str, keys: int) -> int:
     """The memory of a worker for state, in bytes."""
-    state = keys * OBJECT_BYTES[case] // WORKERS
-    return max(2 * state if system == ROOMY else state // 4, 16 << 20)
+    state = keys * (COLUMN_BYTES if system in IN_COLUMNS else OBJECT_BYTES[case]) // WORKERS
+    return max(2 * state if system in (ROOMY, COLUMNS_ROOMY) else state // 4, 16 << 20)
 
 
 def measure(system: str, case: str, keys: int, rows: int, workdir: str) -> dict[str, Any]:
@@ -118,23 +166,28 @@ def measure(system: str, case: str, keys: int, rows: int, workdir: str) -> dict[
         if system == SPARK:
             total = [F.count("*").alias("n"), *([F.max("text").alias("text")] if case == "values" else [])]
             with _running(df.groupBy("key").agg(*total), root) as query:
-                return _timed(query, rows, fill)
-        budget = budget_of(system, case, keys)
-        means: dict[str, Any] = {"store": "memory"} if system == MEMORY else {"store": "disk", "memory": budget}
+                return _timed(query, rows, fill, [])
+        budget, in_memory = budget_of(system, case, keys), system in (MEMORY, COLUMNS_MEMORY)
+        means: dict[str, Any] = {"store": "memory"} if in_memory else {"store": "disk", "memory": budget}
         with bl.attach(spark, workers=WORKERS, checkpoint=root / "state", local_dir=root, **means) as cluster:
             pids = list(cluster.workers.values())
             idle = max(memory_mb(pid, "VmRSS") for pid in pids)
-            operator = Valued if case == "values" else Counted
-            out = cluster.apply(df, key="key", operator=operator, schema="key long, n long", name="counted")
+            if system in IN_COLUMNS:
+                out = cluster.aggregate(df, key="key", name="counted", n=bl.agg.count())
+            else:
+                operator = Valued if case == "values" else Counted
+                out = cluster.apply(df, key="key", operator=operator, schema="key long, n long", name="counted")
             with _running(out, root) as query:
-                figures = _timed(query, rows, fill)
+                figures = _timed(query, rows, fill, pids)
             stores = list(cluster.stores())
             peak = max(memory_mb(pid, "VmHWM") for pid in pids)
             _check(spark, cluster, case, keys, rows)
         wanted = sum(it["hits"] + it["misses"] for it in stores)
         figures |= {"idle_mb": idle, "peak_mb": peak, "disk_mb": sum(it["disk_bytes"] for it in stores) / 1e6}
-        if system != MEMORY:
-            figures |= {"budget_mb": budget / 1e6, "hit_rate": sum(it["hits"] for it in stores) / max(wanted, 1)}
+        if not in_memory:
+            figures["budget_mb"] = budget / 1e6
+            if wanted:
+                figures["hit_rate"] = sum(it["hits"] for it in stores) / wanted
             figures["over_budget"] = (peak - idle) / (budget / 1e6)
         return figures
     finally:
@@ -151,12 +204,14 @@ def _running(out: DataFrame, root: Path) -> Iterator[StreamingQuery]:
         query.stop()
 
 
-def _timed(query: StreamingQuery, rows: int, fill: int) -> dict[str, Any]:
-    """The pace of the epochs that fill, and of the steady ones after them."""
+def _timed(query: StreamingQuery, rows: int, fill: int, pids: Sequence[int]) -> dict[str, Any]:
+    """The pace of the epochs that fill, and of the steady ones after them; the most memory of their own of workers."""
     began = time.perf_counter()
     last = fill + SETTLE + STEADY
     ends: dict[int, float] = {}
+    own = 0.0
     while True:
+        own = max([own, *(memory_mb(pid, "RssAnon") for pid in pids)])
         if (error := query.exception()) is not None:
             raise error
         for event in query.recentProgress[-20:]:
@@ -173,6 +228,7 @@ def _timed(query: StreamingQuery, rows: int, fill: int) -> dict[str, Any]:
         "rows_per_s": rows * len(steady) / sum(steady),
         "fill_rows_per_s": rows * len(filling) / sum(filling),
         "longest": steady[-1] / half,
+        **({"own_mb": own} if pids else {}),
     }
 
 
@@ -208,12 +264,26 @@ def compared(results: Sequence[Result]) -> list[Result]:
     made = []
     for it in results:
         figures = dict(it.figures)
-        for name, other in (("vs_spark", SPARK), ("vs_memory", MEMORY)):
+        for name, other in (("vs_spark", SPARK), ("vs_memory", COLUMNS_MEMORY if it.system in IN_COLUMNS else MEMORY)):
             base = pace.get((other, it.params["case"], it.params["keys"]))
             if base and it.figures and it.system != other:
                 figures[name] = round(figures["rows_per_s"] / base, 3)
         made.append(Result(it.system, it.params, it.status, figures, it.note))
     return made
+
+
+def verdicts(results: Sequence[Result]) -> Table:
+    """What is to be reached, and what was."""
+    table = Table(title="verdicts", title_justify="left")
+    for title in ("figure", "is", "should be", ""):
+        table.add_column(title, no_wrap=True)
+    for aim in AIMS:
+        for it in results:
+            if it.system == aim.system and it.params["case"] == aim.case and aim.figure in it.figures:
+                bound = f"{'≤' if aim.at_most else '≥'} {aim.bound:g}"
+                said = "reached" if aim.reached(it.figures) else "not reached"
+                table.add_row(aim.name, f"{it.figures[aim.figure]:.2f}", bound, said)
+    return table
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -236,12 +306,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         keys = options.keys or (CASES[case] // 10 if options.quick else CASES[case])
         rows = options.rows or (ROWS[case] // 2 if options.quick else ROWS[case])
         for system in options.systems:
+            if case == "values" and system in IN_COLUMNS:
+                continue  # texts in columns are Python objects in memory
             with console.status(f"{case}, {keys:,} keys, {system}"):
                 results.append(run(system, case, keys, rows, workdir / f"{case}-{system}"))
     settings = {"quick": options.quick, "workers": WORKERS, "steady_epochs": STEADY}
     title = f"{WORKERS} workers; a steady epoch after all keys are there"
-    report = Report("stores", compared(results), COLUMNS, {}, settings, machine_info(), title)
-    return finish(report, console, workdir, tables=report.tables(), json_file=options.json)
+    found = compared(results)
+    report = Report("stores", found, COLUMNS, {}, settings, machine_info(), title)
+    tables = [*report.tables(), verdicts(found)]
+    return finish(report, console, workdir, tables=tables, json_file=options.json)
 
 
 if __name__ == "__main__":

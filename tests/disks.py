@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import mmap
+import tempfile
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 from bedload.core.errors import LocalDiskError
 from bedload.store.cache import Cache
+from bedload.store.columns.pager import Pager
 from bedload.store.disk import Disk
+from bedload.worker.local_slabs import FileBacking
+
+PAGE = mmap.PAGESIZE
+"""A slab of tests: as small as can be."""
 
 
 class MemoryDisk:
@@ -63,6 +71,7 @@ class MemoryDisks:
 
     def __init__(self, memory: int = 0) -> None:
         self.cache = Cache(memory)
+        self.pager = Pager(self.cache, slab=PAGE)
         self.made: list[MemoryDisk] = []
 
     @property
@@ -72,3 +81,19 @@ class MemoryDisks:
     def open(self, operator: str) -> Disk:
         self.made.append(MemoryDisk())
         return self.made[-1]
+
+    def slabs(self, operator: str) -> Slabs:
+        return Slabs()
+
+
+class Slabs(FileBacking):
+    """A file for slabs of columns, in memory. ``full``: it takes nothing for now."""
+
+    def __init__(self) -> None:
+        super().__init__("/dev/shm" if Path("/dev/shm").is_dir() else tempfile.gettempdir(), "a test")
+        self.full = False
+
+    def lay_down(self, address: int, size: int, at: int) -> None:
+        if self.full:
+            raise LocalDiskError("the disk is full")
+        super().lay_down(address, size, at)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -10,8 +11,10 @@ from tests.simulation.mutants import Patch, first_failure
 from tests.simulator import Scenario
 from tests.simulator.faults import ALWAYS
 
+from bedload.store.columns.paged_table import PagedTable
 from bedload.store.disk_rows import DiskStore, Place
 from bedload.store.disk_table import DiskTable
+from bedload.worker.local_slabs import FileBacking
 
 ON_DISK = Scenario(ALWAYS | {"state on disk", "full store"}, 0.2)
 MOVED = Scenario(ALWAYS | {"state on disk"}, 0.2, moves=4)
@@ -66,11 +69,42 @@ def what_moved_away_stays_on_the_disk(patch: Patch) -> None:
     patch.setattr(DiskStore, "give_up", give_up)
 
 
+def a_slab_is_not_written(patch: Patch) -> None:
+    original = FileBacking.lay_down
+
+    def lay_down(self: Any, address: int, size: int, at: int) -> None:
+        """It is there already, as it was when it was written first."""
+        there = self.size()
+        with pytest.MonkeyPatch.context() as some:
+            if there:
+                some.setattr(os, "pwrite", lambda fd, part, at: len(part))
+            original(self, address, size, at)
+
+    patch.setattr(FileBacking, "lay_down", lay_down)
+
+
+def a_slab_that_comes_back_is_empty(patch: Patch) -> None:
+    patch.setattr(FileBacking, "take_up", lambda self, address, size, at: self._fresh(address, size))
+
+
+def the_last_part_is_left_out(patch: Patch) -> None:
+    original = PagedTable.parts
+
+    def parts(self: Any, count: int) -> Any:
+        found = list(original(self, count))
+        return found[:-1] if len(found) > 1 else found
+
+    patch.setattr(PagedTable, "parts", parts)
+
+
 MUTANTS: list[tuple[Callable[[Patch], None], Scenario, int]] = [
     (what_changed_leaves_without_a_write, ON_DISK, 0),
     (what_leaves_in_an_epoch_is_what_the_epoch_made_of_it, ON_DISK, 0),
     (what_was_removed_stays_on_the_disk, ON_DISK, 20),
     (what_moved_away_stays_on_the_disk, MOVED, 10),
+    (a_slab_is_not_written, ON_DISK, 0),
+    (a_slab_that_comes_back_is_empty, ON_DISK, 0),
+    (the_last_part_is_left_out, ON_DISK, 0),
 ]
 
 

@@ -45,7 +45,6 @@ from bedload.checkpoint.storage import Storage
 from bedload.control.compaction import Retention
 from bedload.core.ids import Epoch, OperatorName, QueryId
 from bedload.core.limits import LIMITS, Limits
-from bedload.state.kinds import Layout as StateLayout
 from bedload.state.kinds import Store
 from bedload.worker.runtime import Startable
 from tests.simulator.application import Application, World
@@ -391,9 +390,10 @@ class Simulation:
 
 
 def on_disk(deployment: Startable) -> Startable:
-    """The same operator with its state on disk, if that can be."""
-    rows: Any = deployment
-    return replace(rows, store=Store.DISK) if deployment.layout is StateLayout.ROWS else deployment
+    """The same operator with its state on disk."""
+    it: Any = deployment
+    made: Startable = replace(it, store=Store.DISK)
+    return made
 
 
 @contextmanager

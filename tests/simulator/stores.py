@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from itertools import count
 
 from bedload.core.errors import LocalDiskError
 from bedload.store.cache import Cache
-from tests.disks import MemoryDisk
+from bedload.store.columns.pager import Pager
+from tests.disks import PAGE, MemoryDisk, Slabs
 from tests.simulator.chance import Chance
 from tests.simulator.faults import Faults
 
@@ -22,6 +24,10 @@ class SimulatedStores:
     def __init__(self, name: str, faults: Faults) -> None:
         self.lost: LocalDiskError | None = None
         self.cache = Cache(Chance(f"{name} has memory").pick([0, 0, 700, 2000]))
+        # Each time it looks there are more pages than it may have, so that they go as often as can be.
+        room = Cache(Chance(f"{name} has slabs").pick([0, 0, 12, 30]) * PAGE)
+        self.pager = Pager(room, count(0, 1 << 30).__next__, PAGE)
+        self.pager.rows = 2
         self.faults = faults
         self._works = False
 
@@ -33,6 +39,11 @@ class SimulatedStores:
     def open(self, operator: str) -> MemoryDisk:
         """An empty disk."""
         return SimulatedDisk(self)
+
+    def slabs(self, operator: str) -> Slabs:
+        """An empty file."""
+        self.may_refuse()
+        return SimulatedSlabs(self)
 
     @contextmanager
     def working(self) -> Iterator[None]:
@@ -84,3 +95,20 @@ class SimulatedDisk(MemoryDisk):
     def drop(self, prefix: bytes) -> None:
         self._stores.may_refuse()
         super().drop(prefix)
+
+
+class SimulatedSlabs(Slabs):
+    """A file of one array of columns."""
+
+    def __init__(self, stores: SimulatedStores) -> None:
+        super().__init__()
+        self._stores = stores
+
+    def lay_down(self, address: int, size: int, at: int) -> None:
+        self._stores.may_lose()
+        self._stores.may_refuse()
+        super().lay_down(address, size, at)
+
+    def take_up(self, address: int, size: int, at: int) -> None:
+        self._stores.may_lose()
+        super().take_up(address, size, at)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
@@ -19,6 +20,8 @@ pytestmark = pytest.mark.spark
 
 KEYS, ROWS, LONG = 9_000, 3_000, 2_500
 """Keys, rows of an epoch, and characters of a key: 22 MB of text, and each of two workers has 12 for objects."""
+SUMMED_KEYS, SUMMED_ROWS, SUMS = 240_000, 50_000, 20
+"""Keys, rows of an epoch, and sums of a key: 50 MB, and each of two workers has 16 for columns."""
 
 
 class Wide(bl.Operator):
@@ -36,16 +39,39 @@ def wide(cluster: bl.Cluster, spark: SparkSession, **more: Any) -> DataFrame:
     return cluster.apply(df, key="key", operator=Wide, schema="key long, n long, again long", **more)
 
 
-def check(sink: Sink, epochs: int) -> None:
-    """Every output of every epoch."""
-    counts: Counter[int] = Counter()
-    for epoch in range(epochs):
-        keys = [value * 7919 % KEYS for value in range(epoch * ROWS, (epoch + 1) * ROWS)]
-        counts.update(keys)
-        assert sorted(sink.epochs[epoch]) == sorted((key, counts[key], counts[key]) for key in set(keys))
+def sums(cluster: bl.Cluster, spark: SparkSession, **more: Any) -> DataFrame:
+    """A count, and twenty sums of as many columns, of which each is the count and its number."""
+    columns = [f"1 + {number} AS v{number}" for number in range(SUMS)]
+    df = numbers(spark, SUMMED_ROWS, 1).selectExpr(f"value * 7919 % {SUMMED_KEYS} AS key", *columns)
+    aggregates = {f"s{number}": bl.agg.sum(f"v{number}") for number in range(SUMS)}
+    out = cluster.aggregate(df, key="key", name="Wide", n=bl.agg.count(), **aggregates, **more)
+    total = "+".join(f"s{number} div {number + 1}" for number in range(SUMS))
+    return out.selectExpr("key", "n", f"({total}) div {SUMS} AS again")
 
 
-def test_kills_moves_replays_and_restarts_with_little_memory(spark: SparkSession, tmp_path: Path) -> None:
+class Case(NamedTuple):
+    """An operator, whose outputs are a key and twice how many rows it had."""
+
+    make: Callable[..., DataFrame]
+    keys: int
+    rows: int
+    variable: str
+    """The state variable that counts."""
+
+    def check(self, sink: Sink, epochs: int) -> None:
+        """Every output of every epoch."""
+        counts: Counter[int] = Counter()
+        for epoch in range(epochs):
+            keys = [value * 7919 % self.keys for value in range(epoch * self.rows, (epoch + 1) * self.rows)]
+            counts.update(keys)
+            assert sorted(sink.epochs[epoch]) == sorted((key, counts[key], counts[key]) for key in set(keys))
+
+
+CASES = {"rows": Case(wide, KEYS, ROWS, "n"), "columns": Case(sums, SUMMED_KEYS, SUMMED_ROWS, "count()")}
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_kills_moves_replays_and_restarts_with_little_memory(spark: SparkSession, tmp_path: Path, case: Case) -> None:
     failed: list[int] = []
     place, local = tmp_path / "state", tmp_path / "local"
     local.mkdir()
@@ -60,7 +86,7 @@ def test_kills_moves_replays_and_restarts_with_little_memory(spark: SparkSession
 
     sink = Sink(fails_once)
     with bl.attach(spark, store="disk", **means) as cluster:
-        writer = wide(cluster, spark).writeStream.foreachBatch(sink)
+        writer = case.make(cluster, spark).writeStream.foreachBatch(sink)
         writer = writer.option("checkpointLocation", str(tmp_path / "spark")).trigger(processingTime="20 milliseconds")
         running = cluster.run(writer, first_pause=0.2)
 
@@ -73,7 +99,7 @@ def test_kills_moves_replays_and_restarts_with_little_memory(spark: SparkSession
             eventually(there, f"epoch {epoch} is committed")
 
         try:
-            upto(4)
+            upto(5)
             before = list(cluster.stores())
             kill(cluster.workers[0])
             upto(8)
@@ -87,22 +113,22 @@ def test_kills_moves_replays_and_restarts_with_little_memory(spark: SparkSession
         finally:
             running.stop()
         assert [row["store"] for row in before] == ["disk", "disk"]
-        assert sum(row["keys"] for row in after) == KEYS
+        assert sum(row["keys"] for row in after) == case.keys
         assert all(row["evictions"] for row in before), before
         assert all(row["memory_keys"] < row["keys"] and row["disk_bytes"] for row in before), before
-        found = cluster.state("Wide").get(KEYS // 2)
+        found = cluster.state("Wide").get(case.keys // 2)
         assert found is not None
-        assert found["n"] > 0
+        assert found[case.variable] > 0
     assert list(local.iterdir()) == [], "a worker leaves nothing, and removes what killed ones have left"
     done = len(sink.epochs)
-    check(sink, done)
+    case.check(sink, done)
     for store in ("memory", "disk"):
         with bl.attach(spark, **means) as cluster:
-            run(wide(cluster, spark, store=store), sink, tmp_path / "spark", done + 2)
+            run(case.make(cluster, spark, store=store), sink, tmp_path / "spark", done + 2)
             committed(cluster, "Wide", done + 1)
             assert {row["store"] for row in cluster.stores()} == {store}
         done = len(sink.epochs)
-        check(sink, done)
+        case.check(sink, done)
 
 
 def test_what_is_wrong_with_a_store_says_what_to_do(spark: SparkSession, tmp_path: Path) -> None:
@@ -115,8 +141,9 @@ def test_what_is_wrong_with_a_store_says_what_to_do(spark: SparkSession, tmp_pat
             bl.attach(spark, **wrong)  # type: ignore[arg-type]
     with bl.attach(spark, store="disk", memory="16m", local_dir=tmp_path, workers=1) as cluster:
         df = numbers(spark, 10, 1).selectExpr("value AS key")
-        with pytest.raises(DefinitionError, match="in columns, which are in memory only, as yet"):
-            cluster.aggregate(df, key="key", store="disk", n=bl.agg.count())
+        texts = df.selectExpr("key", "string(key) AS s")
+        with pytest.raises(DefinitionError, match=r"These are objects, which are in memory: .*max"):
+            cluster.aggregate(texts, key="key", store="disk", largest=bl.agg.max("s"))
         run(cluster.aggregate(df, key="key", n=bl.agg.count()), Sink(), tmp_path / "first", 1)
         run(wide(cluster, spark), Sink(), tmp_path / "second", 1)
         with pytest.raises(StateTypeError, match="store: disk → memory"):

@@ -43,6 +43,19 @@ def test_a_disk_gives_back_what_was_put_there(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_operators_share_what_is_for_buffers(tmp_path: Path) -> None:
+    made = stores(tmp_path)
+    assert made.cache.most == LEAST, "columns need none"
+    disks = [opened(made, f"op{number}") for number in range(3)]
+    assert made.cache.most < LEAST
+    for begin in range(0, 6000, 100):
+        for disk in disks:
+            disk.write((b"%06d" % number, bytes(1000)) for number in range(begin, begin + 100))
+    assert made._buffers.get_buffer_size() == LEAST // 8
+    assert 0 < made._buffers.get_usage() < 3 * LEAST // 8
+    made.close()
+
+
 def test_nothing_is_there_before_somebody_needs_it(tmp_path: Path) -> None:
     made = stores(tmp_path)
     assert made.lost is None

@@ -122,11 +122,12 @@ class Application:
         out: StructType,
         arrow_out: pa.Schema,
         ttl: Ttl | None = None,
+        store: Store = Store.MEMORY,
         **more: Any,
     ) -> Application:
         """Code that runs on columns."""
         lives = KeyTtl.on_columns(ttl)
-        deployment = ColumnDeployment(keyed.name, logic, keyed.at, keyed.types, keyed.groups, ttl=lives)
+        deployment = ColumnDeployment(keyed.name, logic, keyed.at, keyed.types, keyed.groups, ttl=lives, store=store)
         combiner = logic if getattr(logic, "mergeable", False) else None
         return cls(
             keyed, out, arrow_out, deployment, ColumnDecoder(deployment.state_columns), combiner=combiner, **more

@@ -27,6 +27,7 @@ from bedload.spark.state_view import RowDecoder
 from bedload.state.expiries import with_expiries
 from bedload.state.kinds import Store
 from bedload.state.ttl import Ttl
+from bedload.store.columns import ColumnSpec
 from bedload.worker.expiry import KeyTtl
 from bedload.worker.operator import Operator, check_operator, state_of
 from bedload.worker.parameters import parameters_of, parts_of, texts_of
@@ -57,11 +58,11 @@ def of_operator(
     arrow_out = arrow_schema(spark, out)
     if inspect.isclass(operator) and issubclass(operator, VectorOperator):
         check_vector_operator(operator)
-        refuse_columns(keyed.name, asked)
         logic = VectorLogic(operator, arrow_out, values)
+        store = store_of_columns(keyed.name, logic.columns, store, asked)
         initial = _initial(initial_state, _starts(logic, ttl))
         specs = with_expiries(operator.__bedload_specs__, ttl)
-        made = Application.on_columns(keyed, logic, out, arrow_out, ttl, specs=specs, initial=initial)
+        made = Application.on_columns(keyed, logic, out, arrow_out, ttl, store, specs=specs, initial=initial)
     else:
         operator = check_operator(operator)
         specs = state_of(operator, ttl)
@@ -84,8 +85,10 @@ def of_aggregates(
     initial_state: DataFrame | None,
     drop: str | Iterable[str] = (),
     ttl: Ttl | None = None,
+    store: Store = Store.MEMORY,
+    asked: Store = Store.MEMORY,
 ) -> Application:
-    """Aggregates by key; columns that none of them reads are left out."""
+    """Aggregates by key; columns that none of them reads are left out. ``store``, ``asked``: as of an operator."""
     name, df = keyed.name, keyed.df
     check_functions(aggregates)
     for column, function in aggregates.items():
@@ -100,18 +103,21 @@ def of_aggregates(
     logic = Aggregates(aggregates, columns, keyed.at, keyed.names)
     starts = _starts(logic, ttl)
     initial = _initial(initial_state, starts, aggregate_aliases(aggregates, columns))
-    made = Application.on_columns(keyed, logic, from_arrow_schema(logic.output), logic.output, ttl, initial=initial)
+    out, store = from_arrow_schema(logic.output), store_of_columns(name, logic.columns, store, asked)
+    made = Application.on_columns(keyed, logic, out, logic.output, ttl, store, initial=initial)
     check_watermark(made)
     return replace(made, terms=Terms(drop=_dropped(made, drop), call="aggregate"))
 
 
-def refuse_columns(name: str, store: Store) -> None:
-    """Raise if state in columns is to be elsewhere than in memory."""
-    if store is not Store.MEMORY:
+def store_of_columns(name: str, columns: Iterable[ColumnSpec], store: Store, asked: Store) -> Store:
+    """Where state in columns is; raises if it has to be where it cannot be."""
+    objects = [spec.name for spec in columns if not spec.fixed]
+    if objects and asked is not Store.MEMORY:
         raise DefinitionError(
-            f"operator {name}: store={str(store)!r} is for operators on rows; vector operators and aggregates have "
-            f"their state in columns, which are in memory only, as yet: give it store='memory'"
+            f"operator {name}: store={str(asked)!r} is for numbers, times and decimals in columns. These are objects, "
+            f"which are in memory: {', '.join(objects)}. Give it store='memory', or make it an Operator on rows"
         )
+    return Store.MEMORY if objects else store
 
 
 def _starts(logic: VectorLogic | Aggregates, ttl: Ttl | None) -> list[Start]:

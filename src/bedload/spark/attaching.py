@@ -65,7 +65,8 @@ def attach(
 
     ``store``: where the state of operators is, unless their ``store=`` says otherwise: ``"memory"``, or ``"disk"`` for
     state that is larger than memory. Of that, each worker has in memory what was touched of late, in ``memory`` bytes
-    (``"2g"``; default: a share of the machine's), and the rest in ``local_dir``, for which it needs ``bedload[disk]``.
+    (``"2g"``; default: a share of the machine's), and the rest in ``local_dir``. Operators on rows need
+    ``bedload[disk]`` for it.
 
     With a ``local[...]`` master, Spark's tasks run with this Python from now on, whatever ``PYSPARK_PYTHON`` says; on a
     cluster a tiny task on each executor looks whether its Python has what is needed (:class:`WrongPython`).

@@ -149,22 +149,13 @@ class Cluster:
         Single variables have one where they are declared: ``bl.map(ttl="1 hour")``.
 
         ``store``: where its state is: ``"memory"``, or ``"disk"`` for what is larger than that; left out, as
-        :func:`attach` has it. Another one is taken up when the state is read back from a checkpoint.
+        :func:`attach` has it. Another one is taken up when the state is read back from a checkpoint. Of vector
+        operators and aggregates it is numbers, times and decimals that can be on disk.
         """
         named = OperatorName(name or str(getattr(parts_of(operator)[0], "__name__", operator)))
         keyed = self._keyed(named, df, key, key_groups)
-        asked = Store.MEMORY if store is None else store_of(store, f"operator {named}")
-        applied = applying.of_operator(
-            self._spark,
-            keyed,
-            operator,
-            schema,
-            initial_state,
-            drop,
-            Ttl.of(ttl, clock),
-            self._attached.store if store is None else asked,
-            asked,
-        )
+        life, stores = Ttl.of(ttl, clock), self._stores(named, store)
+        applied = applying.of_operator(self._spark, keyed, operator, schema, initial_state, drop, life, *stores)
         return self._deployments.launch(self._beats.into(applied, beat), fresh=fresh)
 
     def aggregate(
@@ -187,8 +178,8 @@ class Cluster:
 
         The result has the key's columns and one column per aggregate; each epoch gives a row for every key that changed
         in it, as Spark's update mode does. ``name`` (``"aggregate"`` for the only one), ``key_groups``, ``fresh``,
-        ``initial_state``, ``drop`` and ``beat`` are as for :meth:`apply`. The initial state of an aggregate whose
-        result is its state (a count, a sum, ...) is the column of its name.
+        ``initial_state``, ``drop``, ``beat`` and ``store`` are as for :meth:`apply`. The initial state of an aggregate
+        whose result is its state (a count, a sum, ...) is the column of its name.
 
         ``ttl``: how long a key lives without a row, as a ``timedelta`` or in words (``"1 hour"``); then it is gone,
         without an output, and a row that comes later starts it anew. ``clock``: ``"processing"`` (the default), the
@@ -197,9 +188,8 @@ class Cluster:
         TTL all keys that are there count as if they had a row in the first epoch.
         """
         keyed = self._keyed(OperatorName(name or "aggregate"), df, key, key_groups)
-        if store is not None:
-            applying.refuse_columns(keyed.name, store_of(store, f"operator {keyed.name}"))
-        applied = applying.of_aggregates(self._spark, keyed, aggregates, initial_state, drop, Ttl.of(ttl, clock))
+        life, stores = Ttl.of(ttl, clock), self._stores(keyed.name, store)
+        applied = applying.of_aggregates(self._spark, keyed, aggregates, initial_state, drop, life, *stores)
         functions = ", ".join(f"{column}={it}" for column, it in aggregates.items())
         unnamed = f"the aggregate {functions} by {', '.join(keyed.names)}"
         return self._deployments.launch(self._beats.into(applied, beat), fresh=fresh, unnamed=None if name else unnamed)
@@ -502,6 +492,12 @@ class Cluster:
         keyed = Keyed.of(self._spark, name, df, key, groups)
         keep_empty_partitions(df.sparkSession)
         return keyed
+
+    def _stores(self, name: OperatorName, asked: str | None) -> tuple[Store, Store]:
+        """Where the state of an operator is if that can be, and where it has to be."""
+        if asked is None:
+            return self._attached.store, Store.MEMORY
+        return (store_of(asked, f"operator {name}"),) * 2
 
     def _check_running(self) -> None:
         if self._stopped:

@@ -11,15 +11,22 @@ until it ends, whatever the budget says; an object leaves memory after its state
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from bedload.store.disk_rows import DiskStore
 
 SLICE = 512
-"""Objects that leave at a time: some milliseconds."""
+"""Objects that leave at a time, at most: some milliseconds for small ones."""
+_FEWEST = 8
+_SLICE_SECONDS = 0.005
+"""About so much of a processor's time it takes to have some leave: there are as many as that allows."""
+_GROWTH = 1.25
 _LIST, _LOOSE = 8, 1 << 16
 """What a list counts by itself, in objects; and how much of what was touched again is nothing to be rid of."""
+LEAST_SHARE = 0.25
+"""What rows or columns may have of the budget, whatever the others have."""
 _LITTER = 1 << 13
 """So many objects that are gone may be in lists, or a quarter as many as are in memory."""
 
@@ -43,11 +50,16 @@ class Entry(NamedTuple):
 class Cache:
     """The objects in memory, the oldest first."""
 
-    def __init__(self, most: int) -> None:
-        """``most``: how many bytes they may take, about."""
+    def __init__(self, most: int, processor: Callable[[], float] | None = None) -> None:
+        """``most``: how many bytes they may take, about. ``processor``: the seconds that this thread has had."""
         self.most = most
+        self._processor = processor
+        self.slice = SLICE
+        """Objects that leave at a time."""
         self.used = 0
         """About the bytes of the objects that stores on disk have in memory."""
+        self.others = 0
+        """Bytes that columns have of the same budget."""
         self.count = 0
         """How many they are."""
         self.now = 0
@@ -74,7 +86,12 @@ class Cache:
     @property
     def over(self) -> bool:
         """Whether objects should leave."""
-        return self.used > self.most
+        return self.used > self._mine
+
+    @property
+    def _mine(self) -> int:
+        """What the objects may take: what columns leave, but not less than a part of it."""
+        return max(self.most - self.others, int(self.most * LEAST_SHARE))
 
     def gone(self, rows: int) -> None:
         """So many objects are no more, and have not left through :meth:`make_room`: lists keep them alive."""
@@ -92,9 +109,24 @@ class Cache:
     def make_room(self, steps: int) -> None:
         """Have objects leave until the rest fit, in so many slices at most. Raises LocalDiskError; try again then."""
         self.stuck = False
-        while steps > 0 and self.used > self.most and not self.stuck:
+        while steps > 0 and self.over and not self.stuck:
             steps -= 1
+            began = 0.0 if self._processor is None else self._processor()
             self._leave_some()
+            if self._processor is not None:
+                self._fit(self._processor() - began)
+
+    def leave(self, objects: int) -> None:
+        """About so many objects, and some more, leave if there is no room for them."""
+        if self.over:
+            self.make_room(2 + 2 * objects // self.slice)
+
+    def _fit(self, took: float) -> None:
+        """A slice took so long."""
+        if took > _SLICE_SECONDS:
+            self.slice = max(_FEWEST, int(self.slice * max(0.25, _SLICE_SECONDS / took)))
+        else:
+            self.slice = min(SLICE, int(self.slice * _GROWTH) + 1)
 
     def _leave_some(self) -> None:
         """Have some objects leave."""
@@ -102,9 +134,9 @@ class Cache:
         found, held = 0, list[Entry]()
         going: list[tuple[DiskStore, list[Any]]] = []
         for _ in range(SLICE):  # key groups of few objects have many lists
-            if found >= SLICE or not (self._tidied or self._entries):
+            if found >= self.slice or not (self._tidied or self._entries):
                 break
-            entry = (self._tidied or self._entries).popleft()
+            entry = self._next(self.slice - found)
             self._listed -= len(entry.rows) + _LIST
             entries.append(entry)
             rows = entry.left()
@@ -129,6 +161,16 @@ class Cache:
         self.stuck = not found and len(held) == len(entries)
         self._entries.extend(held)
         self._listed += sum(len(entry.rows) + _LIST for entry in held)
+
+    def _next(self, most: int) -> Entry:
+        """The oldest list, or so many objects of it."""
+        lists = self._tidied or self._entries
+        entry = lists.popleft()
+        if len(entry.rows) > most:
+            lists.appendleft(entry._replace(rows=entry.rows[most:]))
+            self._listed += _LIST
+            entry = entry._replace(rows=entry.rows[:most])
+        return entry
 
     def tidy(self) -> None:
         """Rid some lists of what was touched again, if that is most of them: about thrice as much as has come."""

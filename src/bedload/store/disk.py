@@ -23,6 +23,7 @@ from bedload.state import RecordLayout
 from bedload.state.arrays import ArrayNode
 from bedload.state.arrow import arrow_type, decode_all, encode_all
 from bedload.state.types import ScalarNode, TimersNode, TypeNode
+from bedload.store.columns.paged import Backing
 
 PACKED = "bedload_packed"
 """The column of keys that move as they lie on a disk, in place of a column for each variable."""
@@ -61,6 +62,10 @@ class Disks(Protocol):
 
     def open(self, operator: str) -> Disk:
         """An empty one; that which the operator had before is gone."""
+        ...
+
+    def slabs(self, operator: str) -> Backing:
+        """An empty file for an array of columns."""
         ...
 
     @property

@@ -17,7 +17,7 @@ from bedload.core.ids import KeyGroup, OperatorName
 from bedload.core.store_stats import StoreStats
 from bedload.state import RecordLayout
 from bedload.store.base import KeyGroupStore
-from bedload.store.cache import SLICE, Cache
+from bedload.store.cache import Cache
 from bedload.store.deltas import plain_columns
 from bedload.store.disk import PACKED, Disk
 from bedload.store.disk_rows import DISK_SLOTS, DiskStore, Place
@@ -57,8 +57,7 @@ class DiskTable(RowTable):
         """Operator code is going to touch these keys: make room, and read those that are on the disk."""
         place, cache = self.place, self.place.cache
         wanted = sum(len(keys) for _, keys in parts)
-        if cache.over:
-            cache.make_room(2 + 2 * wanted // SLICE)  # as much again as may come now, so that it does get less
+        cache.leave(wanted)  # as much again as may come now, so that it does get less
         asked = [(store, keys) for store, keys in ((_on_disk(it), it_keys) for it, it_keys in parts)]
         unknown = [(store, found) for store, keys in asked if (found := store.unknown(keys))]
         names = [store.name(key) for store, keys in unknown for key in keys]
@@ -98,7 +97,7 @@ class DiskTable(RowTable):
         cache = self.place.cache
         return bool(self._graves) or cache.littered or (cache.over and not cache.stuck)
 
-    def tidy(self) -> None:
+    def tidy_disk(self) -> None:
         """Do a little of that. What cannot be written stays for now."""
         with suppress(LocalDiskError):
             if self._graves:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -32,7 +33,7 @@ from bedload.worker.failures import operator_failed, report
 from bedload.worker.firing import Owns
 from bedload.worker.slots import COMBINED, PartialLogic, SlotLogic, TimedLogic
 from bedload.worker.stores import Stores
-from bedload.worker.table_runtime import TableRuntime
+from bedload.worker.table_runtime import TableRuntime, column_table
 from bedload.worker.timers import due_at
 from bedload.worker.vector_firing import due_slots, fire, owned
 from bedload.worker.vector_timers import BatchTimer, TimerColumn
@@ -54,6 +55,8 @@ class ColumnDeployment:
     """What an epoch may take at a worker beside the state; None: what the worker finds right."""
     ttl: KeyTtl | None = None
     """How long a key lives without a row; None: for good."""
+    store: Store = Store.MEMORY
+    """Where its state is that was not touched of late."""
 
     @property
     def state_columns(self) -> tuple[ColumnSpec, ...]:
@@ -64,11 +67,6 @@ class ColumnDeployment:
     def layout(self) -> Layout:
         """How its state lies in memory."""
         return Layout.COLUMNS
-
-    @property
-    def store(self) -> Store:
-        """Columns are in memory."""
-        return Store.MEMORY
 
     @property
     def variables(self) -> tuple[StateVariable, ...]:
@@ -89,16 +87,16 @@ class ColumnDeployment:
 
     def start(self, worker: WorkerId, stores: Stores | None = None) -> ColumnRuntime:
         """The running operator."""
-        return ColumnRuntime(self, worker)
+        return ColumnRuntime(self, worker, stores)
 
 
 class ColumnRuntime(TableRuntime[ColumnTable]):
     """One operator on columns at one worker."""
 
-    def __init__(self, deployment: ColumnDeployment, worker: WorkerId) -> None:
+    def __init__(self, deployment: ColumnDeployment, worker: WorkerId, stores: Stores | None = None) -> None:
         self._worker = worker
         self._context = BatchContext(deployment.name, worker)
-        self._table = ColumnTable(deployment.key_types, deployment.state_columns, deployment.key_groups)
+        self._table = column_table(deployment, stores)
         self._groups: frozenset[KeyGroup] = frozenset()
         self.rows = 0
         self.durable = False
@@ -155,13 +153,17 @@ class ColumnRuntime(TableRuntime[ColumnTable]):
     def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch | None:
         """Take a sub-batch; the outputs that leave at once, if there are any."""
         self.rows += batch.num_rows
+        parts = (batch.slice(it.start, it.stop - it.start) for it in self._table.batches(batch.num_rows))
+        return _joined([made for part in parts if (made := self._apply(part)) is not None])
+
+    def _apply(self, batch: pa.RecordBatch) -> pa.RecordBatch | None:
         rows = without_groups(batch)
-        partial = self._is_partial(batch)
+        combined = self._is_partial(batch)
         known = len(self._table.index.touched)
-        slots = self._table.locate(self._key_columns(batch, partial), groups_in(batch))
+        slots = self._table.locate(self._key_columns(batch, combined), groups_in(batch))
         for it in self._expiring:
             it.renew(self._table, self._table.index.touched[known:], self._time)
-        if partial:
+        if combined:
             self._call("process", lambda: self._merge(slots, rows))
             return None
         return self._call("process", lambda: self._logic.update(self._table, slots, rows, self._context))
@@ -170,9 +172,9 @@ class ColumnRuntime(TableRuntime[ColumnTable]):
         """Whether the feeder has combined the rows by key."""
         return COMBINED.items() <= (batch.schema.metadata or {}).items()
 
-    def _key_columns(self, batch: pa.RecordBatch, partial: bool) -> list[pa.Array]:
+    def _key_columns(self, batch: pa.RecordBatch, combined: bool) -> list[pa.Array]:
         # Of rows that were combined, the key's columns come first.
-        key = range(len(self.deployment.key)) if partial else self.deployment.key
+        key = range(len(self.deployment.key)) if combined else self.deployment.key
         return [batch.column(i) for i in key]
 
     def _merge(self, slots: Slots, rows: pa.RecordBatch) -> None:
@@ -206,11 +208,13 @@ class ColumnRuntime(TableRuntime[ColumnTable]):
         changed = self._table.changed(but=self._expiries)
         if self._expiring and len(changed):
             changed = self._heard(changed, known, fired)
-        if len(changed):
-            made = self._call("result", lambda: self._logic.result(self._table, changed, self._context))
+        # Aggregates are made key by key. To a user's code all keys of the epoch are given at once.
+        by_key = isinstance(self._logic, PartialLogic)
+        for part in self._table.parts(len(changed)) if by_key else [slice(None)] if len(changed) else []:
+            made = self._call("result", partial(self._logic.result, self._table, changed[part], self._context))
             outputs += [] if made is None else [made]
         self._table.seal()
-        return outputs[0] if len(outputs) == 1 else pa.concat_batches(outputs) if outputs else None
+        return _joined(outputs)
 
     def _heard(self, changed: Slots, known: int, fired: list[Slots]) -> Slots:
         """Those keys that had rows, so that they were among the first touched, or whose timers fired."""
@@ -267,3 +271,8 @@ class ColumnRuntime(TableRuntime[ColumnTable]):
             raise operator_failed(
                 self.deployment.name, method, error, worker=self._worker, epoch=self._context.epoch
             ) from error
+
+
+def _joined(outputs: list[pa.RecordBatch]) -> pa.RecordBatch | None:
+    """All of them as one."""
+    return outputs[0] if len(outputs) == 1 else pa.concat_batches(outputs) if outputs else None

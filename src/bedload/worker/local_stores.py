@@ -13,13 +13,18 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from bedload.core.clock import SystemClock
 from bedload.core.errors import DefinitionError, LocalDiskError
 from bedload.core.ids import WorkerId
+from bedload.state.kinds import Layout
 from bedload.store.cache import Cache
+from bedload.store.columns.pager import Pager
 from bedload.store.disk import Disk, Disks
+from bedload.worker.local_slabs import FileBacking, check_system, file_pages, no_room, not_there
 
 LEAST = 16 << 20
 """Bytes of memory: with less, RocksDB's own buffers would leave nothing for objects."""
@@ -30,7 +35,6 @@ _LOCK = "lock"
 _OPEN_FILES = 500
 _FOLDERS: set[Path] = set()
 """Those of this process."""
-_MB = 1_000_000
 
 
 def remove_folders() -> None:
@@ -60,9 +64,12 @@ class LocalStores:
         self._folder: Path | None = None
         self._lock = -1
         self._blocks: Any = None
+        self._buffers: Any = None
         self._open: dict[str, RocksDisk] = {}
+        self._slabs: list[FileBacking] = []
         self._made = 0
-        self.cache = Cache(int(memory * _OBJECTS))
+        self.cache = Cache(memory, SystemClock().processor)
+        self.pager = Pager(self.cache, file_pages)
 
     @property
     def disks(self) -> Disks:
@@ -72,11 +79,17 @@ class LocalStores:
     @property
     def lost(self) -> LocalDiskError | None:
         """Why the state of an operator is not there any more."""
-        return next((disk.lost for disk in self._open.values() if disk.lost is not None), None)
+        for file in self._slabs:
+            file.check()
+        places: Iterable[RocksDisk | FileBacking] = chain(self._open.values(), self._slabs)
+        return next((it.lost for it in places if it.lost is not None), None)
 
-    def prepare(self) -> None:
+    def prepare(self, layout: Layout = Layout.ROWS) -> None:
         """Make the folder, and remove what others have left. Raises what is wrong with it."""
-        _rocksdict()
+        if layout is Layout.ROWS:
+            _rocksdict()
+        else:
+            check_system()
         if self._folder is not None:
             return
         try:
@@ -132,12 +145,27 @@ class LocalStores:
         if before is not None:
             before.close()
         if self._blocks is None:
-            self._blocks = _rocksdict().Cache(int(self._memory * _BLOCKS))
+            rocks, buffers = _rocksdict(), int(self._memory * _BUFFERS)
+            self._blocks = rocks.Cache(int(self._memory * _BLOCKS))
+            # One for all: each would have its own otherwise, and so many times the share.
+            self._buffers = rocks.WriteBufferManager(buffers, False)
+            self.cache.most = int(self._memory * _OBJECTS)
         self._made += 1
-        where = f"operator {operator}, worker {self._worker}"
-        buffers = int(self._memory * _BUFFERS)
-        disk = self._open[operator] = RocksDisk(self._folder / str(self._made), self._blocks, buffers, where)
+        path, shared = self._folder / str(self._made), Shared(self._blocks, self._buffers, int(self._memory * _BUFFERS))
+        disk = self._open[operator] = RocksDisk(path, shared, self._where(operator))
         return disk
+
+    def slabs(self, operator: str) -> FileBacking:
+        """A file for an array of columns."""
+        self.prepare(Layout.COLUMNS)
+        assert self._folder is not None
+        self._slabs = [file for file in self._slabs if not file.closed]
+        file = FileBacking(str(self._folder), self._where(operator))
+        self._slabs.append(file)
+        return file
+
+    def _where(self, operator: str) -> str:
+        return f"operator {operator}, worker {self._worker}"
 
     def close(self) -> None:
         """The worker ends."""
@@ -145,31 +173,43 @@ class LocalStores:
             _remove(self._folder)
         for disk in self._open.values():
             disk.close()
-        self._open = {}
+        for file in self._slabs:
+            file.close()
+        self._open, self._slabs = {}, []
         if self._folder is not None:
             _FOLDERS.discard(self._folder)
             os.close(self._lock)
             self._folder = None
 
 
+class Shared(NamedTuple):
+    """What all RocksDBs of a worker share."""
+
+    blocks: Any
+    buffers: Any
+    size: int
+    """Bytes of the buffers."""
+
+
 class RocksDisk:
     """One RocksDB."""
 
-    def __init__(self, path: Path, blocks: Any, buffers: int, where: str) -> None:
+    def __init__(self, path: Path, shared: Shared, where: str) -> None:
         self.lost: LocalDiskError | None = None
         """Why what was there is not any more."""
         self._path = path
         self._where = where
         rocks = _rocksdict()
         table = rocks.BlockBasedOptions()
-        table.set_block_cache(blocks)
+        table.set_block_cache(shared.blocks)
         table.set_bloom_filter(10, False)
         table.set_cache_index_and_filter_blocks(True)
         table.set_pin_l0_filter_and_index_blocks_in_cache(True)
         options = rocks.Options(raw_mode=True)
         options.create_if_missing(True)
         options.set_block_based_table_factory(table)
-        options.set_write_buffer_size(max(buffers // 3, 1 << 20))
+        options.set_write_buffer_manager(shared.buffers)
+        options.set_write_buffer_size(max(shared.size // 3, 1 << 20))
         options.set_max_write_buffer_number(3)
         options.set_compression_type(rocks.DBCompressionType.lz4())
         options.set_max_open_files(_OPEN_FILES)
@@ -253,17 +293,10 @@ class RocksDisk:
         shutil.rmtree(self._path, ignore_errors=True)
 
     def _full(self, error: Exception, size: int) -> LocalDiskError:
-        return LocalDiskError(
-            f"{self._where}: {size / _MB:,.1f} MB of state could not be written to {self._path}: {error}. Nothing is "
-            f"lost. Make room there, or attach with local_dir= on another disk; then start the query again"
-        )
+        return no_room(self._where, self._path, error, size)
 
     def _gone(self, error: Exception) -> LocalDiskError:
-        self.lost = self.lost or LocalDiskError(
-            f"{self._where}: state on the local disk was lost ({self._path}): {error}. With a checkpoint it is read "
-            f"back by another worker when the query is started again; if it comes back, attach with local_dir= on "
-            f"another disk"
-        )
+        self.lost = self.lost or not_there(self._where, self._path, error)
         return self.lost
 
 

@@ -212,7 +212,7 @@ class WorkerServer(Handler):
             self._preloading.join()
         deployment = load_deployment(payload)
         if deployment.store is Store.DISK:
-            self._stores.prepare()
+            self._stores.prepare(deployment.layout)
         return deployment
 
     def _say(self, out: list[Out]) -> None:

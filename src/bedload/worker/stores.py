@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from bedload.store.cache import Cache
+from bedload.store.columns.pager import Pager
 from bedload.store.disk import Disks
 
 
@@ -23,4 +24,9 @@ class Stores(Protocol):
     @property
     def cache(self) -> Cache:
         """Their objects in memory."""
+        ...
+
+    @property
+    def pager(self) -> Pager:
+        """Their columns in memory."""
         ...

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 import pyarrow as pa
@@ -12,6 +13,8 @@ from bedload.core.ids import KeyGroup, OperatorName
 from bedload.core.store_stats import StoreStats
 from bedload.state.kinds import Store
 from bedload.store import Changes, StateTable
+from bedload.store.columns import ColumnTable
+from bedload.store.columns.paged_table import PagedTable
 from bedload.store.disk_table import DiskTable
 from bedload.store.resting import RestingStore
 from bedload.store.row_table import RowTable
@@ -28,9 +31,24 @@ def row_table(deployment: Any, stores: Stores | None) -> RowTable:
     name: OperatorName = deployment.name
     if deployment.store is Store.MEMORY:
         return RowTable(name, RestingStore)
-    if stores is None:
-        raise DefinitionError(f"operator {name}: store={str(deployment.store)!r} needs a worker with a local disk")
+    stores = _needed(deployment, stores)
     return DiskTable(name, stores.disks.open(name), stores.cache)
+
+
+def column_table(deployment: Any, stores: Stores | None) -> ColumnTable:
+    """The table of an operator on columns."""
+    parts = deployment.key_types, deployment.state_columns, deployment.key_groups
+    if deployment.store is Store.MEMORY:
+        return ColumnTable(*parts)
+    stores = _needed(deployment, stores)
+    return PagedTable(*parts, stores.pager, partial(stores.disks.slabs, deployment.name))
+
+
+def _needed(deployment: Any, stores: Stores | None) -> Stores:
+    if stores is None:
+        said = str(deployment.store)
+        raise DefinitionError(f"operator {deployment.name}: store={said!r} needs a worker with a local disk")
+    return stores
 
 
 class TableRuntime(Generic[Table]):
@@ -94,10 +112,10 @@ class TableRuntime(Generic[Table]):
     # --- what is not in memory ---
 
     @property
-    def _disk(self) -> DiskTable | None:
+    def _disk(self) -> DiskTable | PagedTable | None:
         """The table, if its state is on disk."""
         table: Any = self._table
-        return table if isinstance(table, DiskTable) else None
+        return table if isinstance(table, DiskTable | PagedTable) else None
 
     @property
     def untidy(self) -> bool:
@@ -107,7 +125,7 @@ class TableRuntime(Generic[Table]):
     def tidy(self) -> None:
         """Have a little of that leave."""
         if self._disk is not None:
-            self._disk.tidy()
+            self._disk.tidy_disk()
 
     def give_up(self) -> None:
         """The state is nobody's any more."""

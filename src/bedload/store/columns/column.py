@@ -20,6 +20,7 @@ from bedload.core.errors import StateTypeError
 from bedload.state.weight import has_width, weight_of
 from bedload.store.columns.index import BLOCK, Flags, Slots
 from bedload.store.columns.layout import array_of, arrow_of, layout_of
+from bedload.store.columns.memory import PLAIN, Memory
 from bedload.store.columns.runs import Runs
 from bedload.store.columns.times import Times
 from bedload.store.columns.values import Values
@@ -77,10 +78,11 @@ class Column:
 
     __slots__ = ("mask", "spec", "values")
 
-    def __init__(self, spec: ColumnSpec, block: int = BLOCK) -> None:
+    def __init__(self, spec: ColumnSpec, block: int = BLOCK, memory: Memory = PLAIN) -> None:
         self.spec = spec
-        self.values = Times(spec.start(), block) if spec.times else Values(spec.dtype, spec.start())
-        self.mask = Values(np.dtype(np.bool_), False) if spec.nullable else None
+        start = spec.start()
+        self.values = Times(start, block, memory) if spec.times else Values(spec.dtype, start, memory)
+        self.mask = Values(np.dtype(np.bool_), False, memory) if spec.nullable else None
 
     @property
     def arrays(self) -> tuple[Values, ...]:

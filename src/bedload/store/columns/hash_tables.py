@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bedload.store.columns import kernels as k
-from bedload.store.columns.memory import GrowingArray
+from bedload.store.columns.memory import PLAIN, Memory
 
 FIRST = 64
 """Entries of a table's first size."""
@@ -30,10 +30,10 @@ _GOLDEN = 0.6180339887498949
 class HashTables:
     """A list of tables, all empty at first."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, memory: Memory = PLAIN) -> None:
         self.list = np.zeros((count, 4), np.int64)
         self._load = _loads(0, count)
-        self._entries = GrowingArray(np.int64)
+        self._entries = memory.other(np.int64)
         self._entries.resize(FIRST)  # so that the place of a table without entries can be read
         self._top = FIRST
         self._free: dict[int, set[int]] = {}

@@ -23,7 +23,7 @@ from bedload.core.errors import ClusterError, ProtocolError
 from bedload.core.ids import KeyGroup
 from bedload.store.columns import kernels as k
 from bedload.store.columns.compiling import read_only
-from bedload.store.columns.memory import GrowingArray
+from bedload.store.columns.memory import PLAIN, GrowingArray, Memory
 from bedload.store.columns.runs import Runs, Slots, Spans, runs_in
 from bedload.store.columns.split_tables import SplitTables
 
@@ -50,16 +50,18 @@ _SORTED_BELOW = 4096
 class KeyIndex:
     """Finds slots, makes them, frees them."""
 
-    def __init__(self, key_groups: int, width: int, *, block: int = BLOCK, max_slots: int = MAX_SLOTS) -> None:
+    def __init__(
+        self, key_groups: int, width: int, *, block: int = BLOCK, max_slots: int = MAX_SLOTS, memory: Memory = PLAIN
+    ) -> None:
         self._block = block
         self._max_blocks = max_slots // block
         self._counters = np.zeros(8, np.int64)
         self._counters[k.BLOCK] = block
         self._groups = np.zeros((key_groups, 4), np.int64)
         self._groups[:, k.FREE] = -1
-        self._tables = SplitTables(key_groups)
-        self._keys = GrowingArray(np.int64, width)
-        self._mark = GrowingArray(np.int32)
+        self._tables = SplitTables(key_groups, memory=memory)
+        self._keys = memory.by_slot(np.int64, width)
+        self._mark = memory.by_slot(np.int32)
         self._owner = GrowingArray(np.int32)
         self._free_blocks = np.empty(0, np.int32)
         self._touched = GrowingArray(np.int64)

@@ -26,7 +26,7 @@ from bedload.keys.columns import bytes_of
 from bedload.store.columns import byte_kernels as b
 from bedload.store.columns.compiling import read_only
 from bedload.store.columns.hash_tables import HashTables
-from bedload.store.columns.memory import GrowingArray
+from bedload.store.columns.memory import PLAIN, Memory
 
 _SWEPT_FROM = 4096
 """Keys that must have gone before a sweep is worth a thought."""
@@ -48,14 +48,14 @@ NumbersOf = Callable[[int], Iterable[npt.NDArray[np.int64]]]
 class Interner:
     """The distinct values of one key column."""
 
-    def __init__(self, kind: pa.DataType) -> None:
+    def __init__(self, kind: pa.DataType, memory: Memory = PLAIN) -> None:
         self._kind = kind
         self._counters = np.zeros(6, np.int64)
         self._counters[b.FREE_NUMBER] = -1
-        self._tables = HashTables(b.SHARDS)
-        self._places = GrowingArray(np.int64)
+        self._tables = HashTables(b.SHARDS, memory)
+        self._places = memory.other(np.int64)
         self._places.resize(16)
-        self._arena = GrowingArray(np.uint8)
+        self._arena = memory.other(np.uint8)
         self._arena.resize(256)
         self._arena_words = _by_eight(self._arena.array)
         self.longest = 0

@@ -22,6 +22,7 @@ from bedload.keys.columns import floats_of, longs_of, numbers_of
 from bedload.keys.kinds import KeyKind, kind_of, value_type
 from bedload.store.columns.index import KeyIndex
 from bedload.store.columns.interner import Interner, NumbersOf
+from bedload.store.columns.memory import PLAIN, Memory
 
 Words = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
@@ -38,7 +39,7 @@ _EXACT = frozenset({KeyKind.SMALL_DECIMAL, KeyKind.LARGE_DECIMAL, KeyKind.FIXED_
 class KeyWords:
     """Turns key columns into words and back."""
 
-    def __init__(self, types: Sequence[pa.DataType], *, nullable: bool = False) -> None:
+    def __init__(self, types: Sequence[pa.DataType], memory: Memory = PLAIN, *, nullable: bool = False) -> None:
         """``nullable``: a key of a single column may be null."""
         if not 0 < len(types) <= MAX_COLUMNS:
             raise KeyTypeError(f"a key has from 1 to {MAX_COLUMNS} columns, not {len(types)}")
@@ -46,7 +47,7 @@ class KeyWords:
             check_key_type(kind, f"#{i}")
         self.types = tuple(value_type(kind) for kind in types)
         """The types of the key's columns, as decoded: dictionaries are a layout, not a type."""
-        self._columns = [_coder(kind) for kind in self.types]
+        self._columns = [_coder(kind, memory) for kind in self.types]
         self._has_nulls = nullable or len(types) > 1
         ends = np.cumsum([coder.width for coder in self._columns]).tolist()
         self._spans = [slice(end - coder.width, end) for coder, end in zip(self._columns, ends, strict=True)]
@@ -189,10 +190,10 @@ class _Coder(Protocol):
     def nbytes(self) -> int: ...
 
 
-def _coder(data_type: pa.DataType) -> _Coder:
+def _coder(data_type: pa.DataType, memory: Memory) -> _Coder:
     match kind_of(data_type):
         case KeyKind.STRING | KeyKind.BINARY | KeyKind.FIXED_BINARY:
-            return _Interned(data_type)
+            return _Interned(data_type, memory)
         case KeyKind.SMALL_DECIMAL | KeyKind.LARGE_DECIMAL as kind:
             return _Decimal(data_type, 1 if kind is KeyKind.SMALL_DECIMAL else 2)
         case KeyKind.FLOAT | KeyKind.DOUBLE:
@@ -280,9 +281,9 @@ class _Decimal(_Plain):
 class _Interned(_Plain):
     """The number under which the bytes are kept."""
 
-    def __init__(self, data_type: pa.DataType) -> None:
+    def __init__(self, data_type: pa.DataType, memory: Memory) -> None:
         super().__init__(data_type)
-        self._interner = Interner(data_type)
+        self._interner = Interner(data_type, memory)
 
     def encode(self, column: pa.Array, intern: bool) -> Words:
         return self._interner.encode(column, add=intern).reshape(-1, 1)

@@ -52,6 +52,11 @@ class GrowingArray:
 
     __slots__ = ("_dtype", "_map", "_offset", "_row", "_shape", "array")
 
+    reserved = 0
+    """Bytes of address space at first, if that is more than the usual."""
+    small = _SMALL
+    """With fewer bytes it is a plain array."""
+
     def __init__(self, dtype: npt.DTypeLike, width: int | None = None) -> None:
         self._dtype = np.dtype(dtype)
         self._shape: tuple[int, ...] = () if width is None else (width,)
@@ -83,14 +88,14 @@ class GrowingArray:
             return
         self.array = self._window(self._map, length)
         if length < old:
-            _give_back(self._map, self._offset + size, self._offset + old * self._row)
+            self._leave(self._map, self._offset + size, self._offset + old * self._row)
         else:
             self._prefer_huge(old * self._row, size)
 
     def foresee(self, length: int) -> None:
         """The window will be about so long: ask for huge pages up to there."""
         size = length * self._row
-        if self._map is None and size > _SMALL:
+        if self._map is None and size > self.small:
             self._move(len(self.array), size)
         self._prefer_huge(self.nbytes, size)
 
@@ -103,17 +108,21 @@ class GrowingArray:
     def _move(self, length: int, size: int) -> None:
         old, kept = self.array, min(length, len(self.array))
         self._map = None
-        if size > _SMALL:
+        if size > self.small:
             wanted = _RESERVED
             while wanted < self._offset + size:
                 wanted *= _MORE
-            self._map = _reserve(wanted)
+            self._map = (_reserve(self.reserved) if wanted < self.reserved else None) or _reserve(wanted)
         if self._map is None:
             self.array = np.zeros((length, *self._shape), self._dtype)
         else:
             self.array = self._window(self._map, length)
             self._prefer_huge(0, size)
         self.array[:kept] = old[:kept]
+
+    def _leave(self, reserved: mmap.mmap, begin: int, end: int) -> None:
+        """The window does not reach there any more, from one place of what is reserved to another."""
+        _give_back(reserved, begin, end)
 
     def _prefer_huge(self, since: int, size: int) -> None:
         """Ask for huge pages, whole ones, from one number of bytes to another."""
@@ -133,6 +142,22 @@ class GrowingArray:
         if not count:
             return np.zeros((0, *self._shape), self._dtype)
         return np.frombuffer(reserved, self._dtype, count, self._offset).reshape(length, *self._shape)
+
+
+class Memory:
+    """Where the arrays of a table are that grow with its keys."""
+
+    def by_slot(self, dtype: npt.DTypeLike, width: int | None = None) -> GrowingArray:
+        """An array with something for each slot."""
+        return GrowingArray(dtype, width)
+
+    def other(self, dtype: npt.DTypeLike) -> GrowingArray:
+        """One in which keys have no place of their own."""
+        return GrowingArray(dtype)
+
+
+PLAIN = Memory()
+"""All of it is in memory."""
 
 
 def scattered(length: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:

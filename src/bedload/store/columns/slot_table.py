@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -27,7 +27,7 @@ from bedload.core.ids import KeyGroup
 from bedload.store.columns.column import Column, ColumnSpec, Prepared
 from bedload.store.columns.index import BLOCK, MAX_SLOTS, Flags, KeyIndex, Slots
 from bedload.store.columns.key_words import KeyWords
-from bedload.store.columns.memory import GrowingArray
+from bedload.store.columns.memory import PLAIN, GrowingArray, Memory
 from bedload.store.columns.runs import Runs, as_runs, spans_of
 from bedload.store.columns.times import Times
 from bedload.store.columns.values import Values
@@ -59,11 +59,12 @@ class SlotTable:
         *,
         block: int = BLOCK,
         max_slots: int = MAX_SLOTS,
+        memory: Memory = PLAIN,
     ) -> None:
         self.columns = tuple(columns)
-        self.words = KeyWords(key_types)
-        self.index = KeyIndex(key_groups, self.words.width, block=block, max_slots=max_slots)
-        self._columns = {spec.name: Column(spec, block) for spec in columns}
+        self.words = KeyWords(key_types, memory)
+        self.index = KeyIndex(key_groups, self.words.width, block=block, max_slots=max_slots, memory=memory)
+        self._columns = {spec.name: Column(spec, block, memory) for spec in columns}
         self._values: list[Values] = [array for column in self._columns.values() for array in column.arrays]
         self._times = {name: it.values for name, it in self._columns.items() if isinstance(it.values, Times)}
         self._deleted = GrowingArray(np.bool_)
@@ -82,6 +83,10 @@ class SlotTable:
             self._columns[spec.name].rebind(spec)
 
     # --- the current epoch ---
+
+    def batches(self, count: int) -> Iterator[slice]:
+        """So many rows that come, in parts that are to be taken one after the other."""
+        yield slice(0, count)
 
     def locate(self, keys: Sequence[pa.Array], groups: Groups) -> Slots:
         """The slots of these keys, new ones included, with before-images taken: they may be written now."""
@@ -131,11 +136,13 @@ class SlotTable:
         """
         touched = self.index.touched
         differs: Flags = self.index.fresh.copy()
-        for name, column in self._columns.items():
-            if name not in but:
-                # Most often the first column says it of nearly all.
-                alike = np.flatnonzero(~differs) if differs.any() else slice(len(touched))
-                differs[alike] = column.differs(touched[alike], alike)
+        for part in self.parts(len(touched)):
+            for name, column in self._columns.items():
+                if name not in but:
+                    # Most often the first column says it of nearly all.
+                    some = differs[part]
+                    alike = part.start + np.flatnonzero(~some) if some.any() else part
+                    differs[alike] = column.differs(touched[alike], alike)
         if self._any_deleted:
             differs |= self._remade.array[: len(touched)]
             differs &= ~self._deleted.array[: len(touched)]
@@ -168,9 +175,10 @@ class SlotTable:
         """Go back to the state as of the last commit."""
         touched, fresh = self.index.touched, self.index.fresh
         if not fresh.all():
-            old = touched[~fresh]
-            for array in self._values:
-                array.restore(old, ~fresh)
+            for part in self.parts(len(touched)):
+                kept = np.flatnonzero(~fresh[part]) + part.start
+                for array in self._values:
+                    array.restore(touched[kept], kept)
         self._end(touched[fresh])
 
     # --- the committed state ---
@@ -325,6 +333,11 @@ class SlotTable:
 
     # --- steps ---
 
+    def parts(self, count: int) -> Iterator[slice]:
+        """So many of something, in parts that are looked at one after the other."""
+        if count:
+            yield slice(0, count)
+
     def _take_images(self, known: int) -> None:
         index = self.index
         self._make_room()
@@ -423,7 +436,8 @@ class SlotTable:
             self._deleted.array[:count] = False
             self._remade.array[:count] = False
             self._any_deleted = False
-        self.index.untouch()
+        for part in self.parts(count):
+            self.index.untouch(count - part.stop)  # the last ones first
         kept = self.index.kept_places
         for array in self._values:
             array.let_go(kept)

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from bedload.store.columns import kernels as k
 from bedload.store.columns.hash_tables import FIRST, HashTables
+from bedload.store.columns.memory import PLAIN, Memory
 
 _Longs = npt.NDArray[np.int64]
 
@@ -30,8 +31,8 @@ _LOWEST_LOAD = 0.55
 class SplitTables(HashTables):
     """A list of tables for each key group, all empty at first. The first tables are those of groups with one."""
 
-    def __init__(self, groups: int, widest: int | None = None) -> None:
-        super().__init__(groups)
+    def __init__(self, groups: int, widest: int | None = None, memory: Memory = PLAIN) -> None:
+        super().__init__(groups, memory)
         self._groups = groups
         self._widest = WIDEST if widest is None else widest
         self.roots = np.stack((np.arange(groups), np.full(groups, _BITS)), 1)

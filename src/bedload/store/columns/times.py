@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bedload.store.columns.index import Flags, Slots
-from bedload.store.columns.memory import GrowingArray
+from bedload.store.columns.memory import PLAIN, GrowingArray, Memory
 from bedload.store.columns.runs import Runs
 from bedload.store.columns.values import Values
 from bedload.store.due import NEVER
@@ -35,8 +35,8 @@ class Times(Values):
 
     __slots__ = ("_block", "_bounds", "next")
 
-    def __init__(self, initial: Any, block: int) -> None:
-        super().__init__(np.dtype(np.int64), initial)
+    def __init__(self, initial: Any, block: int, memory: Memory = PLAIN) -> None:
+        super().__init__(np.dtype(np.int64), initial, memory)
         self._block = block
         self._bounds = GrowingArray(np.int64)
         self.next = NEVER
@@ -110,7 +110,7 @@ class Times(Values):
         else:
             self._lower(slots)
 
-    def restore(self, slots: Slots, places: Flags) -> None:
+    def restore(self, slots: Slots, places: Slots) -> None:
         """Put the values of some places back."""
         super().restore(slots, places)
         self._lower(slots)

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from bedload.store.columns.index import Flags, Slots
 from bedload.store.columns.layout import WIDE
-from bedload.store.columns.memory import GrowingArray
+from bedload.store.columns.memory import PLAIN, GrowingArray, Memory
 from bedload.store.columns.runs import Runs
 
 
@@ -18,10 +18,10 @@ class Values:
 
     __slots__ = ("_before", "_initial", "_live")
 
-    def __init__(self, dtype: np.dtype[Any], initial: Any) -> None:
-        make = Objects if dtype.kind == "O" else GrowingArray
-        self._live: GrowingArray | Objects = make(dtype)
-        self._before: GrowingArray | Objects = make(dtype)
+    def __init__(self, dtype: np.dtype[Any], initial: Any, memory: Memory = PLAIN) -> None:
+        objects = dtype.kind == "O"
+        self._live: GrowingArray | Objects = Objects(dtype) if objects else memory.by_slot(dtype)
+        self._before: GrowingArray | Objects = Objects(dtype) if objects else GrowingArray(dtype)
         self._initial = np.empty((), dtype)
         self.begin_with(initial)
 
@@ -71,9 +71,9 @@ class Values:
         self._before.at_least(at + len(slots))
         np.take(self.live, slots, out=self.before[at : at + len(slots)], mode="clip")
 
-    def restore(self, slots: Slots, places: Flags) -> None:
+    def restore(self, slots: Slots, places: Slots) -> None:
         """Put the values of some places back."""
-        self.live[slots] = self.before[: len(places)][places]
+        self.live[slots] = self.before[places]
 
     def let_go(self, places: int) -> None:
         """Forget old values, and the room of all but so many."""
