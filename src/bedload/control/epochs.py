@@ -341,6 +341,7 @@ class OperatorEpochs:
                     at.routing.groups_of(worker),
                     at.routing.guests_of(worker),
                     at.routing.away_from(worker),
+                    at.base,
                 ),
             )
             for worker in workers

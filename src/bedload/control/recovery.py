@@ -142,7 +142,7 @@ class Recovery:
             if idle_only and worker in self._in_vain:
                 continue
             groups = at.routing.groups_of(worker)
-            for message, plan in at.lineage.restore(worker, deployment, groups, base, at.routing):
+            for message, plan in at.lineage.restore(worker, deployment, groups, base, at.routing, at.turn):
                 at.tells(worker)
                 at.ordered[worker] = at.told[worker]
                 restores.append(ToWorker(worker, message, plan))

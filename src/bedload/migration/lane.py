@@ -49,6 +49,8 @@ class Parcel(NamedTuple):
     first: bool = True
     more: bool = False
     """Of a ``HandOver``: whether stale keys are named for the first time, and whether more are to follow."""
+    places: dict[KeyGroup, tuple[bytes, bytes]] | None = None
+    """Where key groups are that stay in a remote store."""
 
 
 @dataclass
@@ -112,6 +114,8 @@ class Lane:
     """Key groups that are listed and were not said to be whole yet, and where their entries end."""
     given: int = 0
     """Keys that were handed over for good."""
+    placed: bool = False
+    """Whether it was said where key groups are that stay in a remote store."""
     last_sent: bool = False
     rounds: Rounds = field(default_factory=Rounds)
     idle: float = 1.0
@@ -255,6 +259,13 @@ class Lane:
         self.unacked[self.number] = parcel._replace(state=None)
         return parcel
 
+    def place(self) -> Parcel:
+        """Where key groups are that stay in a remote store: before anything else of them is said."""
+        places, groups = self.shelf.places(), tuple(sorted(self.shelf.by_place))
+        parcel = self.parcel(NONE, groups=groups, ahead=False)._replace(places=places)
+        self.unacked[self.number], self.placed = parcel, True
+        return parcel
+
     def hand_over(self, base: Turn, most: int, *, ahead: bool) -> Parcel:
         """The word, or a part of it, that the copies are the state at a turn but for so many stale keys at most."""
         first = not self.unsaid_stale
@@ -273,6 +284,9 @@ class Lane:
         for parcel in parcels.values():
             if parcel.base is not None:
                 self.handed = None
+                continue
+            if parcel.places is not None:
+                self.placed = False
                 continue
             self.sent.remove(parcel.hashes)
             if parcel.span is not None:

@@ -147,6 +147,10 @@ class Receiver:
         """
         return self.phase is Receiving.EARLY or (whole_only(self._terms) and not self._from(source).whole)
 
+    def has_all(self, source: WorkerId) -> bool:
+        """Whether nothing of a worker is wanted any more."""
+        return self._from(source).whole
+
     def wanted(self, source: WorkerId, hashes: Hashes) -> Flags:
         """Which keys of a shipment are to be taken in otherwise: those that are not here."""
         incoming = self._from(source)

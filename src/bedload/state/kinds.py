@@ -29,6 +29,7 @@ class Store(enum.StrEnum):
 
     MEMORY = "memory"
     DISK = "disk"
+    REDIS = "redis"
 
 
 class Layout(enum.StrEnum):

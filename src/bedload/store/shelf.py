@@ -91,6 +91,15 @@ class Shelf(Protocol):
         ...
 
     @property
+    def by_place(self) -> frozenset[KeyGroup]:
+        """Key groups whose state stays where it is, in a remote store: they go as a whole, and none is listed."""
+        ...
+
+    def places(self) -> dict[KeyGroup, tuple[bytes, bytes]]:
+        """Where that is, and the turn whose state it is; when nothing touches them any more."""
+        ...
+
+    @property
     def listed(self) -> bool:
         """Whether all keys that are meant are on it."""
         ...
@@ -208,6 +217,7 @@ class AnyShelf(Generic[Some]):
     """What both layouts have in common. A layout knows which keys are held back, and makes the batches."""
 
     _each = 1
+    by_place: frozenset[KeyGroup] = frozenset()
 
     def __init__(self, selection: Selection, entries: Entries, key_groups: int, expected: int, nothing: Some) -> None:
         self.expected = expected
@@ -242,6 +252,10 @@ class AnyShelf(Generic[Some]):
     def listed(self) -> bool:
         """Whether all keys that are meant are on it."""
         return not self._unlisted and self._listing is None
+
+    def places(self) -> dict[KeyGroup, tuple[bytes, bytes]]:
+        """Where the state is of what stays there."""
+        return {}
 
     def list_some(self, keys: int, first: KeyGroup | None = None) -> Listed:
         """Put so many more keys on it, or the rest."""

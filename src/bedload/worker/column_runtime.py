@@ -71,6 +71,11 @@ class ColumnDeployment:
         return Store.MEMORY
 
     @property
+    def store_url(self) -> str:
+        """None: it is in memory."""
+        return ""
+
+    @property
     def variables(self) -> tuple[StateVariable, ...]:
         """The state columns."""
         return tuple(

@@ -16,10 +16,11 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from bedload.core.errors import DefinitionError, LocalDiskError
+from bedload.core.errors import BedloadError, DefinitionError, LocalDiskError
 from bedload.core.ids import WorkerId
 from bedload.store.cache import Cache
 from bedload.store.disk import Disk, Disks
+from bedload.worker.redis_remote import RedisServers
 
 LEAST = 16 << 20
 """Bytes of memory: with less, RocksDB's own buffers would leave nothing for objects."""
@@ -50,7 +51,9 @@ def _remove(folder: Path) -> None:
 class LocalStores:
     """Those of a real worker. Nothing is there before the first operator needs it."""
 
-    def __init__(self, worker: WorkerId, attachment: str, memory: int, local_dir: str | None = None) -> None:
+    def __init__(
+        self, worker: WorkerId, attachment: str, memory: int, local_dir: str | None = None, checkpoint: str = ""
+    ) -> None:
         """``local_dir``: None for the system's temporary folder, which all attachments share."""
         self._worker = worker
         self._attachment = attachment
@@ -63,6 +66,7 @@ class LocalStores:
         self._open: dict[str, RocksDisk] = {}
         self._made = 0
         self.cache = Cache(int(memory * _OBJECTS))
+        self.remotes = RedisServers(worker, checkpoint)
 
     @property
     def disks(self) -> Disks:
@@ -70,9 +74,10 @@ class LocalStores:
         return self
 
     @property
-    def lost(self) -> LocalDiskError | None:
+    def lost(self) -> BedloadError | None:
         """Why the state of an operator is not there any more."""
-        return next((disk.lost for disk in self._open.values() if disk.lost is not None), None)
+        found = (it.lost for it in (*self._open.values(), self.remotes) if it.lost is not None)
+        return next(found, None)
 
     def prepare(self) -> None:
         """Make the folder, and remove what others have left. Raises what is wrong with it."""
@@ -146,6 +151,7 @@ class LocalStores:
         for disk in self._open.values():
             disk.close()
         self._open = {}
+        self.remotes.close()
         if self._folder is not None:
             _FOLDERS.discard(self._folder)
             os.close(self._lock)

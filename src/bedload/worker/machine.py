@@ -244,6 +244,7 @@ class WorkerMachine:
                 raise hosted.restoring.error
             if gone := hosted.holdings.begin(message.groups, message.guests, message.away):
                 runtime.drop(gone)
+            runtime.stand(message.turn, message.base, hosted.holdings.owned)
             limit = hosted.code.shipped[message.deployment].epoch_bytes
             hosted.allow(self.worker, self._epoch_bytes if limit is None else limit, self._scratch, self._limits)
             runtime.begin(message.epoch, (*message.groups, *sorted(hosted.holdings.guests)))
@@ -278,10 +279,11 @@ class WorkerMachine:
             runtime = self._activate(hosted, message.deployment)
             # What came before a restore failed counts as here no longer, and others may own it by now.
             runtime.drop(message.groups if failed is None else map(KeyGroup, range(hosted.holdings.key_groups)))
+            found = () if plan is None else runtime.find(message)
         except Exception as error:
             return [*released, *self._not_restored(hosted, as_ours(error))]
         hosted.committed = message.epoch, message.query
-        order = hosted.restoring.order(message, plan)
+        order = hosted.restoring.order(message, plan, found)
         instead = hosted.moving.superseded(message.base, message.groups, runtime)
         if order is None:
             return [*released, *instead, hosted.restoring.progress(runtime), *self._answer_reads(hosted)]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+import msgspec
 import pyarrow as pa
 
 from bedload.core.clock import Clock
@@ -306,6 +307,8 @@ class Moving:
         hashes = b"" if nameless else pack(parcel.hashes)
         foreseen = parcel.expected, parcel.of_groups
         ship = m.Ship(*said, deployment, hashes, parcel.groups, parcel.last, parcel.ahead, *foreseen)
+        if parcel.places is not None:
+            return to, msgspec.structs.replace(ship, places=True), msgspec.msgpack.encode(parcel.places)
         return to, ship, None if parcel.state is None else pack_whole(parcel.state)
 
     def neighbour(self, worker: WorkerId) -> Neighbour:
@@ -339,7 +342,10 @@ class Moving:
 
     def _ship(self, receiver: Receiver, message: m.Ship, body: Body, runtime: Runtime) -> list[Freed]:
         hashes = unpack(message.hashes)
-        state = None if body is None else unpack_whole(body)
+        if message.places and body is not None and not receiver.has_all(message.source):
+            runtime.adopt(msgspec.msgpack.decode(body, type=dict[KeyGroup, tuple[bytes, bytes]]))
+            receiver.bytes += len(body)
+        state = None if body is None or message.places else unpack_whole(body)
         settled = hashes
         if not receiver.takes_all(message.source):
             keep = receiver.wanted(message.source, hashes)

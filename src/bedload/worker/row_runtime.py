@@ -66,6 +66,8 @@ class Deployment:
     ttl: Ttl | None = None
     """How long a key lives without a row."""
     store: Store = Store.MEMORY
+    store_url: str = ""
+    """Of a remote one."""
 
     @property
     def specs(self) -> tuple[StateSpec, ...]:

@@ -101,7 +101,9 @@ class WorkerServer(Handler):
         self._clock = SystemClock()
         self._endpoint = Endpoint(host, credentials=credentials, handler=self)
         memory = store_share() if local.memory is None else local.memory
-        self._stores = LocalStores(worker, credentials.fingerprint, memory, local.folder)
+        self._stores = LocalStores(
+            worker, credentials.fingerprint, memory, local.folder, "" if place is None else place.url
+        )
         self._machine = WorkerMachine(
             worker,
             self._load_deployment,
@@ -213,6 +215,8 @@ class WorkerServer(Handler):
         deployment = load_deployment(payload)
         if deployment.store is Store.DISK:
             self._stores.prepare()
+        elif deployment.store is Store.REDIS:
+            self._stores.remotes.prepare(deployment.store_url)
         return deployment
 
     def _say(self, out: list[Out]) -> None:
