@@ -25,7 +25,7 @@ from bedload.spark.bootstrap_task import Start, starts_of_columns, starts_of_row
 from bedload.spark.schemas import arrow_schema, output_schema
 from bedload.spark.state_view import RowDecoder
 from bedload.state.expiries import with_expiries
-from bedload.state.kinds import Store
+from bedload.state.kinds import IN_MEMORY, Chosen, Store
 from bedload.state.ttl import Ttl
 from bedload.worker.expiry import KeyTtl
 from bedload.worker.operator import Operator, check_operator, state_of
@@ -45,8 +45,8 @@ def of_operator(
     initial_state: DataFrame | None,
     drop: str | Iterable[str] = (),
     ttl: Ttl | None = None,
-    store: Store = Store.MEMORY,
-    asked: Store = Store.MEMORY,
+    store: Chosen = IN_MEMORY,
+    asked: Chosen = IN_MEMORY,
 ) -> Application:
     """An operator of the user's, on rows or on columns; ``ttl`` is that of whole keys.
 
@@ -67,7 +67,16 @@ def of_operator(
         specs = state_of(operator, ttl)
         columns = tuple(keyed.df.columns)
         deployment = Deployment(
-            keyed.name, operator, keyed.at, columns, arrow_out, keyed.types, parameters=values, ttl=ttl, store=store
+            keyed.name,
+            operator,
+            keyed.at,
+            columns,
+            arrow_out,
+            keyed.types,
+            parameters=values,
+            ttl=ttl,
+            store=store.kind,
+            store_url=store.url,
         )
         initial = _initial(initial_state, starts_of_rows(specs))
         made = Application(keyed, out, arrow_out, deployment, RowDecoder(specs), specs, initial=initial)
@@ -105,9 +114,9 @@ def of_aggregates(
     return replace(made, terms=Terms(drop=_dropped(made, drop), call="aggregate"))
 
 
-def refuse_columns(name: str, store: Store) -> None:
+def refuse_columns(name: str, store: Chosen) -> None:
     """Raise if state in columns is to be elsewhere than in memory."""
-    if store is not Store.MEMORY:
+    if store.kind is not Store.MEMORY:
         raise DefinitionError(
             f"operator {name}: store={str(store)!r} is for operators on rows; vector operators and aggregates have "
             f"their state in columns, which are in memory only, as yet: give it store='memory'"

@@ -29,7 +29,7 @@ from bedload.migration import Strategy
 from bedload.operators.aggregates import Function
 from bedload.spark import applying
 from bedload.spark.application import Application, Keyed
-from bedload.spark.attachment import Attachment, store_of
+from bedload.spark.attachment import Attachment
 from bedload.spark.beat import Beats
 from bedload.spark.changes import WAIT_SECONDS, Change, Wishes
 from bedload.spark.deployments import Deployments
@@ -44,7 +44,7 @@ from bedload.spark.state_view import OperatorState
 from bedload.spark.supervisor import Supervised, starter
 from bedload.spark.table import Table
 from bedload.spark.waiting import wait_for_epoch
-from bedload.state.kinds import Store
+from bedload.state.kinds import IN_MEMORY
 from bedload.state.ttl import Clock, Ttl
 from bedload.transport import Credentials
 from bedload.worker.operator import Operator
@@ -148,12 +148,12 @@ class Cluster:
         ``ttl`` and ``clock``: how long a key lives without a row, as for :meth:`aggregate`; its timers go with it.
         Single variables have one where they are declared: ``bl.map(ttl="1 hour")``.
 
-        ``store``: where its state is: ``"memory"``, or ``"disk"`` for what is larger than that; left out, as
-        :func:`attach` has it. Another one is taken up when the state is read back from a checkpoint.
+        ``store``: where its state is: ``"memory"``, ``"disk"`` for what is larger than that, or ``"redis://…"`` for
+        what is to be apart from the workers; left out, as :func:`attach` has it. Another one is taken up when the state is read back from a checkpoint.
         """
         named = OperatorName(name or str(getattr(parts_of(operator)[0], "__name__", operator)))
         keyed = self._keyed(named, df, key, key_groups)
-        asked = Store.MEMORY if store is None else store_of(store, f"operator {named}")
+        asked = IN_MEMORY if store is None else self._attached.store_of(store, f"operator {named}")
         applied = applying.of_operator(
             self._spark,
             keyed,
@@ -198,7 +198,7 @@ class Cluster:
         """
         keyed = self._keyed(OperatorName(name or "aggregate"), df, key, key_groups)
         if store is not None:
-            applying.refuse_columns(keyed.name, store_of(store, f"operator {keyed.name}"))
+            applying.refuse_columns(keyed.name, self._attached.store_of(store, f"operator {keyed.name}"))
         applied = applying.of_aggregates(self._spark, keyed, aggregates, initial_state, drop, Ttl.of(ttl, clock))
         functions = ", ".join(f"{column}={it}" for column, it in aggregates.items())
         unnamed = f"the aggregate {functions} by {', '.join(keyed.names)}"

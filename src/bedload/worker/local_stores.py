@@ -76,8 +76,7 @@ class LocalStores:
     @property
     def lost(self) -> BedloadError | None:
         """Why the state of an operator is not there any more."""
-        found = (it.lost for it in (*self._open.values(), self.remotes) if it.lost is not None)
-        return next(found, None)
+        return next((disk.lost for disk in self._open.values() if disk.lost is not None), self.remotes.lost)
 
     def prepare(self) -> None:
         """Make the folder, and remove what others have left. Raises what is wrong with it."""
