@@ -15,10 +15,12 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
+from bedload.core.errors import RemoteStoreError
 from bedload.core.ids import NO_TURN, Epoch, KeyGroup, QueryId, Turn, WorkerId
 from bedload.keys import RoutingTable
 from bedload.protocol import messages as m
@@ -181,7 +183,10 @@ class Holdings:
             return {}, set()
         self._pass_on()
         here = {key for key in self.keys if not on_its_way(hosted, key)}
-        actual = {key: state for key, state in runtime.snapshot() if key in here}
+        try:
+            actual = {key: state for key, state in runtime.snapshot() if key in here}
+        except RemoteStoreError:
+            return {}, set()  # it was given up, or has lost it, and finds that out before it does anything with it
         if not self._durable:
             came = (here - self._here) & actual.keys()
             self.backup = {key: state for key, state in self.backup.items() if key in here and key in self._here}
@@ -198,7 +203,9 @@ class Holdings:
     def leftovers(self) -> set[str]:
         """Keys with state here that it does not own."""
         runtime = self._machine().runtime(self._operator)
-        return set() if runtime is None else {key for key, _ in runtime.snapshot()} - self.keys
+        with suppress(RemoteStoreError):
+            return set() if runtime is None else {key for key, _ in runtime.snapshot()} - self.keys
+        return set()
 
     # --- epochs ---
 

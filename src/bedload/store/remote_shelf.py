@@ -37,13 +37,17 @@ class RemoteShelf(DiskShelf):
     ) -> None:
         super().__init__(stores, layout, key_types, selection, waiting, drop)
         self._table = table
+        self._places: dict[KeyGroup, tuple[bytes, bytes]] | None = None
         if table.by_place:
             self.by_place = frozenset(group for group in selection.groups if selection.admits_all(group))
             self.expected -= sum(stores[group].sizes().keys for group in self.by_place if group in stores)
 
     def places(self) -> dict[KeyGroup, tuple[bytes, bytes]]:
         """Where the state of key groups is that stay there."""
-        return {group: (moved.place, moved.stamp) for group, moved in self._table.places(sorted(self.by_place)).items()}
+        if self._places is None:
+            found = self._table.places(sorted(self.by_place)).items()
+            self._places = {group: (moved.place, moved.stamp) for group, moved in found}
+        return self._places
 
     def sealed(self) -> None:
         """An epoch is sealed: what it touched of listed keys has to be noted."""

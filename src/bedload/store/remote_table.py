@@ -147,10 +147,14 @@ class RemoteTable(DiskTable):
         return not (self.layout.timed or self.layout.expiries is not None)
 
     def places(self, groups: Iterable[KeyGroup]) -> dict[KeyGroup, Moved]:
-        """Where the state of these key groups is, for whoever owns them next; between epochs."""
+        """Where the state of these key groups is, for whoever owns them next: they are forgotten here. Between epochs."""
         stores = [_remote(self.stores[group]) for group in groups if group in self.stores]
         settle(stores)
-        return {store.group: Moved(store.at, store.expected) for store in stores if store.at is not None}
+        found = {store.group: Moved(store.at, store.expected) for store in stores if store.at is not None}
+        for store in stores:
+            store.owned = True  # by somebody
+        self.drop(store.group for store in stores)
+        return found
 
     def adopt(self, places: Mapping[KeyGroup, Moved]) -> None:
         """Another worker has handed these over."""
