@@ -33,7 +33,8 @@ class MemoryServer:
         self.data.pop(place + b":u", None)
 
     def follow(self, order: list[Any]) -> Answer:
-        return getattr(self, "_" + order[0].decode())(*order[1:])
+        answer: Answer = getattr(self, "_" + order[0].decode())(*order[1:])
+        return answer
 
     def _register(self, index: bytes, field: bytes, private: bytes, place: bytes, turn: bytes | None) -> bool:
         known = self.data.setdefault(index, {})

@@ -51,8 +51,8 @@ from bedload.store.remote_table import RemoteTable
 from bedload.store.resting import RestingStore
 from bedload.store.row_table import RowTable
 from bedload.worker.local_stores import RocksDisk
-from bedload.worker.redis_remote import RedisServer
 from bedload.worker.operator import Operator, make_shared, state_of
+from bedload.worker.redis_remote import RedisServer
 
 KEYS = "abcdef"
 GROUPS = 3

@@ -26,9 +26,9 @@ from tests.simulator.faults import Faults
 from tests.simulator.network import Network
 from tests.simulator.query import SimulatedQuery
 from tests.simulator.spark import SparkContext
+from tests.simulator.stores import SimulatedRedis
 from tests.simulator.turned import both_ways, payload_of
 from tests.simulator.watcher import Watcher
-from tests.simulator.stores import SimulatedRedis
 from tests.simulator.worker import ProcessKilled, SimulatedWorker
 from tests.simulator.workload import KEY_GROUPS, time_of
 

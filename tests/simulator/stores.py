@@ -1,4 +1,4 @@
-"""The local disk of a simulated worker: it is full now and then, and may lose what is on it; and the remote store of all.
+"""The local disk of a simulated worker: it is full now and then, and may lose what is on it. The remote store of all.
 
 The simulation looks at all state all the time. What it reads for that goes past the faults: only while the worker's own
 machine works does something go wrong. Memory is so small that hardly anything stays there, or nothing.

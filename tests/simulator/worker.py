@@ -21,7 +21,7 @@ import msgspec
 from bedload.checkpoint.compaction import Step, compact
 from bedload.checkpoint.snapshots import TARGET_BYTES
 from bedload.checkpoint.storage import Storage, failed
-from bedload.core.errors import BedloadError, LocalDiskError, RemoteStoreError, OperatorFailed, WorkerStartFailed
+from bedload.core.errors import BedloadError, LocalDiskError, OperatorFailed, RemoteStoreError, WorkerStartFailed
 from bedload.core.ids import DeploymentId, Generation, KeyGroup, OperatorName, Ticket, Turn, WorkerId
 from bedload.core.limits import Limits
 from bedload.migration.lane import Parcel

@@ -17,9 +17,8 @@ from cryptography.x509.oid import NameOID
 from tests.redis_server import RedisProcess, needs_redis
 
 from bedload.core.errors import DefinitionError, RemoteStoreError
-from bedload.core.ids import WorkerId
+from bedload.core.ids import Turn, WorkerId
 from bedload.store.remote import NEW, Whose, put, stamp_of
-from bedload.core.ids import Turn
 from bedload.worker.redis_remote import RedisServer, RedisServers, address_of
 
 pytestmark = needs_redis
@@ -89,7 +88,7 @@ def test_a_password_is_given_and_a_wrong_one_is_refused_without_being_shown(star
 
 def test_a_server_that_would_remove_state_is_refused(start: Start) -> None:
     redis = start("--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru")
-    with pytest.raises(RemoteStoreError, match="maxmemory-policy is allkeys-lru.*Set maxmemory-policy noeviction"):
+    with pytest.raises(RemoteStoreError, match=r"maxmemory-policy is allkeys-lru.*Set maxmemory-policy noeviction"):
         at(redis.url).prepare()
 
 
@@ -143,24 +142,21 @@ def test_the_script_is_there_again_after_the_server_was_started_again(start: Sta
 def test_a_connection_can_be_encrypted(start: Start, tmp_path: Path) -> None:
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
-    now = dt.datetime.now(dt.UTC)
     certificate = (
         x509.CertificateBuilder()
         .subject_name(name)
         .issuer_name(name)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - dt.timedelta(days=1))
-        .not_valid_after(now + dt.timedelta(days=1))
+        .not_valid_before(dt.datetime(2020, 1, 1, tzinfo=dt.UTC))
+        .not_valid_after(dt.datetime(2100, 1, 1, tzinfo=dt.UTC))
         .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), False)
         .sign(key, hashes.SHA256())
     )
     cert, secret = tmp_path / "cert.pem", tmp_path / "key.pem"
     cert.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
     secret.write_bytes(
-        key.private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-        )
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     )
     options = ("--tls-cert-file", str(cert), "--tls-key-file", str(secret), "--tls-ca-cert-file", str(cert))
     plain = start()
@@ -172,7 +168,9 @@ def test_a_connection_can_be_encrypted(start: Start, tmp_path: Path) -> None:
         at(url).prepare()
 
 
-@pytest.mark.parametrize("url", ["redis://", "redis://host:port", "redis://host?deadline=soon", "redis://host?prefix=a+b"])
+@pytest.mark.parametrize(
+    "url", ["redis://", "redis://host:port", "redis://host?deadline=soon", "redis://host?prefix=a+b"]
+)
 def test_an_address_that_is_none_is_refused(url: str) -> None:
     with pytest.raises(DefinitionError):
         address_of(url)

@@ -1,4 +1,4 @@
-"""Rows in a remote store: turns that do not count, workers that were given up, state that is handed over or found again.
+"""Rows in a remote store: turns that do not count, workers that were given up, state that is handed over or found.
 
 Everything runs against the store in memory and against a real Redis, which have to do the same.
 """
@@ -15,7 +15,7 @@ from tests.redis_server import MISSING, RedisProcess, available
 from tests.remotes import MemoryRemote, MemoryServer
 from tests.shelves import drop, listed
 
-from bedload import state as bl
+import bedload as bl
 from bedload.core.errors import RemoteStoreError
 from bedload.core.ids import NO_TURN, KeyGroup, OperatorName, Turn, WorkerId
 from bedload.state import RecordLayout
@@ -47,7 +47,7 @@ class Worker:
         layout = RecordLayout(state_of(operator))
         self.table.bind(layout, make_shared(operator, {}, layout, self.table.slots)[1], 1, [pa.string()])
 
-    def turn(self, turn: int, base: int, groups: list[KeyGroup] = GROUPS, **keys: int) -> None:
+    def turn(self, turn: int, base: int, groups: Any = GROUPS, **keys: int) -> None:
         """Add to keys, and seal."""
         self.table.stand(Turn(turn), Turn(base), groups)
         self.table.begin(groups)
@@ -230,6 +230,36 @@ def test_a_key_group_is_handed_over_without_its_keys(worker: Callable[..., Worke
     new.turn(2, 1, [KeyGroup(0)], b=10)
     new.table.commit()
     assert new.state() == {"b": 12, "d": 4}
+
+
+def test_a_key_group_comes_to_a_guest_of_it(worker: Callable[..., Worker]) -> None:
+    old, new = worker(), worker()
+    old.run(1, 0, b=1, d=2)
+    new.table.stand(Turn(1), Turn(0), [])
+    new.table.begin(GROUPS)
+    (row,) = new.table._store(KeyGroup(0)).touch(["f"])
+    row.total = 7
+    new.table.seal()
+    new.table.write(Turn(1), lambda group: True)
+    new.table.commit()
+    new.table.adopt(old.table.places([KeyGroup(0)]))
+    assert new.state() == {"b": 1, "d": 2, "f": 7}
+    assert new.table.sizes().keys == 3
+    new.run(2, 1, b=1, f=1)
+    assert new.state() == {"b": 2, "d": 2, "f": 8}
+    assert worker().table.find([KeyGroup(0)], Turn(2), Turn(2)) == [0]
+
+
+def test_timers_are_not_left_behind() -> None:
+    class Timed(Count):
+        def on_timer(self, key: str, timer: bl.Timer, ctx: bl.Context) -> None:
+            pass
+
+    server = MemoryServer()
+    one = Worker(MemoryRemote(server), Timed)
+    one.run(1, 0, b=1)
+    assert Worker(MemoryRemote(server), Timed).table.find(GROUPS, Turn(1), Turn(1)) == []
+    assert not one.table.shelve(Selection(GROUPS)).by_place
 
 
 def test_what_was_handed_over_and_has_changed_since_is_not_taken(worker: Callable[..., Worker]) -> None:

@@ -53,6 +53,8 @@ class Lineage:
         """Where each query has its Spark checkpoint, as far as known."""
         self.parameters: dict[DeploymentId, dict[str, str]] = {}
         """Those of the operator, as texts, by the deployment that has some."""
+        self.stores: dict[DeploymentId, str] = {}
+        """Where workers have the state, by the deployment that has it elsewhere than in memory."""
         self._holds: dict[WorkerId, Turn | None] = {}
         self._partakers: set[WorkerId] = set()
         """The workers that have been in the current turn from its beginning."""
@@ -103,6 +105,7 @@ class Lineage:
             guests=tuple(guests) if guests else msgspec.UNSET,
             committed={str(name): Epoch(last) for name, last in committed.items()},
             parameters=msgspec.UNSET if deployment is None else self.parameters.get(deployment, msgspec.UNSET),
+            store=msgspec.UNSET if deployment is None else self.stores.get(deployment, msgspec.UNSET),
         )
 
     # --- what workers hold ---

@@ -25,8 +25,8 @@ from bedload.state.kinds import IN_MEMORY, Chosen, Store
 from bedload.transport import is_loopback
 from bedload.worker.local_files import Local
 from bedload.worker.local_stores import LEAST
-from bedload.worker.redis_remote import address_of
 from bedload.worker.memory import epoch_share, store_share
+from bedload.worker.redis_remote import address_of
 
 _ARROW_ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
 _WIDENED = "spark.bedload.recordsPerBatch.widenedFrom"
@@ -210,7 +210,9 @@ def store_of(given: str, where: str, *, durable: bool) -> Chosen:
         return Chosen(Store.REDIS, given)
     if given in (Store.MEMORY, Store.DISK):
         return Chosen(Store(given))
-    raise DefinitionError(f"{where}: store={given!r}: use 'memory', 'disk', or 'redis://host:6379/0'")
+    raise DefinitionError(
+        f"{where}: store={given!r}: use 'memory' or 'disk', or the address of a Redis server, as 'redis://host:6379/0'"
+    )
 
 
 def _set_up(spark: SparkSession, *, local: bool) -> None:

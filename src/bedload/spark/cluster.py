@@ -149,7 +149,8 @@ class Cluster:
         Single variables have one where they are declared: ``bl.map(ttl="1 hour")``.
 
         ``store``: where its state is: ``"memory"``, ``"disk"`` for what is larger than that, or ``"redis://…"`` for
-        what is to be apart from the workers; left out, as :func:`attach` has it. Another one is taken up when the state is read back from a checkpoint.
+        what is to be apart from the workers; left out, as :func:`attach` has it. Another one is taken up when the state
+        is read back from a checkpoint.
         """
         named = OperatorName(name or str(getattr(parts_of(operator)[0], "__name__", operator)))
         keyed = self._keyed(named, df, key, key_groups)

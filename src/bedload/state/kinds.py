@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from typing import NamedTuple
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 
 class VariableKind(enum.StrEnum):
@@ -47,7 +47,9 @@ class Chosen(NamedTuple):
             return str(self.kind)
         parts = urlsplit(self.url)
         at = parts.hostname or ""
-        return urlunsplit(parts._replace(netloc=at if parts.port is None else f"{at}:{parts.port}"))
+        prefix = dict(parse_qsl(parts.query)).get("prefix")
+        query = "" if prefix is None else urlencode({"prefix": prefix})
+        return urlunsplit(parts._replace(netloc=at if parts.port is None else f"{at}:{parts.port}", query=query))
 
 
 IN_MEMORY = Chosen(Store.MEMORY)

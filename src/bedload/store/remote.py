@@ -1,8 +1,8 @@
 """A store apart from the workers, as the stores of key groups use it, and what is written there.
 
-The state of a key group is in one *place*, a map of names to bytes with a head (:data:`HEAD`) among them. So it is there
-as a whole or not at all, and a place without a head was lost. The head says the turn whose state it is, the turn before
-that, and who may write. Beside a place are the values that its last turn has replaced, so that the turn can be undone.
+The state of a key group is in one *place*, a map of names to bytes with a head (:data:`HEAD`) among them. So it is
+there as a whole or not at all, and a place without a head was lost. The head says the turn whose state it is, the turn
+before that, and who may write. Beside a place are the values that its last turn has replaced, so that the turn can be undone.
 
 Invariants:
 
@@ -96,7 +96,21 @@ def seal(
 ) -> list[Any]:
     """Write what a turn has changed, or a part of that. The answer: ``ok``."""
     flat = [item for put in puts for item in put]
-    return [b"seal", place, *whose, owner, expected, turn, base, shape, int(whole), int(first), int(last), flat, [*gone]]
+    return [
+        b"seal",
+        place,
+        *whose,
+        owner,
+        expected,
+        turn,
+        base,
+        shape,
+        int(whole),
+        int(first),
+        int(last),
+        flat,
+        [*gone],
+    ]
 
 
 def put(

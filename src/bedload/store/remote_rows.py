@@ -22,6 +22,7 @@ import pyarrow as pa
 from bedload.core.errors import RemoteStoreError
 from bedload.core.ids import NO_TURN, KeyGroup
 from bedload.state import RecordLayout
+from bedload.state.arrow import arrow_type
 from bedload.store import remote
 from bedload.store.cache import Cache
 from bedload.store.disk import Disk, key_of
@@ -96,16 +97,19 @@ class RemotePlace(Place):
                 "maxmemory-policy"
             )
         else:
-            why = "it is of another turn. The store was started again with an older state, or somebody has written there"
+            why = (
+                "it is of another turn. The store was started again with an older state, or somebody has written there"
+            )
         return self.remote.lose(
-            f"the state of key group {store.group} ({(store.at or b'?').decode()}) is lost: {why}. It is read back from "
-            f"the checkpoint when the query is started again"
+            f"the state of key group {store.group} ({(store.at or b'?').decode()}) is lost: {why}. It is read back "
+            f"from the checkpoint when the query is started again"
         )
 
 
 def shape_of(layout: RecordLayout, key_types: Sequence[pa.DataType]) -> bytes:
     """What values are of: those of another shape cannot be read."""
-    said = [f"{spec.name}: {spec.type}" for spec in sorted(layout.specs, key=lambda spec: spec.name)]
+    specs = sorted(layout.specs, key=lambda spec: spec.name)
+    said = [f"{spec.name}: {spec.type}, {arrow_type(spec.type)}" for spec in specs]
     return hashlib.sha256("\n".join([*said, *map(str, key_types)]).encode()).hexdigest()[:16].encode()
 
 

@@ -1,7 +1,7 @@
 """A shelf of keys whose state is in a remote store: key groups that go as a whole stay where they are.
 
-The new owner is told their places (:meth:`RemoteShelf.places`), and nothing of them is listed. Single keys, and those of
-operators with times, go as they lie there.
+The new owner is told their places (:meth:`RemoteShelf.places`), and nothing of them is listed. Single keys, and those
+of operators with times, go as they lie there.
 """
 
 from __future__ import annotations

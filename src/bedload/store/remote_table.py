@@ -120,8 +120,9 @@ class RemoteTable(DiskTable):
     # --- state that comes and goes ---
 
     def find(self, groups: Collection[KeyGroup], base: Turn, latest: Turn) -> list[KeyGroup]:
-        """Take over what is there of these key groups as of a turn, which are those; ``latest``: no later one counts."""
+        """Take over what is there of these key groups as of a turn; which ones. ``latest``: no later turn counts."""
         place = self.place
+        groups = groups if self.by_place else ()
         place.base, place.latest = stamp_of(base), max(place.latest, stamp_of(latest))
         waiting, found = sorted(groups), list[KeyGroup]()
         while waiting:
@@ -147,7 +148,7 @@ class RemoteTable(DiskTable):
         return not (self.layout.timed or self.layout.expiries is not None)
 
     def places(self, groups: Iterable[KeyGroup]) -> dict[KeyGroup, Moved]:
-        """Where the state of these key groups is, for whoever owns them next: they are forgotten here. Between epochs."""
+        """Where the state of key groups is, for whoever owns them next: it is forgotten here. Between epochs."""
         stores = [_remote(self.stores[group]) for group in groups if group in self.stores]
         settle(stores)
         found = {store.group: Moved(store.at, store.expected) for store in stores if store.at is not None}
@@ -159,6 +160,8 @@ class RemoteTable(DiskTable):
     def adopt(self, places: Mapping[KeyGroup, Moved]) -> None:
         """Another worker has handed these over."""
         new = {group: moved for group, moved in places.items() if not self._has(group, moved)}
+        # SUBTLE: a key that lived here as a guest of its key group is here already.
+        mixed = {group for group in new if group in self.stores and not _remote(self.stores[group]).empty()}
         orders = [remote.take(moved.place, self.place.remote.owner, moved.stamp) for moved in new.values()]
         answers = self.place.follow(orders)
         for group, answer in zip(new, answers, strict=True):
@@ -168,15 +171,25 @@ class RemoteTable(DiskTable):
                     f"({answer[0].decode()})"
                 )
         for (group, moved), answer in zip(new.items(), answers, strict=True):
-            self._moved_in(group, moved.place, moved.stamp, answer[1])
+            if group in mixed:
+                self._pour(group, moved)
+            else:
+                self._moved_in(group, moved.place, moved.stamp, answer[1])
 
     def _has(self, group: KeyGroup, moved: Moved) -> bool:
+        """Whether it was said before: it is said again after a connection broke."""
         store = self.stores.get(group)
-        if store is None or _remote(store).empty():
-            return False
-        if _remote(store).at == moved.place:
-            return True  # it was said again after a connection broke
-        raise ProtocolError(f"operator {self._name}: key group {group} was handed over, and has state already")
+        return store is not None and _remote(store).at == moved.place
+
+    def _pour(self, group: KeyGroup, moved: Moved) -> None:
+        """Put what is in a place to the keys of the key group that are here."""
+        store, there = _remote(self.stores[group]), cast(RemoteStore, self._make_store(group, self.layout, self._row))
+        there.moved_in(moved.place, moved.stamp, 1)
+        here = set(store.listing())
+        keys = [key for key in there.listing() if key not in here]
+        found = zip(keys, there.look_up(keys), strict=True)
+        state = {key: data for key, data in found if data is not None}
+        lay([(store, list(state), list(state.values()))])
 
     def _moved_in(self, group: KeyGroup, at: bytes, stamp: Stamp, keys: int) -> None:
         store = self.stores[group] = cast(RemoteStore, self._make_store(group, self.layout, self._row))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-import uuid
 from collections.abc import Iterator, Sequence
 from importlib import resources
 from typing import Any, NamedTuple, NoReturn
@@ -75,7 +74,7 @@ class RedisServer:
         """``home``: what the state belongs to; the names of another one are left alone."""
         self._address = address_of(url)
         self.prefix = (self._address.prefix or f"{_PREFIX}:{home}").encode()
-        self.owner = f"{worker}.{os.getpid()}.{uuid.uuid4().hex[:12]}".encode()
+        self.owner = f"{worker}.{os.getpid()}.{os.urandom(6).hex()}".encode()
         self.lost: RemoteStoreError | None = None
         self._worker, self._home = worker, home
         self._connection: Any = None
@@ -116,8 +115,9 @@ class RedisServer:
             left = deadline - time.monotonic()
             if left <= 0:
                 raise self._redis.TimeoutError(f"no answer within {self._address.seconds:g} seconds")
+            connection._sock.settimeout(left)  # of a call as a whole: the package has one for each answer
             try:
-                answers.append(connection.read_response(timeout=left))
+                answers.append(connection.read_response())
             except self._redis.ResponseError as error:
                 wrong = wrong or error
         if wrong is not None:
@@ -199,12 +199,14 @@ class RedisServer:
         elif isinstance(error, kinds.NoPermissionError) or said.startswith("NOPERM"):
             what = f"does not allow it: {said}. Give its user the commands of hashes and scripts, and its names"
         elif isinstance(error, kinds.TimeoutError):
-            what = f"did not answer within {self._address.seconds:g} seconds ({said}). See that it runs and is reachable"
+            what = f"did not answer within {self._address.seconds:g} seconds ({said}). See that it runs"
         elif isinstance(error, kinds.ResponseError):
             what = f"refused: {said}"
         else:
             what = f"cannot be reached: {said}. See that it runs and is reachable"
-        raise RemoteStoreError(f"{self._where} {what}; then start the query again. Nothing committed is lost") from error
+        raise RemoteStoreError(
+            f"{self._where} {what}; then start the query again. Nothing committed is lost"
+        ) from error
 
 
 class RedisServers:
