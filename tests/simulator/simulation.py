@@ -404,9 +404,8 @@ def on_disk(deployment: Startable) -> Startable:
 def in_redis(deployment: Startable) -> Startable:
     """The same operator with its state in a remote store, if that can be."""
     rows: Any = deployment
-    if deployment.layout is not StateLayout.ROWS:
-        return deployment
-    return replace(rows, store=Store.REDIS, store_url="redis://simulated")
+    in_rows = deployment.layout is StateLayout.ROWS
+    return replace(rows, store=Store.REDIS, store_url="redis://simulated") if in_rows else deployment
 
 
 @contextmanager

@@ -106,6 +106,11 @@ class SimulatedRemotes:
         """The names of an operator."""
         return SimulatedRemote(self._stores, operator)
 
+    @property
+    def lost(self) -> RemoteStoreError | None:
+        """The stores of the worker say so."""
+        return None
+
 
 class SimulatedRemote(MemoryRemote):
     """Calls take time, and fail before or after they were followed."""

@@ -2,7 +2,8 @@
 
 The state of a key group is in one *place*, a map of names to bytes with a head (:data:`HEAD`) among them. So it is
 there as a whole or not at all, and a place without a head was lost. The head says the turn whose state it is, the turn
-before that, and who may write. Beside a place are the values that its last turn has replaced, so that the turn can be undone.
+before that, and who may write. Beside a place are the values that its last turn has replaced, so that the turn can be
+undone.
 
 Invariants:
 
