@@ -71,9 +71,10 @@ class RedisServer:
     """The connection of a worker to one server."""
 
     def __init__(self, url: str, worker: WorkerId, home: str = "") -> None:
-        """``home``: what the state belongs to; the names of another one are left alone."""
+        """``home``: the checkpoint that the state belongs to; the names of another one are left alone."""
         self._address = address_of(url)
-        self.prefix = (self._address.prefix or f"{_PREFIX}:{home}").encode()
+        named = hashlib.sha256(home.encode()).hexdigest()[:16]
+        self.prefix = (self._address.prefix or f"{_PREFIX}:{named}").encode()
         self.owner = f"{worker}.{os.getpid()}.{os.urandom(6).hex()}".encode()
         self.lost: RemoteStoreError | None = None
         self._worker, self._home = worker, home
@@ -153,7 +154,7 @@ class RedisServer:
             if home != self._home.encode():
                 raise RemoteStoreError(
                     f"{self._where}: names that begin with {self.prefix.decode()!r} are in use by another attachment, "
-                    f"of checkpoint {home.decode(errors='replace')}: give each a prefix of its own, as in "
+                    f"of checkpoint {home.decode(errors='replace')!r}: give each a prefix of its own, as in "
                     f"?prefix=mine, or remove that one's names"
                 )
         except BaseException:
@@ -214,7 +215,7 @@ class RedisServers:
 
     def __init__(self, worker: WorkerId, checkpoint: str) -> None:
         self._worker = worker
-        self._home = hashlib.sha256(checkpoint.encode()).hexdigest()[:16]
+        self._checkpoint = checkpoint
         self._servers: dict[str, RedisServer] = {}
 
     def open(self, operator: str, url: str) -> Remote:
@@ -237,7 +238,7 @@ class RedisServers:
 
     def _at(self, url: str) -> RedisServer:
         if url not in self._servers:
-            self._servers[url] = RedisServer(url, self._worker, self._home)
+            self._servers[url] = RedisServer(url, self._worker, self._checkpoint)
         return self._servers[url]
 
 
