@@ -14,9 +14,9 @@ Invariants that it keeps:
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable
-from contextlib import suppress
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, cast
 
 import numpy as np
 
@@ -24,6 +24,8 @@ from bedload.core.errors import RemoteStoreError
 from bedload.core.ids import NO_TURN, Epoch, KeyGroup, QueryId, Turn, WorkerId
 from bedload.keys import RoutingTable
 from bedload.protocol import messages as m
+from bedload.store.remote_rows import RemoteStore
+from bedload.store.remote_table import RemoteTable
 from bedload.worker.hosted import Hosted
 from bedload.worker.machine import Phase, WorkerMachine
 from tests.applied_changes import apply_changes
@@ -184,7 +186,8 @@ class Holdings:
         self._pass_on()
         here = {key for key in self.keys if not on_its_way(hosted, key)}
         try:
-            actual = {key: state for key, state in runtime.snapshot() if key in here}
+            with _left_alone(runtime):
+                actual = {key: state for key, state in runtime.snapshot() if key in here}
         except RemoteStoreError:
             return {}, set()  # it was given up, or has lost it, and finds that out before it does anything with it
         if not self._durable:
@@ -203,7 +206,7 @@ class Holdings:
     def leftovers(self) -> set[str]:
         """Keys with state here that it does not own."""
         runtime = self._machine().runtime(self._operator)
-        with suppress(RemoteStoreError):
+        with suppress(RemoteStoreError), _left_alone(runtime):
             return set() if runtime is None else {key for key, _ in runtime.snapshot()} - self.keys
         return set()
 
@@ -237,6 +240,26 @@ class Holdings:
         self.backup = later | backup
         self.history = (*self.history, epoch)
         assert self.history == self._watcher.histories[turn]
+
+
+@contextmanager
+def _left_alone(runtime: Any) -> Iterator[None]:
+    """What is to be undone in a remote store before it is read is not undone because somebody looks."""
+    table = getattr(runtime, "_table", None)
+    if not isinstance(table, RemoteTable):
+        yield
+        return
+    server: Any = cast(Any, table.place.remote).server
+    data = server.data
+    server.data = {name: dict(held) for name, held in data.items()}
+    stores = [cast(RemoteStore, store) for store in table.stores.values()]
+    kept = [(store, store.at, store.expected, store.back, store.undoes) for store in stores]
+    try:
+        yield
+    finally:
+        server.data = data
+        for store, *was in kept:
+            store.at, store.expected, store.back, store.undoes = was
 
 
 def _apply(backup: Plain, change: Any) -> None:
