@@ -258,8 +258,8 @@ def _left_alone(runtime: Any) -> Iterator[None]:
         yield
     finally:
         server.data = data
-        for store, *was in kept:
-            store.at, store.expected, store.back, store.undoes = was
+        for store, at, expected, back, undoes in kept:
+            store.at, store.expected, store.back, store.undoes = at, expected, back, undoes
 
 
 def _apply(backup: Plain, change: Any) -> None:
