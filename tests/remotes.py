@@ -40,7 +40,8 @@ class MemoryServer:
         known = self.data.setdefault(index, {})
         before = known.get(field)
         if before != place:
-            if before is not None and turn is not None and (head := self.head(before)) and head.stamp > turn:
+            head = None if before is None or turn is None else self.head(before)
+            if head is not None and turn is not None and (head.stamp > turn or head.fence >= turn):
                 return False
             known[field] = place
             if before is not None:
@@ -72,8 +73,8 @@ class MemoryServer:
         if head is None:
             if expected or not first:
                 return [b"lost"]
-            head = Head(base, NO_STAMP, False, False, owner, 0, shape)
-        elif head.owner != owner:
+            head = Head(base, NO_STAMP, False, False, owner, NO_STAMP, 0, shape)
+        elif head.owner != owner or head.fence >= turn:
             return [b"fenced"]
         elif (first and (head.stamp != expected or head.partial)) or (
             not first and (head.stamp != turn or not head.partial)
@@ -105,7 +106,7 @@ class MemoryServer:
         if head is None:
             if expected:
                 return [b"lost"]
-            self.put_head(place, Head(stamp, NO_STAMP, False, False, owner, 0, shape))
+            self.put_head(place, Head(stamp, NO_STAMP, False, False, owner, NO_STAMP, 0, shape))
             known = self.data.setdefault(index, {})
             if private in known and known.get(field) == known[private]:
                 del known[private]
@@ -141,7 +142,7 @@ class MemoryServer:
         head = None if place is None else self.head(place)
         if place is None or head is None or not head.whole or head.shape != shape or head.stamp > latest:
             return [b"lost"]
-        head = head._replace(owner=owner)
+        head = head._replace(owner=owner, fence=latest)
         if head.stamp == base and not head.partial:
             self.put_head(place, head)
         elif head.before == base:

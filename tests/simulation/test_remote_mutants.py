@@ -63,7 +63,7 @@ def any_state_is_taken_for_the_one_that_is_wanted(patch: Patch) -> None:
         place = self.data.get(index, {}).get(field)
         head = None if place is None else self.head(place)
         if head is not None:
-            self.put_head(place, Head(base, NO_STAMP, True, False, owner, 0, head.shape))
+            self.put_head(place, Head(base, NO_STAMP, True, False, owner, NO_STAMP, 0, head.shape))
         return find(self, index, field, owner, base, b"9", *more)
 
     patch.setattr(MemoryServer, "_seal", seal)

@@ -50,6 +50,8 @@ class Head(NamedTuple):
     partial: bool
     """Whether a turn is being written, or undone."""
     owner: bytes
+    fence: Stamp
+    """No turn up to this one writes here: it had begun before somebody took the place over."""
     undone: int
     """How many names are to be put back to undo it."""
     shape: bytes
@@ -58,13 +60,13 @@ class Head(NamedTuple):
     def pack(self) -> bytes:
         """As it is stored."""
         flags = (b"w" if self.whole else b"-") + (b"p" if self.partial else b"-")
-        return b" ".join((self.stamp, self.before, flags, self.owner, b"%d" % self.undone, self.shape))
+        return b" ".join((self.stamp, self.before, flags, self.owner, self.fence, b"%d" % self.undone, self.shape))
 
     @classmethod
     def of(cls, packed: bytes) -> Head:
         """The head that was stored."""
-        stamp, before, flags, owner, undone, shape = packed.split(b" ")
-        return cls(stamp, before, flags[:1] == b"w", flags[1:] == b"p", owner, int(undone), shape)
+        stamp, before, flags, owner, fence, undone, shape = packed.split(b" ")
+        return cls(stamp, before, flags[:1] == b"w", flags[1:] == b"p", owner, fence, int(undone), shape)
 
 
 # --- orders. Each is an array: what to do, and with what ---

@@ -8,7 +8,8 @@ local function head_of(place)
   if not packed then return nil end
   local h = {}
   local flags
-  h.stamp, h.before, flags, h.owner, h.undone, h.shape = string.match(packed, '^(%S+) (%S+) (%S+) (%S+) (%d+) (%S+)$')
+  local form = '^(%S+) (%S+) (%S+) (%S+) (%S+) (%d+) (%S+)$'
+  h.stamp, h.before, flags, h.owner, h.fence, h.undone, h.shape = string.match(packed, form)
   h.whole = string.sub(flags, 1, 1) == 'w'
   h.partial = string.sub(flags, 2, 2) == 'p'
   h.undone = tonumber(h.undone)
@@ -18,7 +19,7 @@ end
 local function put_head(place, h)
   local flags = (h.whole and 'w' or '-') .. (h.partial and 'p' or '-')
   local undone = string.format('%d', h.undone)
-  call('HSET', place, HEAD, table.concat({h.stamp, h.before, flags, h.owner, undone, h.shape}, ' '))
+  call('HSET', place, HEAD, table.concat({h.stamp, h.before, flags, h.owner, h.fence, undone, h.shape}, ' '))
 end
 
 local function undone_of(place) return place .. ':u' end
@@ -31,7 +32,7 @@ local function register(index, field, private, place, turn)
   if before ~= place then
     if before then
       local h = head_of(before)
-      if h and turn and h.stamp > turn then return false end
+      if h and turn and (h.stamp > turn or h.fence >= turn) then return false end
     end
     call('HSET', index, field, place)
     if before then forget(before) end
@@ -66,8 +67,8 @@ function orders.seal(place, index, field, private, owner, expected, turn, base, 
   first, last = first == '1', last == '1'
   if not h then
     if expected ~= '' or not first then return {'lost'} end
-    h = {stamp = base, before = '-', owner = owner, undone = 0, shape = shape}
-  elseif h.owner ~= owner then
+    h = {stamp = base, before = '-', owner = owner, fence = '-', undone = 0, shape = shape}
+  elseif h.owner ~= owner or h.fence >= turn then
     return {'fenced'}
   elseif first and (h.stamp ~= expected or h.partial) then
     return {'stale'}
@@ -104,7 +105,7 @@ function orders.put(place, index, field, private, owner, expected, stamp, shape,
   local h = head_of(place)
   if not h then
     if expected ~= '' then return {'lost'} end
-    h = {stamp = stamp, before = '-', owner = owner, undone = 0, shape = shape, whole = false, partial = false}
+    h = {stamp = stamp, before = '-', owner = owner, fence = '-', undone = 0, shape = shape, whole = false, partial = false}
     put_head(place, h)
     if call('HGET', index, field) == call('HGET', index, private) then call('HDEL', index, private) end
     register(index, private, private, place)
@@ -134,10 +135,10 @@ function orders.find(index, field, owner, base, latest, shape, most)
   local h = place and head_of(place)
   if not h or not h.whole or h.shape ~= shape or h.stamp > latest then return {'lost'} end
   if h.stamp == base and not h.partial then
-    h.owner = owner
+    h.owner, h.fence = owner, latest
     put_head(place, h)
   elseif h.before == base then
-    h.owner = owner
+    h.owner, h.fence = owner, latest
     local done = put_back(place, h, base, most)
     if done ~= 'ok' then return {done} end
   else
