@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 from tests.checkpoint_states import OPERATOR, QUERY, schema_of
 
 from bedload.checkpoint.history import History
 from bedload.checkpoint.records import TurnRecord
 from bedload.control.lineage import Lineage
-from bedload.core.ids import DeploymentId, Epoch, Generation, KeyGroup, KeyHash, Turn, WorkerId, make_turn
+from bedload.core.ids import DeploymentId, Epoch, Generation, KeyGroup, KeyHash, RunId, Turn, WorkerId, make_turn
 from bedload.keys.routing import Pin, RoutingTable
 from bedload.protocol import messages as m
+from bedload.state.kinds import Chosen, Store
 
 ONE, TWO = WorkerId(0), WorkerId(1)
 CODE = DeploymentId(0)
@@ -43,6 +45,14 @@ def test_key_groups_that_were_whole_then_and_are_now_may_be_found() -> None:
 def test_key_groups_of_which_keys_live_apart_or_did_are_read_back() -> None:
     assert told([record(3)], 3, PINNED).mixed == (KeyGroup(1),)
     assert told([record(3, guests=((1, TWO),))], 3, EVEN).mixed == (KeyGroup(1),)
+
+
+def test_a_turn_says_where_its_state_was_and_no_password() -> None:
+    lineage = Lineage(Generation(1), History(OPERATOR), {1: SCHEMA})
+    lineage.stores[CODE] = str(Chosen(Store.REDIS, "redis://me:secret@there:6380/1?prefix=mine&password=secret"))
+    ours = Turn(1), QUERY, RunId("run"), Epoch(0), EVEN, {}
+    assert lineage.record(*ours, CODE).store == "redis://there:6380/1?prefix=mine"
+    assert lineage.record(*ours, DeploymentId(1)).store is msgspec.UNSET
 
 
 def test_it_is_said_which_turn_was_the_last_that_began() -> None:
