@@ -50,7 +50,7 @@ def test_key_groups_of_which_keys_live_apart_or_did_are_read_back() -> None:
 def test_a_turn_says_where_its_state_was_and_no_password() -> None:
     lineage = Lineage(Generation(1), History(OPERATOR), {1: SCHEMA})
     lineage.stores[CODE] = str(Chosen(Store.REDIS, "redis://me:secret@there:6380/1?prefix=mine&password=secret"))
-    ours = Turn(1), QUERY, RunId("run"), Epoch(0), EVEN, {}
+    ours: Any = (Turn(1), QUERY, RunId("run"), Epoch(0), EVEN, {})
     assert lineage.record(*ours, CODE).store == "redis://there:6380/1?prefix=mine"
     assert lineage.record(*ours, DeploymentId(1)).store is msgspec.UNSET
 
