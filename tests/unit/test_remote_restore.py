@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -50,9 +51,9 @@ def test_key_groups_of_which_keys_live_apart_or_did_are_read_back() -> None:
 def test_a_turn_says_where_its_state_was_and_no_password() -> None:
     lineage = Lineage(Generation(1), History(OPERATOR), {1: SCHEMA})
     lineage.stores[CODE] = str(Chosen(Store.REDIS, "redis://me:secret@there:6380/1?prefix=mine&password=secret"))
-    ours: Any = (Turn(1), QUERY, RunId("run"), Epoch(0), EVEN, {})
-    assert lineage.record(*ours, deployment=CODE).store == "redis://there:6380/1?prefix=mine"
-    assert lineage.record(*ours, deployment=DeploymentId(1)).store is msgspec.UNSET
+    ours = partial(lineage.record, Turn(1), QUERY, RunId("run"), Epoch(0), EVEN, {})
+    assert ours(CODE).store == "redis://there:6380/1?prefix=mine"
+    assert ours(DeploymentId(1)).store is msgspec.UNSET
 
 
 def test_it_is_said_which_turn_was_the_last_that_began() -> None:
