@@ -61,7 +61,7 @@ class MemoryServer:
                 self.data[place][name] = old
         head = head._replace(undone=len(undone), partial=True)
         if not undone:
-            head = head._replace(stamp=base, before=NO_STAMP, partial=False)
+            head = head._replace(stamp=base, before=NO_STAMP, partial=False, fence=max(head.fence, head.stamp))
         self.put_head(place, head)
         return b"more" if undone else b"ok"
 

@@ -150,6 +150,19 @@ def test_a_worker_that_was_given_up_writes_nothing(worker: Callable[..., Worker]
     new.run(4, 3, a=1)
 
 
+def test_a_place_that_stands_at_an_old_turn_again_is_not_replaced_by_who_was_given_up(
+    worker: Callable[..., Worker],
+) -> None:
+    old, new = worker(), worker()
+    new.turn(2, 0, b=1)
+    new.table.abort()
+    assert new.state() == {}
+    with pytest.raises(RemoteStoreError, match="another worker has taken it over"):
+        old.turn(1, 0, b=5)
+    new.run(3, 0, b=2)
+    assert new.state() == {"b": 2}
+
+
 def test_a_seal_that_failed_is_undone_before_the_next_one() -> None:
     server = MemoryServer()
     one = Worker(MemoryRemote(server))

@@ -51,7 +51,7 @@ class Head(NamedTuple):
     """Whether a turn is being written, or undone."""
     owner: bytes
     fence: Stamp
-    """No turn up to this one writes here: it had begun before somebody took the place over."""
+    """No turn up to this one writes here: it was undone, or had begun before somebody took the place over."""
     undone: int
     """How many names are to be put back to undo it."""
     shape: bytes

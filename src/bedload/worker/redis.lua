@@ -55,7 +55,10 @@ local function put_back(place, h, base, most)
     call('HDEL', undone_of(place), some[i])
   end
   h.undone = h.undone - #some / 2
-  if h.undone == 0 then h.stamp, h.before, h.partial = base, '-', false end
+  if h.undone == 0 then
+    if h.stamp > h.fence then h.fence = h.stamp end  -- or an earlier turn would find nothing of a later one
+    h.stamp, h.before, h.partial = base, '-', false
+  end
   put_head(place, h)
   return h.undone == 0 and 'ok' or 'more'
 end
