@@ -89,8 +89,8 @@ step = st.one_of(
 )
 
 
-@given(st.lists(step, max_size=12))
-@examples(200)
+@given(st.lists(step, max_size=20))
+@examples(300)
 def test_what_is_there_is_the_state_at_the_turn_or_is_not_found(steps: list[Any]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(remote_rows, "_AT_ONCE", 1)
