@@ -90,10 +90,8 @@ class Shelf(Protocol):
         """The key group of each."""
         ...
 
-    @property
-    def by_place(self) -> frozenset[KeyGroup]:
-        """Key groups whose state stays where it is, in a remote store: they go as a whole, and none is listed."""
-        ...
+    by_place: frozenset[KeyGroup]
+    """Key groups whose state stays where it is, in a remote store: they go as a whole, and none is listed."""
 
     def places(self) -> dict[KeyGroup, tuple[bytes, bytes]]:
         """Where that is, and the turn whose state it is; when nothing touches them any more."""

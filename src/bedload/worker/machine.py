@@ -179,10 +179,9 @@ class WorkerMachine:
 
     def _at(self, operator: OperatorName) -> Hosted:
         """An operator here, which the worker may hear of for the first time."""
-        hosted = self._hosted.get(operator)
-        if hosted is None:
-            hosted = self._hosted[operator] = self._host(operator)
-        return hosted
+        if operator not in self._hosted:
+            self._hosted[operator] = self._host(operator)
+        return self._hosted[operator]
 
     def _host(self, operator: OperatorName) -> Hosted:
         return Hosted.at(self.worker, operator, self._clock, self._limits)

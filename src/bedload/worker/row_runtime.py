@@ -127,12 +127,10 @@ class OperatorRuntime(TableRuntime[RowTable]):
                 "call it in process or result"
             )
         share(holder, row)
-        self._row_type = row_type(deployment.columns)
-        self._holder, self._row = holder, row
+        self._holder, self._row, self._row_type = holder, row, row_type(deployment.columns)
         self._table.bind(layout, row, len(deployment.key), deployment.key_types)
         self._expiries = self._table.layout.expiries
-        self._grouped = operator.grouped
-        self._has_result = operator.result is not Operator.result
+        self._grouped, self._has_result = operator.grouped, operator.result is not Operator.result
 
     def redeploy(self, deployment: Any) -> None:
         """New code for the same state, between epochs."""
