@@ -209,6 +209,8 @@ def test_a_store_that_was_wiped_is_not_taken_for_empty(worker: Callable[..., Wor
     else:
         one.remote._server.call([("FLUSHALL",)])
     with pytest.raises(RemoteStoreError, match="is not there any more"):
+        one.state()
+    with pytest.raises(RemoteStoreError, match="is not there any more"):
         one.run(2, 1, a=1)
 
 
