@@ -115,6 +115,8 @@ class MemoryServer:
             return [b"fenced"]
         elif head.stamp != expected or head.partial:
             return [b"stale"]
+        else:
+            self.put_head(place, head._replace(whole=False))
         state = self.data[place]
         before = len(state)
         state.update(zip(puts[::2], puts[1::2], strict=True))

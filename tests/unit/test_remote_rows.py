@@ -285,6 +285,15 @@ def test_what_was_handed_over_and_has_changed_since_is_not_taken(worker: Callabl
         new.table.adopt({KeyGroup(0): at._replace(stamp=b"7")})
 
 
+def test_a_place_of_which_keys_went_away_is_not_found_before_the_next_turn(worker: Callable[..., Worker]) -> None:
+    one = worker()
+    one.run(1, 0, b=1, d=2)
+    one.table.stores[KeyGroup(0)].discard(["d"])
+    assert worker().table.find([KeyGroup(0)], Turn(1), Turn(1)) == []
+    one.run(2, 1, b=1)
+    assert worker().table.find([KeyGroup(0)], Turn(2), Turn(2)) == [0]
+
+
 def test_a_key_group_that_is_not_all_here_is_not_found(worker: Callable[..., Worker]) -> None:
     one = worker()
     one.turn(1, 0, b=1)

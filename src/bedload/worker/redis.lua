@@ -87,17 +87,22 @@ function orders.seal(place, index, field, private, owner, expected, turn, base, 
     call('UNLINK', undone_of(place))
     if not register(index, field, private, place, turn) then return {'fenced'} end
   end
-  local function keep(name)
-    local old = call('HGET', place, name)
-    h.undone = h.undone + call('HSETNX', undone_of(place), name, old or '')
-    return old
+  local function keep(names)
+    local old, kept = call('HMGET', place, unpack(names)), {}
+    for i = 1, #names do
+      kept[2 * i - 1], kept[2 * i] = names[i], old[i] or ''
+    end
+    h.undone = h.undone + call('HSET', undone_of(place), unpack(kept))
   end
-  for i = 1, #puts, 2 do
-    keep(puts[i])
-    call('HSET', place, puts[i], puts[i + 1])
+  if #puts > 0 then
+    local names = {}
+    for i = 1, #puts, 2 do names[#names + 1] = puts[i] end
+    keep(names)
+    call('HSET', place, unpack(puts))
   end
-  for i = 1, #gone do
-    if keep(gone[i]) then call('HDEL', place, gone[i]) end
+  if #gone > 0 then
+    keep(gone)
+    call('HDEL', place, unpack(gone))
   end
   h.partial = not last
   put_head(place, h)
@@ -116,10 +121,12 @@ function orders.put(place, index, field, private, owner, expected, stamp, shape,
     return {'fenced'}
   elseif h.stamp ~= expected or h.partial then
     return {'stale'}
+  elseif h.whole then
+    h.whole = false  -- a part of it comes or goes: before the next seal nobody else knows what is there
+    put_head(place, h)
   end
-  local new, old = 0, 0
-  for i = 1, #puts, 2 do new = new + call('HSET', place, puts[i], puts[i + 1]) end
-  for i = 1, #gone do old = old + call('HDEL', place, gone[i]) end
+  local new = #puts > 0 and call('HSET', place, unpack(puts)) or 0
+  local old = #gone > 0 and call('HDEL', place, unpack(gone)) or 0
   return {'ok', new, old}
 end
 
