@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from bedload.core.errors import LocalDiskError
 from bedload.store.cache import Cache
 from bedload.store.disk import Disk
+from tests.remotes import MemoryRemotes
 
 
 class MemoryDisk:
@@ -68,6 +69,10 @@ class MemoryDisks:
     @property
     def disks(self) -> MemoryDisks:
         return self
+
+    @property
+    def remotes(self) -> MemoryRemotes:
+        return MemoryRemotes()
 
     def open(self, operator: str) -> Disk:
         self.made.append(MemoryDisk())

@@ -173,6 +173,15 @@ class MemoryServer:
         return [b"ok"]
 
 
+class MemoryRemotes:
+    """A store of its own for each operator."""
+
+    lost: RemoteStoreError | None = None
+
+    def open(self, operator: str, url: str) -> MemoryRemote:
+        return MemoryRemote(MemoryServer(), operator)
+
+
 class MemoryRemote:
     """The names of one operator at one worker. ``broken``: it does not answer for now."""
 
