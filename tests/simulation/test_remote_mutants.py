@@ -21,6 +21,7 @@ IN_REDIS = Scenario(ALWAYS | {"state in redis", "slow redis"}, 0.2, durable=True
 LOSSES = {"lost worker", "killed in the seal", "lost driver", "paused cluster"}
 LOST = Scenario(ALWAYS | {"state in redis"} | LOSSES, 0.25, durable=True)
 FORGETS = Scenario(ALWAYS | {"state in redis", "old redis", "wiped redis"}, 0.3, durable=True)
+MOVED_AND_LOST = Scenario(ALWAYS | {"state in redis", "lost source", "lost target"} | LOSSES, 0.25, True, moves=4)
 MOVED = Scenario(ALWAYS | {"state in redis"}, 0.2, durable=True, moves=4)
 
 
@@ -85,6 +86,19 @@ def a_key_group_counts_as_whole_before_it_is(patch: Patch) -> None:
     patch.setattr(RemoteTable, "write", lambda self, turn, whole: original(self, turn, lambda group: True))
 
 
+def a_place_of_which_keys_went_away_counts_as_whole(patch: Patch) -> None:
+    original = MemoryServer._put
+
+    def put(self: Any, place: bytes, *said: Any) -> Any:
+        before = self.head(place)
+        answer = original(self, place, *said)
+        if before is not None and before.whole:
+            self.put_head(place, self.head(place)._replace(whole=True))
+        return answer
+
+    patch.setattr(MemoryServer, "_put", put)
+
+
 MUTANTS: list[tuple[Callable[[Patch], None], Scenario, int]] = [
     (what_does_not_count_is_not_undone, IN_REDIS, 0),
     (a_write_is_lost, IN_REDIS, 0),
@@ -92,6 +106,8 @@ MUTANTS: list[tuple[Callable[[Patch], None], Scenario, int]] = [
     (any_state_is_taken_for_the_one_that_is_wanted, LOST, 0),
     (what_is_not_there_is_taken_for_new, FORGETS, 0),
     (state_counts_as_here_before_it_is_said_where_it_is, MOVED, 0),
+    (a_key_group_counts_as_whole_before_it_is, MOVED_AND_LOST, 0),
+    (a_place_of_which_keys_went_away_counts_as_whole, MOVED_AND_LOST, 0),
 ]
 
 

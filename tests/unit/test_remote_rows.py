@@ -21,7 +21,7 @@ from bedload.core.ids import NO_TURN, KeyGroup, OperatorName, Turn, WorkerId
 from bedload.state import RecordLayout
 from bedload.store.cache import Cache
 from bedload.store.remote_table import Moved, RemoteTable
-from bedload.store.shelf import Selection
+from bedload.store.selection import Selection
 from bedload.worker.operator import Operator, make_shared, state_of
 from bedload.worker.redis_remote import RedisServer
 

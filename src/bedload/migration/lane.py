@@ -6,6 +6,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -16,6 +17,7 @@ from bedload.keys.lookup import Hashes
 from bedload.migration.hash_set import NONE, HashSet, unique
 from bedload.migration.pace import MOST_BYTES
 from bedload.protocol.messages import Lot
+from bedload.protocol.split import pack_whole
 from bedload.store.shelf import Shelf
 
 WINDOW = 4
@@ -52,6 +54,13 @@ class Parcel(NamedTuple):
     places: dict[KeyGroup, tuple[bytes, bytes]] | None = None
     """Where key groups are that stay in a remote store."""
 
+    @property
+    def body(self) -> bytes | None:
+        """What of it grows with the number of keys or of key groups."""
+        if self.places is not None:
+            return msgspec.msgpack.encode(self.places)
+        return None if self.state is None else pack_whole(self.state)
+
 
 @dataclass
 class Doubt:
@@ -67,6 +76,8 @@ class Doubt:
     """Whether the last step was to note what an epoch touched;"""
     behind: bool = False
     """and whether that was not over when the next one was sealed."""
+    placed: bool = False
+    """Whether it was said where key groups are that stay in a remote store."""
 
 
 @dataclass
@@ -114,8 +125,6 @@ class Lane:
     """Key groups that are listed and were not said to be whole yet, and where their entries end."""
     given: int = 0
     """Keys that were handed over for good."""
-    placed: bool = False
-    """Whether it was said where key groups are that stay in a remote store."""
     last_sent: bool = False
     rounds: Rounds = field(default_factory=Rounds)
     idle: float = 1.0
@@ -263,7 +272,7 @@ class Lane:
         """Where key groups are that stay in a remote store: before anything else of them is said."""
         places, groups = self.shelf.places(), tuple(sorted(self.shelf.by_place))
         parcel = self.parcel(NONE, groups=groups, ahead=False)._replace(places=places)
-        self.unacked[self.number], self.placed = parcel, True
+        self.unacked[self.number], self.doubt.placed = parcel, True
         return parcel
 
     def hand_over(self, base: Turn, most: int, *, ahead: bool) -> Parcel:
@@ -286,7 +295,7 @@ class Lane:
                 self.handed = None
                 continue
             if parcel.places is not None:
-                self.placed = False
+                self.doubt.placed = False
                 continue
             self.sent.remove(parcel.hashes)
             if parcel.span is not None:

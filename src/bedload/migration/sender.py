@@ -280,7 +280,7 @@ class Sender:
 
     def _place(self, lane: Lane) -> Parcel | None:
         """Where key groups are that stay in a remote store."""
-        return lane.place() if self.flipped and lane.shelf.by_place and not lane.placed else None
+        return lane.place() if self.flipped and lane.shelf.by_place and not lane.doubt.placed else None
 
     def _urgent(self, lane: Lane) -> Parcel | None:
         """What somebody waits for."""

@@ -25,7 +25,8 @@ from bedload.store.disk_rows import DISK_SLOTS, DiskStore, Place
 from bedload.store.disk_shelf import DiskShelf
 from bedload.store.row_shelf import Waiting
 from bedload.store.row_table import Parts, RowTable
-from bedload.store.shelf import NO_HASHES, Selection
+from bedload.store.selection import Selection
+from bedload.store.shelf import NO_HASHES
 
 _READ = 2048
 """Keys that are read with one call."""

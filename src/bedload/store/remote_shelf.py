@@ -16,7 +16,7 @@ from bedload.state import RecordLayout
 from bedload.store.base import KeyGroupStore
 from bedload.store.disk_shelf import DiskShelf
 from bedload.store.row_shelf import Waiting
-from bedload.store.shelf import Selection
+from bedload.store.selection import Selection
 
 if TYPE_CHECKING:
     from bedload.store.remote_table import RemoteTable

@@ -26,7 +26,8 @@ from bedload.store.remote_rows import RemotePlace, RemoteStore, lay, look_up_all
 from bedload.store.remote_shelf import RemoteShelf
 from bedload.store.row_shelf import Waiting
 from bedload.store.row_table import Parts
-from bedload.store.shelf import NO_HASHES, Selection
+from bedload.store.selection import Selection
+from bedload.store.shelf import NO_HASHES
 
 _TOGETHER = 1 << 22
 """About the bytes of what is written together."""

@@ -35,7 +35,7 @@ Why the shelf and not the mover knows what has changed: touched keys are a list 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -46,8 +46,8 @@ from bedload.core.errors import TooLarge
 from bedload.core.ids import KeyGroup
 from bedload.keys.lookup import among, distinct
 from bedload.store.entries import Entries, Hashes, Numbers
+from bedload.store.selection import Flags, Selection
 
-Flags = npt.NDArray[np.bool_]
 Collected = tuple[pa.RecordBatch | None, Hashes]
 """State in delta form, PUT and REMOVE rows alone, and the hashes that were left out."""
 
@@ -168,43 +168,6 @@ class Shelf(Protocol):
     def let_go(self, keys: int) -> bool:
         """It is of no use any more: give back what it takes for so many keys. Whether that was all."""
         ...
-
-
-class Selection:
-    """Which keys a shelf is about: key groups as a whole, but for some keys, and single keys of any key group."""
-
-    def __init__(
-        self,
-        whole: Collection[KeyGroup],
-        without: Hashes = NO_HASHES,
-        single: Collection[KeyGroup] = (),
-        only: Hashes = NO_HASHES,
-        *,
-        named: bool = True,
-    ) -> None:
-        """``single``: the key groups of the keys that have one of the hashes ``only``.
-
-        Without single keys, in or out, it need not be ``named``: see :class:`Shelf`.
-        """
-        assert named or not (len(without) or len(single) or len(only)), "single keys are known by their hashes"
-        self.named = named
-        self.groups = sorted({*whole, *single})
-        self._all = frozenset(whole)
-        self._whole = np.array(sorted(whole), np.int64)
-        self._without, self._only = np.sort(without), np.sort(only)
-
-    def admits(self, hashes: Hashes, groups: npt.NDArray[np.integer[Any]]) -> Flags:
-        """Which keys of these key groups are meant."""
-        meant: Flags = np.isin(groups, self._whole)
-        if len(self._without):
-            meant &= ~among(self._without, hashes)
-        if len(self._only):
-            meant |= among(self._only, hashes)
-        return meant
-
-    def admits_all(self, group: KeyGroup) -> bool:
-        """Whether all keys of a key group are meant for certain."""
-        return not len(self._without) and group in self._all
 
 
 Some = TypeVar("Some", list[Any], npt.NDArray[np.int64])

@@ -252,8 +252,7 @@ class WorkerMachine:
         return [*out, *self._applying.flush(hosted), *self._answer_reads(hosted)]
 
     def _reset(self, message: m.Reset) -> list[Out]:
-        hosted = self._at(message.operator)
-        out: list[Out] = []
+        hosted, out = self._at(message.operator), list[Out]()
         hosted.moving.reset(message.move)
         if hosted.runtime is not None:
             hosted.give_up()

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-import msgspec
 import pyarrow as pa
 
 from bedload.core.clock import Clock
@@ -28,7 +27,7 @@ from bedload.migration.sender import Sender
 from bedload.migration.slices import Slices, Step, timed
 from bedload.protocol import messages as m
 from bedload.protocol.messages import Body
-from bedload.protocol.split import pack_whole, unpack_whole
+from bedload.protocol.split import unpack_whole
 from bedload.store.shelf import Shelf
 from bedload.worker.failures import bug
 from bedload.worker.in_transit import InTransit
@@ -305,11 +304,8 @@ class Moving:
         # While copying ahead the new owner has no use for the hashes: it is told what is stale instead.
         nameless = parcel.ahead or whole_only(sender.terms)
         hashes = b"" if nameless else pack(parcel.hashes)
-        foreseen = parcel.expected, parcel.of_groups
-        ship = m.Ship(*said, deployment, hashes, parcel.groups, parcel.last, parcel.ahead, *foreseen)
-        if parcel.places is not None:
-            return to, msgspec.structs.replace(ship, places=True), msgspec.msgpack.encode(parcel.places)
-        return to, ship, None if parcel.state is None else pack_whole(parcel.state)
+        more = parcel.expected, parcel.of_groups, parcel.places is not None
+        return to, m.Ship(*said, deployment, hashes, parcel.groups, parcel.last, parcel.ahead, *more), parcel.body
 
     def neighbour(self, worker: WorkerId) -> Neighbour:
         """Another worker of the move."""
@@ -342,9 +338,8 @@ class Moving:
 
     def _ship(self, receiver: Receiver, message: m.Ship, body: Body, runtime: Runtime) -> list[Freed]:
         hashes = unpack(message.hashes)
-        if message.places and body is not None and not receiver.has_all(message.source):
-            runtime.adopt(msgspec.msgpack.decode(body, type=dict[KeyGroup, tuple[bytes, bytes]]))
-            receiver.bytes += len(body)
+        if message.places and body is not None:
+            runtime.adopt(receiver.places(message.source, body))
         state = None if body is None or message.places else unpack_whole(body)
         settled = hashes
         if not receiver.takes_all(message.source):

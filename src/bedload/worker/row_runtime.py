@@ -31,7 +31,8 @@ from bedload.store import KeyGroupStore
 from bedload.store.deltas import StateVariable, describe, key_arrays
 from bedload.store.due import NEVER
 from bedload.store.row_table import RowTable
-from bedload.store.shelf import NO_HASHES, Selection, Shelf
+from bedload.store.selection import Selection
+from bedload.store.shelf import NO_HASHES, Shelf
 from bedload.worker.allowance import Images
 from bedload.worker.failures import located, operator_failed, report
 from bedload.worker.firing import Firing, Owns, owned

@@ -22,7 +22,8 @@ from bedload.protocol import messages as m
 from bedload.state.kinds import Layout, Store
 from bedload.store import Changes
 from bedload.store.deltas import StateVariable
-from bedload.store.shelf import Selection, Shelf
+from bedload.store.selection import Selection
+from bedload.store.shelf import Shelf
 from bedload.worker.allowance import Allow, Take
 from bedload.worker.firing import Owns
 from bedload.worker.stores import Stores

@@ -17,7 +17,8 @@ from bedload.store.disk_table import DiskTable
 from bedload.store.remote_table import Moved, RemoteTable
 from bedload.store.resting import RestingStore
 from bedload.store.row_table import RowTable
-from bedload.store.shelf import Selection, Shelf
+from bedload.store.selection import Selection
+from bedload.store.shelf import Shelf
 from bedload.worker.allowance import Allow, Take
 from bedload.worker.stores import Stores
 
