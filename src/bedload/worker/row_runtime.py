@@ -154,8 +154,7 @@ class OperatorRuntime(TableRuntime[RowTable]):
         """An epoch begins, in which the worker owns these key groups."""
         groups = self._groups = frozenset(groups)
         self._context._begin(epoch)
-        self._waiting, self._waiting_bytes, self._images = [], 0, Images()
-        self.rows = 0
+        self._waiting, self._waiting_bytes, self._images, self.rows = [], 0, Images(), 0
         if self._current is not None:
             self._current.armed.clear()
         self._table.begin(groups)
