@@ -19,7 +19,7 @@ from tests.spark.faults import kill
 
 pytestmark = [pytest.mark.spark, needs_redis]
 
-KEYS, ROWS = 3_000, 1_000
+KEYS, ROWS, GROUPS = 3_000, 1_000, 32
 
 
 class Tally(bl.Operator):
@@ -55,7 +55,7 @@ def check(sink: Sink, epochs: int) -> None:
 
 def test_kills_moves_replays_stops_and_restarts(spark: SparkSession, tmp_path: Path, redis: RedisProcess) -> None:
     failed: list[int] = []
-    means: dict[str, Any] = {"checkpoint": tmp_path / "state", "memory": "16m", "workers": 2}
+    means: dict[str, Any] = {"checkpoint": tmp_path / "state", "memory": "16m", "workers": 2, "key_groups": GROUPS}
     url = redis.url.replace("//", "//:pw@") + "?deadline=2"
 
     def fails_once(batch: DataFrame, epoch: int) -> None:
@@ -87,8 +87,10 @@ def test_kills_moves_replays_stops_and_restarts(spark: SparkSession, tmp_path: P
             kill(cluster.workers[0])
             upto(8)
             assert failed
-            change = cluster.rescale(4)
-            change.wait()
+            cluster.rescale(4).wait()
+            (moved,) = cluster.history()
+            assert moved["moved_keys"] > KEYS // 3
+            assert moved["moved_bytes"] < 100 * GROUPS, "where each key group is, and no key"
             more(2)
             cluster.rescale(2).wait()
             kill(cluster.workers[1])
