@@ -12,6 +12,10 @@ from bedload.store.remote import HEAD, NO_STAMP, Answer, Head
 _NUMBERS = itertools.count()
 
 
+def _worker_of(owner: bytes) -> bytes:
+    return owner.split(b".")[0]
+
+
 class MemoryServer:
     """What lies under names: places, what is undone of them, and indexes."""
 
@@ -36,17 +40,27 @@ class MemoryServer:
         answer: Answer = getattr(self, "_" + order[0].decode())(*order[1:])
         return answer
 
-    def _register(self, index: bytes, field: bytes, private: bytes, place: bytes, turn: bytes | None) -> bool:
+    def _keep_private(self, index: bytes, private: bytes, place: bytes, owner: bytes) -> None:
         known = self.data.setdefault(index, {})
+        before, known[private] = known.get(private), place
+        head = None if before in (None, place) else self.head(before or b"")
+        if before is not None and head is not None and _worker_of(head.owner) == _worker_of(owner):
+            self.forget(before)
+
+    def _register(self, index: bytes, field: bytes, private: bytes, place: bytes, turn: bytes) -> bool:
+        known, older = self.data.setdefault(index, {}), field + b"~"
         before = known.get(field)
         if before != place:
-            head = None if before is None or turn is None else self.head(before)
-            if head is not None and turn is not None and (head.stamp > turn or head.fence >= turn):
+            head = None if before is None else self.head(before)
+            if head is not None and (head.stamp > turn or head.fence >= turn):
                 return False
-            known[field] = place
+            known[field], last = place, known.get(older)
             if before is not None:
-                self.forget(before)
-        if field != private and known.get(private) == place:
+                known[older] = before
+            head = None if last in (None, place) else self.head(last or b"")
+            if last is not None and head is not None and known.get(field + b"@" + _worker_of(head.owner)) != last:
+                self.forget(last)
+        if known.get(private) == place:
             del known[private]
         return True
 
@@ -86,7 +100,9 @@ class MemoryServer:
         undone = self.undone(place)
         if first:
             undone.clear()
-            if not self._register(index, field, private, place, turn):
+            if not head.whole or field == private:
+                self._keep_private(index, private, place, owner)
+            elif not self._register(index, field, private, place, turn):
                 return [b"fenced"]
         state = self.data[place]
         for name, data in zip(puts[::2], puts[1::2], strict=True):
@@ -107,10 +123,7 @@ class MemoryServer:
             if expected:
                 return [b"lost"]
             self.put_head(place, Head(stamp, NO_STAMP, False, False, owner, NO_STAMP, 0, shape))
-            known = self.data.setdefault(index, {})
-            if private in known and known.get(field) == known[private]:
-                del known[private]
-            self._register(index, private, private, place, None)
+            self._keep_private(index, private, place, owner)
         elif head.owner != owner:
             return [b"fenced"]
         elif head.stamp != expected or head.partial:

@@ -308,12 +308,30 @@ def test_a_key_group_that_is_not_all_here_is_not_found(worker: Callable[..., Wor
     assert worker().table.find(GROUPS, Turn(2), Turn(2)) == []
 
 
-def test_a_place_that_was_replaced_is_removed() -> None:
+def test_places_that_were_replaced_are_removed_when_nobody_can_need_them() -> None:
     server = MemoryServer()
-    one, two = Worker(MemoryRemote(server)), Worker(MemoryRemote(server))
-    one.run(1, 0, b=1)
-    assert two.table.find(GROUPS, NO_TURN, Turn(1)) == []
-    two.turn(2, 0, b=5)
-    two.table.commit()
-    assert sum(name.startswith(b"x:0:") and not name.endswith(b":u") for name in server.data) == 1
-    assert two.state() == {"b": 5}
+    for turn in range(1, 6):
+        one = Worker(MemoryRemote(server))
+        assert one.table.find(GROUPS, NO_TURN, Turn(turn)) == []
+        one.run(turn + 1, 0, b=turn)
+        assert one.state() == {"b": turn}
+        places = [name for name in server.data if name.startswith(b"x:0:") and not name.endswith(b":u")]
+        assert len(places) <= 2
+
+
+def test_who_hands_keys_over_one_by_one_goes_on_with_what_it_had(worker: Callable[..., Worker]) -> None:
+    old, new = worker(), worker()
+    old.run(1, 0, b=1, d=2)
+    old.turn(2, 1, b=5)
+    old.table.abort()
+    state = {"b": 1, "d": 2}
+    for turn, key in ((3, "b"), (4, "d")):
+        new.table.stand(Turn(turn), Turn(turn - 1), [KeyGroup(0)])
+        store: Any = new.table._store(KeyGroup(0))
+        store.put([key], {"total": [state[key]]})
+        new.turn(turn, turn - 1 if turn > 3 else 1, [KeyGroup(0)], **{key: 10})
+        new.table.commit()
+        old.turn(turn, turn - 1 if turn > 3 else 1, [KeyGroup(1)], a=1)
+        old.table.commit()
+        assert old.state() == {**state, "a": turn - 2}
+    assert new.state() == {"b": 11, "d": 12}

@@ -261,7 +261,8 @@ class RemoteStore(DiskStore):
     def commit(self) -> None:
         """Drop the before-images; all is there."""
         super().commit()
-        self.back = None
+        if not self.undoes:  # else it had no part in the epoch, as it leaves
+            self.back = None
 
     def abort(self) -> None:
         """Put the before-images back; what is there goes back before anything else is done with it."""

@@ -87,7 +87,7 @@ class RemoteTable(DiskTable):
         Raises RemoteStoreError: abort then. All key groups of the worker stand at that turn then, changed or not.
         """
         stores = [_remote(self.stores[group]) for group in sorted(self._running) if group in self.stores]
-        settle(map(_remote, self.stores.values()))
+        settle(stores)
         sealed, orders, of, size = list[RemoteStore](), list[list[Any]](), list[RemoteStore](), 0
         at, before = stamp_of(turn), self.place.base
         for store in stores:

@@ -26,18 +26,32 @@ local function undone_of(place) return place .. ':u' end
 
 local function forget(place) call('UNLINK', place, undone_of(place)) end
 
--- From now on this is the place of a key group. Another one that it had is nobody's.
+-- Whose process it is: the same worker has others before and after it.
+local function worker_of(owner) return string.match(owner, '^[^.]*') end
+
+-- From now on this is a worker's own place for some keys of a key group. One that it had before is nobody's.
+local function keep_private(index, private, place, owner)
+  local before = call('HGET', index, private)
+  if before == place then return end
+  call('HSET', index, private, place)
+  local h = before and head_of(before)
+  if h and worker_of(h.owner) == worker_of(owner) then forget(before) end
+end
+
+-- From now on this is the place of a key group. Who had the one before may still need it, to hand keys over, or for
+-- single keys that stay. So it is forgotten when there is another one again.
 local function register(index, field, private, place, turn)
-  local before = call('HGET', index, field)
+  local before, older = call('HGET', index, field), field .. '~'
   if before ~= place then
-    if before then
-      local h = head_of(before)
-      if h and turn and (h.stamp > turn or h.fence >= turn) then return false end
-    end
+    local h = before and head_of(before)
+    if h and (h.stamp > turn or h.fence >= turn) then return false end
     call('HSET', index, field, place)
-    if before then forget(before) end
+    local last = call('HGET', index, older)
+    if before then call('HSET', index, older, before) end
+    h = last and last ~= place and head_of(last)
+    if h and call('HGET', index, field .. '@' .. worker_of(h.owner)) ~= last then forget(last) end
   end
-  if field ~= private and call('HGET', index, private) == place then call('HDEL', index, private) end
+  if call('HGET', index, private) == place then call('HDEL', index, private) end
   return true
 end
 
@@ -85,7 +99,11 @@ function orders.seal(place, index, field, private, owner, expected, turn, base, 
   put_head(place, h)
   if first then
     call('UNLINK', undone_of(place))
-    if not register(index, field, private, place, turn) then return {'fenced'} end
+    if not h.whole or field == private then
+      keep_private(index, private, place, owner)
+    elseif not register(index, field, private, place, turn) then
+      return {'fenced'}
+    end
   end
   local function keep(names)
     local old, kept = call('HMGET', place, unpack(names)), {}
@@ -115,8 +133,7 @@ function orders.put(place, index, field, private, owner, expected, stamp, shape,
     if expected ~= '' then return {'lost'} end
     h = {stamp = stamp, before = '-', owner = owner, fence = '-', undone = 0, shape = shape, whole = false, partial = false}
     put_head(place, h)
-    if call('HGET', index, field) == call('HGET', index, private) then call('HDEL', index, private) end
-    register(index, private, private, place)
+    keep_private(index, private, place, owner)
   elseif h.owner ~= owner then
     return {'fenced'}
   elseif h.stamp ~= expected or h.partial then
