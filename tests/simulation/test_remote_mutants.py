@@ -103,10 +103,10 @@ MUTANTS: list[tuple[Callable[[Patch], None], Scenario, int]] = [
     (what_does_not_count_is_not_undone, IN_REDIS, 0),
     (a_write_is_lost, IN_REDIS, 0),
     (what_was_removed_stays, IN_REDIS, 8),
-    (any_state_is_taken_for_the_one_that_is_wanted, LOST, 0),
+    (any_state_is_taken_for_the_one_that_is_wanted, LOST, 3),
     (what_is_not_there_is_taken_for_new, FORGETS, 3),
     (state_counts_as_here_before_it_is_said_where_it_is, MOVED, 0),
-    (a_key_group_counts_as_whole_before_it_is, MOVED_AND_LOST, 0),
+    (a_key_group_counts_as_whole_before_it_is, MOVED_AND_LOST, 190),
     (a_place_of_which_keys_went_away_counts_as_whole, MOVED_AND_LOST, 137),
 ]
 
