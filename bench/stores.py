@@ -6,18 +6,22 @@
 Invariants:
 - All systems have the same rows: first each key once, then keys drawn by a hash of the row's number, evenly or as Zipf
   has them (1.0). Each run is in a process tree of its own, with a checkpoint on the local disk.
-- `tight` may have a quarter of what the state takes in memory, `roomy` twice of it: as objects, or as columns.
+- `tight` may have a quarter of what the state takes in memory, `roomy` twice of it: as objects, as columns, or as
+  objects over a Redis, which is on the same machine and shares its cores.
 - After the last epoch, keys that are drawn at random have the count that Spark finds in the same rows.
 
 Why: state on disk has to be worth it beside Spark's own, and to cost little where it fits into memory.
 """
 
 import argparse
+import shutil
+import socket
+import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,12 +34,13 @@ from rich.table import Table
 
 import bedload as bl
 from bench.backfill import memory_mb
-from bench.isolate import WrongAnswer, run_isolated
+from bench.isolate import NotAvailable, WrongAnswer, run_isolated
 from bench.report import Column, Report, Result, Status, finish, machine_info
 
 MEMORY, ROOMY, TIGHT, SPARK = "memory", "disk-roomy", "disk-tight", "spark-native-rocksdb"
 COLUMNS_MEMORY, COLUMNS_ROOMY, COLUMNS_TIGHT = "columns-memory", "columns-roomy", "columns-tight"
-SYSTEMS = (MEMORY, ROOMY, TIGHT, COLUMNS_MEMORY, COLUMNS_ROOMY, COLUMNS_TIGHT, SPARK)
+REDIS, REDIS_TIGHT = "redis-roomy", "redis-tight"
+SYSTEMS = (MEMORY, ROOMY, TIGHT, COLUMNS_MEMORY, COLUMNS_ROOMY, COLUMNS_TIGHT, REDIS, REDIS_TIGHT, SPARK)
 IN_COLUMNS = (COLUMNS_MEMORY, COLUMNS_ROOMY, COLUMNS_TIGHT)
 CASES = {"uniform": 20_000_000, "zipf": 20_000_000, "values": 4_000_000}
 """The keys of each."""
@@ -146,7 +151,7 @@ def rows_of(case: str, keys: int, df: DataFrame) -> DataFrame:
 def budget_of(system: str, case: str, keys: int) -> int:
     """The memory of a worker for state, in bytes."""
     state = keys * (COLUMN_BYTES if system in IN_COLUMNS else OBJECT_BYTES[case]) // WORKERS
-    return max(2 * state if system in (ROOMY, COLUMNS_ROOMY) else state // 4, 16 << 20)
+    return max(2 * state if system in (ROOMY, COLUMNS_ROOMY, REDIS) else state // 4, 16 << 20)
 
 
 def measure(system: str, case: str, keys: int, rows: int, workdir: str) -> dict[str, Any]:
@@ -169,7 +174,17 @@ def measure(system: str, case: str, keys: int, rows: int, workdir: str) -> dict[
                 return _timed(query, rows, fill, [])
         budget, in_memory = budget_of(system, case, keys), system in (MEMORY, COLUMNS_MEMORY)
         means: dict[str, Any] = {"store": "memory"} if in_memory else {"store": "disk", "memory": budget}
-        with bl.attach(spark, workers=WORKERS, checkpoint=root / "state", local_dir=root, **means) as cluster:
+        place = redis_server(root) if system in (REDIS, REDIS_TIGHT) else nullcontext()
+        with (
+            place as url,
+            bl.attach(
+                spark,
+                workers=WORKERS,
+                checkpoint=root / "state",
+                local_dir=root,
+                **(means if url is None else means | {"store": url}),
+            ) as cluster,
+        ):
             pids = list(cluster.workers.values())
             idle = max(memory_mb(pid, "VmRSS") for pid in pids)
             if system in IN_COLUMNS:
@@ -192,6 +207,27 @@ def measure(system: str, case: str, keys: int, rows: int, workdir: str) -> dict[
         return figures
     finally:
         spark.stop()
+
+
+@contextmanager
+def redis_server(folder: Path) -> Iterator[str]:
+    """A Redis of its own, which keeps nothing on the disk; its address."""
+    if shutil.which("redis-server") is None:
+        raise NotAvailable("no redis-server: sudo apt-get install -y redis-server")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = ["redis-server", "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(folder)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    try:
+        for _ in range(1000):
+            with suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+                break
+            time.sleep(0.01)
+        yield f"redis://127.0.0.1:{port}/0"
+    finally:
+        process.kill()
+        process.wait()
 
 
 @contextmanager

@@ -45,6 +45,20 @@ ensure_venv_module() {
 (elsewhere than on Debian and Ubuntu: install a Python that comes with venv and ensurepip), then run this again."
 }
 
+# For tests alone: those that need it are skipped without it, and say what to do.
+ensure_redis() {
+    command -v redis-server >/dev/null && return
+    if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+        say "Installing redis-server, for tests (log: $log)"
+        if apt-get update >>"$log" 2>&1 &&
+            DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends redis-server >>"$log" 2>&1; then
+            return
+        fi
+        say "redis-server could not be installed (see $log)."
+    fi
+    say "Without redis-server, tests of state in Redis are skipped. Run: sudo apt-get update && sudo apt-get install -y redis-server"
+}
+
 if ! "$venv/bin/python" -c "$new_enough" >/dev/null 2>&1; then
     python=$(find_python) || die "Bedload needs Python 3.11 or newer, and neither python3 nor python3.11 to python3.14 on the
 PATH is one. Install it (Debian 12 and later: sudo apt-get install -y python3 python3-venv; Fedora:
@@ -61,5 +75,6 @@ if ! "$venv/bin/python" -m pip install --disable-pip-version-check --no-input -e
     tail -n 20 "$log" >&2
     die "The installation failed; all of its output is in $log."
 fi
+ensure_redis
 "$venv/bin/python" -m bedload.compile >>"$log" 2>&1 || say "The kernels could not be compiled ahead (see $log): the first query will do it."
 say "Installed in $SECONDS s."

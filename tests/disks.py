@@ -12,6 +12,7 @@ from bedload.store.cache import Cache
 from bedload.store.columns.pager import Pager
 from bedload.store.disk import Disk
 from bedload.worker.local_slabs import FileBacking
+from tests.remotes import MemoryRemotes
 
 PAGE = mmap.PAGESIZE
 """A slab of tests: as small as can be."""
@@ -77,6 +78,10 @@ class MemoryDisks:
     @property
     def disks(self) -> MemoryDisks:
         return self
+
+    @property
+    def remotes(self) -> MemoryRemotes:
+        return MemoryRemotes()
 
     def open(self, operator: str) -> Disk:
         self.made.append(MemoryDisk())

@@ -9,7 +9,8 @@ import numpy as np
 
 from bedload.core.ids import KeyGroup
 from bedload.store.entries import Hashes
-from bedload.store.shelf import NO_HASHES, Selection, Shelf
+from bedload.store.selection import Selection
+from bedload.store.shelf import NO_HASHES, Shelf
 
 AnyShelf = TypeVar("AnyShelf", bound=Shelf)
 

@@ -25,6 +25,8 @@ import rocksdict
 from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.disks import PAGE, MemoryDisk, Slabs
+from tests.redis_server import MISSING, RedisProcess, available
+from tests.remotes import MemoryRemote, MemoryServer
 from tests.shelves import drop, meant, note, noted, shelved
 from tests.thorough import examples
 
@@ -34,7 +36,7 @@ from bedload import state as bl
 from bedload.checkpoint.forms import StateForm
 from bedload.checkpoint.merge import merge_checked
 from bedload.core.errors import ProtocolError, StateTypeError
-from bedload.core.ids import KeyGroup, OperatorName
+from bedload.core.ids import KeyGroup, OperatorName, Turn, WorkerId
 from bedload.keys import hash_columns
 from bedload.state import RecordLayout, codec
 from bedload.store import StateTable
@@ -46,10 +48,14 @@ from bedload.store.deltas import GROUP, OP, PUT, REMOVE, key_column
 from bedload.store.disk import PACKED, Packing
 from bedload.store.disk_rows import DiskStore
 from bedload.store.disk_table import DiskTable
+from bedload.store.remote import Remote
+from bedload.store.remote_rows import RemoteStore
+from bedload.store.remote_table import RemoteTable
 from bedload.store.resting import RestingStore
 from bedload.store.row_table import RowTable
 from bedload.worker.local_stores import RocksDisk, Shared
 from bedload.worker.operator import Operator, make_shared, state_of
+from bedload.worker.redis_remote import RedisServer
 
 KEYS = "abcdef"
 GROUPS = 3
@@ -303,6 +309,76 @@ class OnRocks(MemoryDisk):
         self.drop(b"")
 
 
+class SmallRowsInRemote(SmallRows):
+    """Rows in a remote store, of which those stay in memory that the epoch under way has touched."""
+
+    packs = True
+
+    def make(self) -> StateTable:
+        return self.bound(WritingTable(OperatorName("rows"), self.remote(), Cache(0)))
+
+    def remote(self) -> Remote:
+        return MemoryRemote(MemoryServer())
+
+
+class RowsInRemote(Rows):
+    """The same of containers."""
+
+    packs = True
+
+    def make(self) -> StateTable:
+        return self.bound(WritingTable(OperatorName("rows"), MemoryRemote(MemoryServer()), Cache(0)))
+
+
+class RowsInRedis(SmallRowsInRemote):
+    """The same in a Redis, which all tables of a test share: each has an operator of its own."""
+
+    numbers = itertools.count()
+    servers: ClassVar[list[RedisServer]] = []
+
+    def remote(self) -> Remote:
+        if not available():
+            pytest.skip(MISSING)
+        if not self.servers:
+            process = RedisProcess()
+            atexit.register(process.close)
+            self.servers.append(RedisServer(process.url, WorkerId(0)))
+        return self.servers[0].open(str(next(self.numbers)))
+
+
+class WritingTable(RemoteTable):
+    """A seal writes, as the worker's machine has it; what can leave memory does so as soon as it can."""
+
+    by_place = False
+    turn = base = Turn(-1)
+
+    def seal(self, *arguments: Any, **more: Any) -> None:
+        super().seal(*arguments, **more)
+        again = [store for store in self.stores.values() if isinstance(store, RemoteStore) and store.back is not None]
+        for store in again:
+            store.undoes = True
+        self.turn = Turn(self.turn + 1)
+        self.stand(self.turn, self.base, EVERY)
+        self.write(self.turn, lambda group: True)
+
+    def commit(self) -> None:
+        super().commit()
+        self.base = self.turn
+        self.leave()
+
+    def abort(self) -> None:
+        super().abort()
+        self.leave()
+
+    def delta(self) -> pa.RecordBatch | None:
+        self.leave()
+        return super().delta()
+
+    def leave(self) -> None:
+        while self.untidy:
+            self.tidy()
+
+
 class Slot:
     """One key of a table, with its columns as attributes."""
 
@@ -442,6 +518,9 @@ LAYOUTS: dict[str, Callable[[], Subject]] = {
     "rows on disk": RowsOnDisk,
     "small rows on disk": SmallRowsOnDisk,
     "rows on RocksDB": RowsOnRocks,
+    "rows in a remote store": RowsInRemote,
+    "small rows in a remote store": SmallRowsInRemote,
+    "small rows in Redis": RowsInRedis,
 }
 layouts = pytest.mark.parametrize("layout", sorted(LAYOUTS))
 

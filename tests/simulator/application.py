@@ -26,6 +26,7 @@ from tests.simulator.faults import Faults
 from tests.simulator.network import Network
 from tests.simulator.query import SimulatedQuery
 from tests.simulator.spark import SparkContext
+from tests.simulator.stores import SimulatedRedis
 from tests.simulator.turned import both_ways, payload_of
 from tests.simulator.watcher import Watcher
 from tests.simulator.worker import ProcessKilled, SimulatedWorker
@@ -60,6 +61,8 @@ class World:
     damage: Callable[[], None]
     """Something may happen to a file."""
     limits: Limits
+    redis: SimulatedRedis
+    """The remote store."""
     claimed: set[Generation] = field(default_factory=set)
     """Nobody else gets these."""
 
@@ -264,6 +267,7 @@ class Application:
             lambda: None if self.driver is None else self.driver.nobody_comes(),
             world.limits,
             place,
+            world.redis,
         )
 
     def export(self) -> None:

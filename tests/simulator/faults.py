@@ -109,10 +109,19 @@ DURABLE_EXTRA = {
     "paused in the claim": 2,
     "failed restore": 3,
     "lost store": 2,
+    "state in redis": 1,
+    "slow redis": 4,
+    "cut redis": 4,
+    "wiped redis": 2,
+    "old redis": 2,
 }
 """The same with a checkpoint alone, or more of it. A snapshot that is asked for is no fault, and comes beside some."""
 
-LATER = ("another order", "failed restore", "full disk", "lost outputs", "state on disk", "full store", "lost store")
+REDIS = ("state in redis", "slow redis", "cut redis", "wiped redis", "old redis")
+LATER = (
+    *("another order", "failed restore", "full disk", "lost outputs", "state on disk", "full store", "lost store"),
+    *REDIS,
+)
 """Those of both that are drawn apart, so that what is drawn besides stays as it was without them."""
 
 ABSENCES = frozenset({"hung worker", "vanished worker"})
@@ -127,14 +136,16 @@ ALWAYS = frozenset(
 """Faults that every simulation may have; the others are switched on for some seeds."""
 
 LOSSES = (
-    (frozenset(DURABLE) - {"set back", "store failure"}) | DURABLE_MOVES.keys() | {"paused in the claim", "lost store"}
+    (frozenset(DURABLE) - {"set back", "store failure"})
+    | DURABLE_MOVES.keys()
+    | {"paused in the claim", "lost store", "cut redis", "wiped redis", "old redis"}
 )
 """Something of the cluster was lost, or seemed to be."""
 
 EXPLAINS: dict[str, tuple[str, ...]] = {
     "TaskCrashed": ("crash",),
     "OperatorFailed": ("poison", "exit", "forget and raise", "misfit", "setup fails", "failed setup"),
-    "MoveFailed": ("failing move", "failed setup", "setup fails", "misfit", "full store", "lost store"),
+    "MoveFailed": ("failing move", "failed setup", "setup fails", "misfit", "full store", "lost store", *REDIS),
     "NotDeterministic": ("noise", "other shape"),
     "EpochIncomplete": ("stop early", "no action", "fresh"),
     "EpochMismatch": ("stop early", "no action", "fresh"),
@@ -144,6 +155,7 @@ EXPLAINS: dict[str, tuple[str, ...]] = {
     "NullKey": ("bad data",),
     "ProtocolError": ("unreadable plan",),
     "StaleAttempt": ("fresh",),
+    "RemoteStoreError": ("cut redis", "wiped redis", "old redis"),
     "LocalDiskError": ("full disk", "lost outputs", "full store", "lost store"),
 }
 """Which faults may be behind an error that a live query fails with."""

@@ -45,6 +45,7 @@ from bedload.checkpoint.storage import Storage
 from bedload.control.compaction import Retention
 from bedload.core.ids import Epoch, OperatorName, QueryId
 from bedload.core.limits import LIMITS, Limits
+from bedload.state.kinds import Layout as StateLayout
 from bedload.state.kinds import Store
 from bedload.worker.runtime import Startable
 from tests.simulator.application import Application, World
@@ -64,6 +65,7 @@ from tests.simulator.storage import (
     TroubledStorage,
     damage,
 )
+from tests.simulator.stores import SimulatedRedis
 from tests.simulator.time_limit import TookTooLong, time_limit
 from tests.simulator.watcher import CommitLog, Watcher
 from tests.simulator.workload import (
@@ -222,6 +224,7 @@ class Simulation:
                 free_rows=Chance(f"{seed} free").pick([1, 1, 3, LIMITS.free_rows]),
                 hold_seconds=_HOLD_SECONDS,
             ),
+            redis=SimulatedRedis(self.faults),
         )
         self._applications: list[Application] = []
         self._changed = False
@@ -331,6 +334,9 @@ class Simulation:
     def _make_deployments(self, *, changed: bool) -> dict[OperatorName, Startable]:
         kinds = self._kinds.items()
         made = {name: make_deployment(kind, self._poisons[name], name, changed=changed) for name, kind in kinds}
+        if self.faults.on("state in redis"):
+            self.faults.happened["state in redis"] += 1
+            return {name: in_redis(it) for name, it in made.items()}
         if not self.faults.on("state on disk"):
             return made
         self.faults.happened["state on disk"] += 1
@@ -394,6 +400,13 @@ def on_disk(deployment: Startable) -> Startable:
     it: Any = deployment
     made: Startable = replace(it, store=Store.DISK)
     return made
+
+
+def in_redis(deployment: Startable) -> Startable:
+    """The same operator with its state in a remote store, if that can be."""
+    rows: Any = deployment
+    in_rows = deployment.layout is StateLayout.ROWS
+    return replace(rows, store=Store.REDIS, store_url="redis://simulated") if in_rows else deployment
 
 
 @contextmanager

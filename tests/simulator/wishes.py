@@ -18,7 +18,7 @@ from bedload.core.ids import NO_CHANGE, ChangeId, KeyGroup, OperatorName, Turn
 from bedload.migration import AUTO, STRATEGIES, Auto, Strategy
 from bedload.migration.strategies import restarts
 from tests.simulator.chance import Chance
-from tests.simulator.faults import ABSENCES, LOSSES, Faults
+from tests.simulator.faults import ABSENCES, LOSSES, REDIS, Faults
 from tests.simulator.network import Network
 from tests.simulator.workload import HASH_OF, KEY_GROUPS
 
@@ -28,7 +28,7 @@ KINDS = (*[Kind.RESCALE] * 3, *[Kind.MOVE] * 2, Kind.DRAIN, Kind.REBALANCE, *[Ki
 
 WHY = {
     "MoveCancelled": ("cancel",),
-    "MoveFailed": ("second query", "failing move", "failed setup", "setup fails", "full store", "lost store"),
+    "MoveFailed": ("second query", "failing move", "failed setup", "setup fails", "full store", "lost store", *REDIS),
     "WorkerStartFailed": (
         "no newcomer",
         "dead newcomer",
@@ -41,7 +41,7 @@ WHY = {
 }
 """Which faults may be behind a change that failed."""
 
-_UNREAD = ("store failure", "damaged file")
+_UNREAD = ("store failure", "damaged file", "cut redis")
 """Which faults may be behind state that cannot be read back."""
 
 

@@ -21,7 +21,7 @@ import msgspec
 from bedload.checkpoint.compaction import Step, compact
 from bedload.checkpoint.snapshots import TARGET_BYTES
 from bedload.checkpoint.storage import Storage, failed
-from bedload.core.errors import BedloadError, LocalDiskError, OperatorFailed, WorkerStartFailed
+from bedload.core.errors import BedloadError, LocalDiskError, OperatorFailed, RemoteStoreError, WorkerStartFailed
 from bedload.core.ids import DeploymentId, Generation, KeyGroup, OperatorName, Ticket, Turn, WorkerId
 from bedload.core.limits import Limits
 from bedload.migration.lane import Parcel
@@ -43,7 +43,7 @@ from tests.simulator.inline import READ_AHEAD, Inline
 from tests.simulator.network import Body, Connection, End, Network, VirtualTime
 from tests.simulator.scratch import SimulatedScratch
 from tests.simulator.storage import SlowStorage
-from tests.simulator.stores import SimulatedStores
+from tests.simulator.stores import SimulatedRedis, SimulatedStores
 from tests.simulator.watcher import Watcher
 
 _MOMENT = 0.01
@@ -169,6 +169,7 @@ class SimulatedWorker:
         on_unread: Callable[[], None],
         limits: Limits,
         place: tuple[Storage, Generation] | None = None,
+        redis: SimulatedRedis | None = None,
     ) -> None:
         self.name = name
         self.worker = worker
@@ -177,7 +178,7 @@ class SimulatedWorker:
         """All processes of the cluster, by address."""
         scratch, clock = SimulatedScratch(faults, network.chance), _BusyClock(network.time)
         idle = partial(_idle, name, network)
-        self._stores = SimulatedStores(name, faults)
+        self._stores = SimulatedStores(name, faults, redis or SimulatedRedis(faults), self._pause_at_redis)
         self.machine = _Machine(
             worker, self._load_code, clock, self, limits=limits, idle=idle, scratch=scratch, stores=self._stores
         )
@@ -308,7 +309,7 @@ class SimulatedWorker:
                     raise self._stores.lost
             except ProcessKilled:
                 return
-            except (WorkerStartFailed, LocalDiskError) as error:
+            except (WorkerStartFailed, LocalDiskError, RemoteStoreError) as error:
                 self._send([self.machine.last_words(error)])
                 self.kill()
                 return
@@ -453,6 +454,12 @@ class SimulatedWorker:
         holdings.sealed(seal.turn, epoch, backup)
         self._told = seal.operator, seal.turn
         return size
+
+    def _pause_at_redis(self) -> None:
+        """Time goes by at a call of the remote store; the process may end in it."""
+        self._network.sleep(self._network.delay() * 3)
+        if not self.alive:
+            raise ProcessKilled(self.name)
 
     def _pause(self, where: str, path: str) -> None:
         """Time goes by at a call of the storage; the process may end in it."""

@@ -14,15 +14,8 @@ ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "bedload"
 TEXT = (ROOT / "ARCHITECTURE.md").read_text()
 WORKER_EDGE = {
-    "__init__",
-    "__main__",
-    "durable",
-    "local_files",
-    "local_slabs",
-    "local_stores",
-    "memory",
-    "nursery",
-    "pulse",
+    *("__init__", "__main__", "durable", "local_files", "local_slabs", "local_stores", "memory", "nursery", "pulse"),
+    "redis_remote",
     "server",
 }
 

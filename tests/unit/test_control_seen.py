@@ -110,6 +110,7 @@ class Shelf:
     """1000 keys of 10 kB each."""
 
     named = True
+    by_place: frozenset[KeyGroup] = frozenset()
     nbytes_hint = 10_000.0
     hashes = np.arange(1000)
     groups = np.zeros(1000, np.int16)

@@ -73,6 +73,7 @@ class FakeShelf:
     """A shelf of that store."""
 
     nbytes_hint = 8.0
+    by_place: frozenset[KeyGroup] = frozenset()
 
     def __init__(self, store: Store, *, named: bool = True) -> None:
         self.named = named

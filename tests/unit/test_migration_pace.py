@@ -13,7 +13,8 @@ from bedload.migration.hash_set import NONE
 from bedload.migration.pace import Pace
 from bedload.migration.slices import Slices
 from bedload.store.entries import Entries
-from bedload.store.shelf import AnyShelf, Selection
+from bedload.store.selection import Selection
+from bedload.store.shelf import AnyShelf
 
 
 class Time:

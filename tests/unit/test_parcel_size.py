@@ -32,7 +32,7 @@ from bedload.store.columns import ColumnSpec, ColumnTable
 from bedload.store.deltas import PUT, delta_batch
 from bedload.store.resting import RestingStore
 from bedload.store.row_table import RowTable
-from bedload.store.shelf import Selection
+from bedload.store.selection import Selection
 from bedload.worker.operator import Operator, make_shared, state_of
 
 FEW, LARGE = 2000, 1 << 18

@@ -15,7 +15,7 @@ from bedload.state import RecordLayout
 from bedload.store.deltas import PUT, delta_batch
 from bedload.store.resting import FEW, RestingStore
 from bedload.store.row_table import RowTable
-from bedload.store.shelf import Selection
+from bedload.store.selection import Selection
 from bedload.worker.operator import Operator, make_shared, state_of
 
 GROUP, OTHER = KeyGroup(0), KeyGroup(1)

@@ -19,7 +19,7 @@ from bedload.store.columns import ColumnSpec, ColumnTable
 from bedload.store.columns import shelf as shelf_of_columns
 from bedload.store.columns.shelf import ColumnShelf
 from bedload.store.deltas import OP, PUT, REMOVE
-from bedload.store.shelf import Selection
+from bedload.store.selection import Selection
 from bedload.worker.column_runtime import ColumnDeployment
 from bedload.worker.runtime import Runtime
 from bedload.worker.vector import VectorLogic

@@ -121,7 +121,7 @@ class Applying:
         made = replace(made, terms=terms)
         number = self.deployments._deploy(made, fresh=fresh)
         self.deployments._remember(made)
-        self.deployments._record_parameters(made, number)
+        self.deployments._record_terms(made, number)
 
     def files(self) -> list[str]:
         assert self.keeper is not None

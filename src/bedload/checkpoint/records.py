@@ -142,6 +142,8 @@ class TurnRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", ta
     """The time of the epoch; absent in older files."""
     parameters: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
     """The parameters of the operator in it, as texts; absent if it has none, and in older files."""
+    store: str | msgspec.UnsetType = msgspec.UNSET
+    """Where the workers had the state beside the checkpoint, without a password; absent if in memory alone."""
     version: int = VERSION
 
     def __post_init__(self) -> None:

@@ -299,8 +299,7 @@ class OperatorEpochs:
             at.past_runs.add(at.run)
         lineage = at.lineage
         at.turn = Turn(at.turn + 1) if lineage is None else lineage.next_turn(at.turn)
-        at.epoch, at.query, at.run = ask.epoch, ask.query, ask.run
-        at.phase = Phase.OPEN
+        at.epoch, at.query, at.run, at.phase = ask.epoch, ask.query, ask.run, Phase.OPEN
         # Who takes part is known only when it is known what flips here.
         at.current = Attempt(
             began=self._first_ask[2], first_stage=ask.stage, recorded=lineage is None, deployment=ask.deployment
@@ -341,6 +340,7 @@ class OperatorEpochs:
                     at.routing.groups_of(worker),
                     at.routing.guests_of(worker),
                     at.routing.away_from(worker),
+                    at.base,
                 ),
             )
             for worker in workers

@@ -53,6 +53,8 @@ class Lineage:
         """Where each query has its Spark checkpoint, as far as known."""
         self.parameters: dict[DeploymentId, dict[str, str]] = {}
         """Those of the operator, as texts, by the deployment that has some."""
+        self.stores: dict[DeploymentId, str] = {}
+        """Where workers have the state, by the deployment that has it elsewhere than in memory."""
         self._holds: dict[WorkerId, Turn | None] = {}
         self._partakers: set[WorkerId] = set()
         """The workers that have been in the current turn from its beginning."""
@@ -103,6 +105,7 @@ class Lineage:
             guests=tuple(guests) if guests else msgspec.UNSET,
             committed={str(name): Epoch(last) for name, last in committed.items()},
             parameters=msgspec.UNSET if deployment is None else self.parameters.get(deployment, msgspec.UNSET),
+            store=msgspec.UNSET if deployment is None else self.stores.get(deployment, msgspec.UNSET),
         )
 
     # --- what workers hold ---
@@ -210,8 +213,12 @@ class Lineage:
         groups: tuple[KeyGroup, ...],
         base: Turn | None,
         routing: RoutingTable,
+        last: Turn = NO_TURN,
     ) -> list[tuple[m.Message, bytes | None]]:
-        """What a worker must be told so that it holds the state at a turn; nothing if it does."""
+        """What a worker must be told so that it holds the state at a turn; nothing if it does.
+
+        ``last``: the last turn that began.
+        """
         self._nothing_lacks = None
         owed = self._owed.get(worker, set())
         guests = routing.guests_of(worker)
@@ -235,10 +242,20 @@ class Lineage:
             self._reading.discard(worker)  # it forgets all that it was told before
         if base is not None:
             self._reading.add(worker)
+        mixed = tuple(sorted(self._mixed(groups, base, routing)))
+        message = msgspec.structs.replace(message, latest=Turn(self.next_turn(last) - 1), mixed=mixed)
         if routing.pins:
             hosted = tuple(sorted(hosts & set(groups)))
             message = msgspec.structs.replace(message, guests=guests, hosts=hosted, away=routing.away_from(worker))
         return [(message, plan)]
+
+    def _mixed(self, groups: Iterable[KeyGroup], turn: Turn | None, routing: RoutingTable) -> set[KeyGroup]:
+        """The key groups of which single keys live apart, or did at a turn; all if nobody knows."""
+        record = None if turn is None else self.history.record(turn)
+        if record is None:
+            return set(groups)
+        then = () if record.guests is msgspec.UNSET else (KeyGroup(group) for group, _ in record.guests)
+        return {routing.group_of(pin.key) for pin in routing.pins}.union(then).intersection(groups)
 
     def _order(
         self, deployment: DeploymentId, groups: Iterable[KeyGroup], base: Turn | None, *, whole: bool

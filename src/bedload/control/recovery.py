@@ -136,13 +136,14 @@ class Recovery:
         at = self.standing
         assert at.lineage is not None
         restores: list[Instruction] = []
+        begun = Turn(at.turn - 1) if at.phase is Phase.OPEN else at.turn  # the open one is about to begin
         for worker in at.addresses:
             if idle_only and at.lineage.takes_part(worker) and at.phase is Phase.SEALED:
                 continue  # it has the turn with its before-images, and cannot let go of it now
             if idle_only and worker in self._in_vain:
                 continue
             groups = at.routing.groups_of(worker)
-            for message, plan in at.lineage.restore(worker, deployment, groups, base, at.routing):
+            for message, plan in at.lineage.restore(worker, deployment, groups, base, at.routing, begun):
                 at.tells(worker)
                 at.ordered[worker] = at.told[worker]
                 restores.append(ToWorker(worker, message, plan))

@@ -31,6 +31,7 @@
     │   ├── WorkerStartFailed      a worker process did not come up; carries the end of its log
     │   ├── WorkerLost             a worker died; its key groups are gone unless they are durable
     │   ├── LocalDiskError         a worker's local disk is full, or lost what was put there: make room, start again
+    │   ├── RemoteStoreError       the store of state does not answer, refuses, or lost it: see to it, start again
     │   ├── WorkerUnreachable      no connection to an endpoint
     │   │   ├── Unanswered         there is one, and no answer in time
     │   │   └── HungUp             it was closed before it was made
@@ -214,6 +215,10 @@ class WorkerLost(ClusterError):
 
 class LocalDiskError(ClusterError):
     """A worker's local disk did not take what it was to keep for a while, or did not give it back."""
+
+
+class RemoteStoreError(ClusterError):
+    """A store apart from the workers did not take state, or did not give it back."""
 
 
 class WorkerUnreachable(ClusterError):

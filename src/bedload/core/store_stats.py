@@ -17,6 +17,7 @@ class StoreStats(msgspec.Struct, frozen=True):
     memory_bytes: int = 0
     """About what they take there; of state in memory, about what it takes encoded."""
     disk_bytes: int = 0
+    """Of a remote store: what the whole server uses."""
     hits: int = 0
     """Keys that operator code wanted, and that were in memory."""
     misses: int = 0

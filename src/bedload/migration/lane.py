@@ -6,6 +6,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -16,6 +17,7 @@ from bedload.keys.lookup import Hashes
 from bedload.migration.hash_set import NONE, HashSet, unique
 from bedload.migration.pace import MOST_BYTES
 from bedload.protocol.messages import Lot
+from bedload.protocol.split import pack_whole
 from bedload.store.shelf import Shelf
 
 WINDOW = 4
@@ -49,6 +51,15 @@ class Parcel(NamedTuple):
     first: bool = True
     more: bool = False
     """Of a ``HandOver``: whether stale keys are named for the first time, and whether more are to follow."""
+    places: dict[KeyGroup, tuple[bytes, bytes]] | None = None
+    """Where key groups are that stay in a remote store."""
+
+    @property
+    def body(self) -> bytes | None:
+        """What of it grows with the number of keys or of key groups."""
+        if self.places is not None:
+            return msgspec.msgpack.encode(self.places)
+        return None if self.state is None else pack_whole(self.state)
 
 
 @dataclass
@@ -65,6 +76,8 @@ class Doubt:
     """Whether the last step was to note what an epoch touched;"""
     behind: bool = False
     """and whether that was not over when the next one was sealed."""
+    placed: bool = False
+    """Whether it was said where key groups are that stay in a remote store."""
 
 
 @dataclass
@@ -255,6 +268,13 @@ class Lane:
         self.unacked[self.number] = parcel._replace(state=None)
         return parcel
 
+    def place(self) -> Parcel:
+        """Where key groups are that stay in a remote store: before anything else of them is said."""
+        places, groups = self.shelf.places(), tuple(sorted(self.shelf.by_place))
+        parcel = self.parcel(NONE, groups=groups, ahead=False)._replace(places=places)
+        self.unacked[self.number], self.doubt.placed = parcel, True
+        return parcel
+
     def hand_over(self, base: Turn, most: int, *, ahead: bool) -> Parcel:
         """The word, or a part of it, that the copies are the state at a turn but for so many stale keys at most."""
         first = not self.unsaid_stale
@@ -273,6 +293,9 @@ class Lane:
         for parcel in parcels.values():
             if parcel.base is not None:
                 self.handed = None
+                continue
+            if parcel.places is not None:
+                self.doubt.placed = False
                 continue
             self.sent.remove(parcel.hashes)
             if parcel.span is not None:

@@ -9,7 +9,8 @@ import numpy as np
 
 from bedload.core.ids import KeyGroup
 from bedload.protocol.messages import Lot
-from bedload.store.shelf import Selection, Shelf
+from bedload.store.selection import Selection
+from bedload.store.shelf import Shelf
 
 _SOME = 1 << 12
 """Keys to look at in a step. Single ones are found by a look at all of their key groups."""

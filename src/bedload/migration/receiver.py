@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -31,6 +32,7 @@ from bedload.keys.lookup import Hashes, among
 from bedload.migration.hash_set import Flags, HashSet
 from bedload.migration.holdings import Presence
 from bedload.migration.parking import Freed, Parking
+from bedload.protocol import messages as m
 from bedload.protocol.messages import Lot, Order, Terms, WaitsFor
 
 
@@ -146,6 +148,13 @@ class Receiver:
         That is so before the flip, and after it as long as no row runs before everything is here: a repeat is the same.
         """
         return self.phase is Receiving.EARLY or (whole_only(self._terms) and not self._from(source).whole)
+
+    def places(self, source: WorkerId, body: m.Body) -> dict[KeyGroup, tuple[bytes, bytes]]:
+        """Where key groups are that come with a shipment and stay in a remote store; none if they are not wanted."""
+        if body is None or self._from(source).whole:
+            return {}
+        self.bytes += len(body)
+        return msgspec.msgpack.decode(body, type=dict[KeyGroup, tuple[bytes, bytes]])
 
     def wanted(self, source: WorkerId, hashes: Hashes) -> Flags:
         """Which keys of a shipment are to be taken in otherwise: those that are not here."""

@@ -240,7 +240,7 @@ class Sender:
             if len(lane.unacked) >= WINDOW:
                 continue
             self._has_worked = False
-            parcel = self._hand_over(lane) or self._urgent(lane)
+            parcel = self._place(lane) or self._hand_over(lane) or self._urgent(lane)
             if parcel is None and not self._has_worked:
                 # Between a seal and the next epoch there is nothing to disturb, and the flip may come next.
                 hurries = lane.swept and self._sealed is not None and self.terms.bandwidth is None
@@ -276,9 +276,16 @@ class Sender:
             return None
         if self.base is not None:
             return None if lane.handed == self.base else lane.hand_over(self.base, self._most_keys, ahead=False)
-        if self._sealed is None or lane.handed == self._sealed or not lane.swept or lane.stale or lane.unnoted:
+        # SUBTLE: with what stays in a remote store, nothing counts before it is said where that is.
+        if self._sealed is None or lane.handed == self._sealed or lane.shelf.by_place:
+            return None
+        if not lane.swept or lane.stale or lane.unnoted:
             return None
         return lane.hand_over(self._sealed, self._most_keys, ahead=True)
+
+    def _place(self, lane: Lane) -> Parcel | None:
+        """Where key groups are that stay in a remote store."""
+        return lane.place() if self.flipped and lane.shelf.by_place and not lane.doubt.placed else None
 
     def _urgent(self, lane: Lane) -> Parcel | None:
         """What somebody waits for."""

@@ -22,6 +22,7 @@ from bedload.core.errors import ProtocolError
 from bedload.core.ids import (
     LOCAL,
     NO_MOVE,
+    NO_TURN,
     DeploymentId,
     Epoch,
     KeyGroup,
@@ -247,6 +248,8 @@ class Begin(Message, frozen=True):
     """Single keys of other key groups that it owns, by their hash."""
     away: tuple[KeyHash, ...] = ()
     """Single keys of these key groups that others own."""
+    base: Turn = NO_TURN
+    """The turn whose state it builds upon."""
 
 
 class Time(Message, frozen=True):
@@ -346,6 +349,10 @@ class Restore(Message, frozen=True):
     """Single keys of its key groups that live elsewhere, by their hash."""
     whole: bool = True
     """Whether these are all that the worker should have; if not, it has the others already."""
+    latest: Turn = NO_TURN
+    """No later turn has begun: what a remote store has of one is of a worker that was given up."""
+    mixed: tuple[KeyGroup, ...] = ()
+    """Key groups of which single keys live apart, or did at that turn: no remote store has these as a whole."""
 
 
 class Restored(Message, frozen=True):

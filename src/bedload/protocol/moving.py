@@ -104,6 +104,8 @@ class Ship(Message, frozen=True):
     """With the first one: about how many keys there will be,"""
     of_groups: int = 0
     """and of how many key groups, if that is known."""
+    places: bool = False
+    """The body says where the state of key groups is in a remote store: all of it stays there."""
 
 
 class HandOver(Message, frozen=True):

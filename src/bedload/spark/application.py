@@ -23,7 +23,7 @@ from bedload.spark.schemas import KeyColumn, key_columns, key_types
 from bedload.spark.shipping import pickled
 from bedload.spark.state_view import ColumnDecoder, Decoder
 from bedload.state import StateSpec
-from bedload.state.kinds import Layout, Store
+from bedload.state.kinds import Chosen, Layout, Store
 from bedload.state.timers import TimerClock
 from bedload.state.ttl import Ttl, is_expiry
 from bedload.transport import Credentials
@@ -89,7 +89,7 @@ class Shape:
     keys: pa.Schema
     groups: int
     variables: dict[str, Any]
-    store: Store
+    store: str
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,11 @@ class Application:
     def shape(self) -> Shape:
         """The shape of its state in memory."""
         keys = pa.schema(list(zip(self.keyed.names, self.keyed.types, strict=True)))
-        return Shape(self.deployment.layout, keys, self.keyed.groups, self.decoder.variables, self.deployment.store)
+        return Shape(self.deployment.layout, keys, self.keyed.groups, self.decoder.variables, self._store)
+
+    @property
+    def _store(self) -> str:
+        return str(Chosen(self.deployment.store, self.deployment.store_url))
 
     def schema(self) -> OperatorSchema:
         """The shape of its state; raises if there is a variable that cannot be stored."""

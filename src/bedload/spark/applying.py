@@ -25,7 +25,7 @@ from bedload.spark.bootstrap_task import Start, starts_of_columns, starts_of_row
 from bedload.spark.schemas import arrow_schema, output_schema
 from bedload.spark.state_view import RowDecoder
 from bedload.state.expiries import with_expiries
-from bedload.state.kinds import Store
+from bedload.state.kinds import IN_MEMORY, Chosen, Store
 from bedload.state.ttl import Ttl
 from bedload.store.columns import ColumnSpec
 from bedload.worker.expiry import KeyTtl
@@ -46,8 +46,8 @@ def of_operator(
     initial_state: DataFrame | None,
     drop: str | Iterable[str] = (),
     ttl: Ttl | None = None,
-    store: Store = Store.MEMORY,
-    asked: Store = Store.MEMORY,
+    store: Chosen = IN_MEMORY,
+    asked: Chosen = IN_MEMORY,
 ) -> Application:
     """An operator of the user's, on rows or on columns; ``ttl`` is that of whole keys.
 
@@ -59,16 +59,25 @@ def of_operator(
     if inspect.isclass(operator) and issubclass(operator, VectorOperator):
         check_vector_operator(operator)
         logic = VectorLogic(operator, arrow_out, values)
-        store = store_of_columns(keyed.name, logic.columns, store, asked)
+        place = store_of_columns(keyed.name, logic.columns, store, asked)
         initial = _initial(initial_state, _starts(logic, ttl))
         specs = with_expiries(operator.__bedload_specs__, ttl)
-        made = Application.on_columns(keyed, logic, out, arrow_out, ttl, store, specs=specs, initial=initial)
+        made = Application.on_columns(keyed, logic, out, arrow_out, ttl, place, specs=specs, initial=initial)
     else:
         operator = check_operator(operator)
         specs = state_of(operator, ttl)
         columns = tuple(keyed.df.columns)
         deployment = Deployment(
-            keyed.name, operator, keyed.at, columns, arrow_out, keyed.types, parameters=values, ttl=ttl, store=store
+            keyed.name,
+            operator,
+            keyed.at,
+            columns,
+            arrow_out,
+            keyed.types,
+            parameters=values,
+            ttl=ttl,
+            store=store.kind,
+            store_url=store.url,
         )
         initial = _initial(initial_state, starts_of_rows(specs))
         made = Application(keyed, out, arrow_out, deployment, RowDecoder(specs), specs, initial=initial)
@@ -85,8 +94,8 @@ def of_aggregates(
     initial_state: DataFrame | None,
     drop: str | Iterable[str] = (),
     ttl: Ttl | None = None,
-    store: Store = Store.MEMORY,
-    asked: Store = Store.MEMORY,
+    store: Chosen = IN_MEMORY,
+    asked: Chosen = IN_MEMORY,
 ) -> Application:
     """Aggregates by key; columns that none of them reads are left out. ``store``, ``asked``: as of an operator."""
     name, df = keyed.name, keyed.df
@@ -103,21 +112,26 @@ def of_aggregates(
     logic = Aggregates(aggregates, columns, keyed.at, keyed.names)
     starts = _starts(logic, ttl)
     initial = _initial(initial_state, starts, aggregate_aliases(aggregates, columns))
-    out, store = from_arrow_schema(logic.output), store_of_columns(name, logic.columns, store, asked)
-    made = Application.on_columns(keyed, logic, out, logic.output, ttl, store, initial=initial)
+    out, place = from_arrow_schema(logic.output), store_of_columns(name, logic.columns, store, asked)
+    made = Application.on_columns(keyed, logic, out, logic.output, ttl, place, initial=initial)
     check_watermark(made)
     return replace(made, terms=Terms(drop=_dropped(made, drop), call="aggregate"))
 
 
-def store_of_columns(name: str, columns: Iterable[ColumnSpec], store: Store, asked: Store) -> Store:
+def store_of_columns(name: str, columns: Iterable[ColumnSpec], store: Chosen, asked: Chosen) -> Store:
     """Where state in columns is; raises if it has to be where it cannot be."""
+    if asked.kind is Store.REDIS:
+        raise DefinitionError(
+            f"operator {name}: store={str(asked)!r} is for operators on rows; vector operators and aggregates have "
+            f"their state in columns, which are in memory or on disk: give it store='memory' or store='disk'"
+        )
     objects = [spec.name for spec in columns if not spec.fixed]
-    if objects and asked is not Store.MEMORY:
+    if objects and asked.kind is not Store.MEMORY:
         raise DefinitionError(
             f"operator {name}: store={str(asked)!r} is for numbers, times and decimals in columns. These are objects, "
             f"which are in memory: {', '.join(objects)}. Give it store='memory', or make it an Operator on rows"
         )
-    return Store.MEMORY if objects else store
+    return Store.DISK if store.kind is Store.DISK and not objects else Store.MEMORY
 
 
 def _starts(logic: VectorLogic | Aggregates, ttl: Ttl | None) -> list[Start]:

@@ -63,10 +63,11 @@ def attach(
     64 MB of them, or a quarter of ``epoch_bytes`` if that is less, in memory, and the others in a local file in
     ``local_dir``, a folder of each worker's machine on a disk with room for them (default: the system's temporary one).
 
-    ``store``: where the state of operators is, unless their ``store=`` says otherwise: ``"memory"``, or ``"disk"`` for
-    state that is larger than memory. Of that, each worker has in memory what was touched of late, in ``memory`` bytes
-    (``"2g"``; default: a share of the machine's), and the rest in ``local_dir``. Operators on rows need
-    ``bedload[disk]`` for it.
+    ``store``: where the state of operators is, unless their ``store=`` says otherwise: ``"memory"``, ``"disk"`` for
+    state that is larger than memory, ``"redis://…"`` for state of operators on rows apart from the workers. Of the
+    latter two each worker has in memory what was touched of late, in ``memory`` bytes (``"2g"``; default: a share of
+    the machine's). The rest is in ``local_dir``, for which operators on rows need ``bedload[disk]``; or in a Redis
+    server, with ``bedload[redis]``.
 
     With a ``local[...]`` master, Spark's tasks run with this Python from now on, whatever ``PYSPARK_PYTHON`` says; on a
     cluster a tiny task on each executor looks whether its Python has what is needed (:class:`WrongPython`).

@@ -21,11 +21,12 @@ from bedload.keys import check_key_groups
 from bedload.spark.hosts import ProcessHost, TaskHost, WorkerHost
 from bedload.spark.interpreter import use_own_python
 from bedload.spark.keeper import Keeper
-from bedload.state.kinds import Store
+from bedload.state.kinds import IN_MEMORY, Chosen, Store
 from bedload.transport import is_loopback
 from bedload.worker.local_files import Local
 from bedload.worker.local_stores import LEAST
 from bedload.worker.memory import epoch_share, store_share
+from bedload.worker.redis_remote import address_of
 
 _ARROW_ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
 _WIDENED = "spark.bedload.recordsPerBatch.widenedFrom"
@@ -52,8 +53,12 @@ class Attachment:
     """Whether connections are encrypted."""
     epoch_bytes: int | None = None
     """What an epoch may take at a worker beside the state; None: what each worker finds right."""
-    store: Store = Store.MEMORY
+    store: Chosen = IN_MEMORY
     """Where state is, unless an operator says otherwise."""
+
+    def store_of(self, given: str, where: str) -> Chosen:
+        """Where the state of an operator is to be."""
+        return store_of(given, where, durable=self.keeper is not None)
 
     @classmethod
     def of(
@@ -95,7 +100,7 @@ class Attachment:
         budget = None if memory is None else _memory(memory)
         if budget is None and kind == "process":
             budget = store_share(workers)
-        store = store_of(store, "attach")
+        chosen_store = store_of(store, "attach", durable=url is not None)
         _set_up(spark, local=local)
         listen = "127.0.0.1" if local else str(spark.sparkContext.getConf().get("spark.driver.host"))
         executors = None if local else spark.sparkContext
@@ -122,7 +127,7 @@ class Attachment:
             patience,
             secure,
             epoch_bytes,
-            store,
+            chosen_store,
         )
 
     def durable(self, what: str) -> Keeper:
@@ -194,13 +199,20 @@ def _memory(given: str | int) -> int:
     return found
 
 
-def store_of(given: str, where: str) -> Store:
+def store_of(given: str, where: str, *, durable: bool) -> Chosen:
     """Where state is to be."""
-    try:
-        return Store(given)
-    except ValueError:
-        known = " or ".join(repr(str(it)) for it in Store)
-        raise DefinitionError(f"{where}: store={given!r}: use {known}") from None
+    if isinstance(given, str) and given.startswith(("redis:", "rediss:")):
+        address_of(given)
+        if not durable:
+            raise DefinitionError(
+                f"{where}: state in Redis needs a checkpoint, which is what is durable: attach with checkpoint="
+            )
+        return Chosen(Store.REDIS, given)
+    if given in (Store.MEMORY, Store.DISK):
+        return Chosen(Store(given))
+    raise DefinitionError(
+        f"{where}: store={given!r}: use 'memory' or 'disk', or the address of a Redis server, as 'redis://host:6379/0'"
+    )
 
 
 def _set_up(spark: SparkSession, *, local: bool) -> None:

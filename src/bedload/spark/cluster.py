@@ -29,7 +29,7 @@ from bedload.migration import Strategy
 from bedload.operators.aggregates import Function
 from bedload.spark import applying
 from bedload.spark.application import Application, Keyed
-from bedload.spark.attachment import Attachment, store_of
+from bedload.spark.attachment import Attachment
 from bedload.spark.beat import Beats
 from bedload.spark.changes import WAIT_SECONDS, Change, Wishes
 from bedload.spark.deployments import Deployments
@@ -44,7 +44,7 @@ from bedload.spark.state_view import OperatorState
 from bedload.spark.supervisor import Supervised, starter
 from bedload.spark.table import Table
 from bedload.spark.waiting import wait_for_epoch
-from bedload.state.kinds import Store
+from bedload.state.kinds import IN_MEMORY, Chosen
 from bedload.state.ttl import Clock, Ttl
 from bedload.transport import Credentials
 from bedload.worker.operator import Operator
@@ -148,9 +148,10 @@ class Cluster:
         ``ttl`` and ``clock``: how long a key lives without a row, as for :meth:`aggregate`; its timers go with it.
         Single variables have one where they are declared: ``bl.map(ttl="1 hour")``.
 
-        ``store``: where its state is: ``"memory"``, or ``"disk"`` for what is larger than that; left out, as
-        :func:`attach` has it. Another one is taken up when the state is read back from a checkpoint. Of vector
-        operators and aggregates it is numbers, times and decimals that can be on disk.
+        ``store``: where its state is: ``"memory"``, ``"disk"`` for what is larger than that, or ``"redis://…"`` for
+        what is to be apart from the workers; left out, as :func:`attach` has it. Another one is taken up when the state
+        is read back from a checkpoint. Of vector operators and aggregates it is numbers, times and decimals that can be
+        on disk, and nothing in Redis.
         """
         named = OperatorName(name or str(getattr(parts_of(operator)[0], "__name__", operator)))
         keyed = self._keyed(named, df, key, key_groups)
@@ -493,11 +494,11 @@ class Cluster:
         keep_empty_partitions(df.sparkSession)
         return keyed
 
-    def _stores(self, name: OperatorName, asked: str | None) -> tuple[Store, Store]:
+    def _stores(self, name: OperatorName, asked: str | None) -> tuple[Chosen, Chosen]:
         """Where the state of an operator is if that can be, and where it has to be."""
         if asked is None:
-            return self._attached.store, Store.MEMORY
-        return (store_of(asked, f"operator {name}"),) * 2
+            return self._attached.store, IN_MEMORY
+        return (self._attached.store_of(asked, f"operator {name}"),) * 2
 
     def _check_running(self) -> None:
         if self._stopped:

@@ -23,6 +23,7 @@ from bedload.spark.attachment import Attachment
 from bedload.spark.bootstrap import deploy_with_initial_state
 from bedload.spark.driver import Driver
 from bedload.spark.state_view import OperatorState, Whereabouts
+from bedload.state.kinds import Store
 from bedload.transport import Credentials
 
 
@@ -62,7 +63,7 @@ class Deployments:
                 self._shapes[applied.name] = applied.shape, applied.terms
             raise
         self._remember(applied)
-        self._record_parameters(applied, number)
+        self._record_terms(applied, number)
         self._unnamed = unnamed or self._unnamed
         return applied.plan(number, self._driver.address, self._credentials)
 
@@ -142,15 +143,18 @@ class Deployments:
         keyed = applied.keyed
         self.states[name] = OperatorState(name, applied.decoder, keyed.types, where, self._credentials, keyed.names)
 
-    def _record_parameters(self, applied: Application, number: DeploymentId) -> None:
-        """Have the turns of a deployment say with which parameters they ran. None can begin before it has a plan."""
+    def _record_terms(self, applied: Application, number: DeploymentId) -> None:
+        """Have the turns of a deployment say with which parameters and store they ran. None begins without a plan."""
 
         def record(coordinator: Coordinator) -> None:
             lineage = coordinator.operator(applied.name).lineage
-            if lineage is not None:
+            if lineage is not None and applied.terms.parameters:
                 lineage.parameters[number] = applied.terms.parameters
+            if lineage is not None and elsewhere:
+                lineage.stores[number] = applied.shape.store
 
-        if applied.terms.parameters:
+        elsewhere = applied.deployment.store is not Store.MEMORY
+        if elsewhere or applied.terms.parameters:
             self._driver.call(record)
 
 

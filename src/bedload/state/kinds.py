@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import enum
+from typing import NamedTuple
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 
 class VariableKind(enum.StrEnum):
@@ -29,6 +31,28 @@ class Store(enum.StrEnum):
 
     MEMORY = "memory"
     DISK = "disk"
+    REDIS = "redis"
+
+
+class Chosen(NamedTuple):
+    """Where the state of an operator is to be."""
+
+    kind: Store
+    url: str = ""
+    """Of a remote store; it may have a password."""
+
+    def __str__(self) -> str:
+        """As people read it, without the password."""
+        if not self.url:
+            return str(self.kind)
+        parts = urlsplit(self.url)
+        at = parts.hostname or ""
+        prefix = dict(parse_qsl(parts.query)).get("prefix")
+        query = "" if prefix is None else urlencode({"prefix": prefix})
+        return urlunsplit(parts._replace(netloc=at if parts.port is None else f"{at}:{parts.port}", query=query))
+
+
+IN_MEMORY = Chosen(Store.MEMORY)
 
 
 class Layout(enum.StrEnum):

@@ -35,7 +35,8 @@ from bedload.state import RecordLayout
 from bedload.state.settling import Settling
 from bedload.state.timers import TimerClock
 from bedload.store.deltas import Written
-from bedload.store.shelf import Selection, Shelf
+from bedload.store.selection import Selection
+from bedload.store.shelf import Shelf
 
 Plain: TypeAlias = dict[str, Any]
 """The state of one key as plain values, by variable."""

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from bedload.core.errors import LocalDiskError
+from bedload.core.errors import BedloadError
 from bedload.keys.canonical import NAN
 from bedload.state import RecordLayout
 from bedload.state.arrays import ArrayNode
@@ -69,7 +69,7 @@ class Disks(Protocol):
         ...
 
     @property
-    def lost(self) -> LocalDiskError | None:
+    def lost(self) -> BedloadError | None:
         """Why the state of an operator is not there any more, if that is so."""
         ...
 

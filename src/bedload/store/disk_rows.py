@@ -114,7 +114,8 @@ class Place:
         """These objects leave memory; none of them has a before-image."""
         puts = [(store, row) for store, rows in going for row in rows if not row._bedload_stored]
         names = [store.name(row._bedload_key) for store, row in puts]
-        self.write(list(zip(names, self.packing.of_rows([row for _, row in puts]), strict=True)))
+        if puts:
+            self.write(list(zip(names, self.packing.of_rows([row for _, row in puts]), strict=True)))
         for store, rows in going:
             store.left(rows)
         self.figures.evicted += sum(len(rows) for _, rows in going)
@@ -128,6 +129,8 @@ class DiskStore(RowStore):
     """One key group, of which some keys are on disk."""
 
     __slots__ = ("_absent", "_buried", "_cold", "_prefix", "_wrote", "place")
+    sealed_is_stored = False
+    """Whether what an epoch has changed is where it belongs before the commit."""
 
     def __init__(self, group: KeyGroup, layout: RecordLayout, row: type, place: Place) -> None:
         super().__init__(group, layout, row)
@@ -157,6 +160,10 @@ class DiskStore(RowStore):
         return self._prefix + name_of(key)
 
     # --- from the disk, and back ---
+
+    def look_up(self, keys: Sequence[Any]) -> list[bytes | None]:
+        """What the disk has of these keys."""
+        return self.place.get(list(map(self.name, keys))) if keys else []
 
     def unknown(self, keys: Sequence[Any]) -> list[Any]:
         """Those that only the disk knows of, each once."""
@@ -200,7 +207,7 @@ class DiskStore(RowStore):
         asked = self.unknown(keys)
         if asked:
             self.place.figures.misses += len(asked)
-            self.rise(asked, self.place.get(list(map(self.name, asked))))
+            self.rise(asked, self.look_up(asked))
         found = super().touch(keys)
         if self._absent:
             self._absent = set()
@@ -222,8 +229,7 @@ class DiskStore(RowStore):
     def existing(self, keys: Sequence[Any]) -> list[Any]:
         """Those of the keys that are on the disk and no objects."""
         asked = self.unknown(keys)
-        found = self.place.get(list(map(self.name, asked))) if asked else []
-        return [key for key, data in zip(asked, found, strict=True) if data is not None]
+        return [key for key, data in zip(asked, self.look_up(asked), strict=True) if data is not None]
 
     def laid(self, keys: Sequence[Any], before: int) -> None:
         """Committed state of these was put on the disk; ``before``: so many were there before."""
@@ -261,16 +267,23 @@ class DiskStore(RowStore):
     def _let_go(self, keys: Sequence[Any]) -> None:
         """Drop the objects of these keys; what the disk has under them is dead."""
         lost = [row for key in keys if (row := self._rows.pop(key, None)) is not None]
-        if self._wrote:
-            self._buried.update(row._bedload_key for row in lost)
+        self._bury(row._bedload_key for row in lost)
         self.place.cache.gone(len(lost))
         self.place.count(-len(lost), -sum(row._bedload_weight for row in lost))
+
+    def _bury(self, keys: Iterable[Any]) -> None:
+        """What the disk has under these keys is dead."""
+        if self._wrote:
+            self._buried.update(keys)
 
     def give_up(self) -> None:
         """The key group is not here any more."""
         self.place.cache.gone(len(self._rows))
         self.place.count(-len(self._rows), -sum(row._bedload_weight for row in self._rows.values()))
         self._rows.clear()
+        self._leave_disk()
+
+    def _leave_disk(self) -> None:
         self.place.disk.drop(self._prefix)
 
     # --- epochs ---
@@ -287,11 +300,10 @@ class DiskStore(RowStore):
         for row, weight in zip(live, place.weights(live), strict=True):
             new += not row._bedload_weight
             grown += weight - row._bedload_weight
-            row._bedload_seen, row._bedload_weight, row._bedload_stored = now, weight, False
+            row._bedload_seen, row._bedload_weight, row._bedload_stored = now, weight, self.sealed_is_stored
         place.count(new - len(gone), grown - sum(row._bedload_weight for row in gone))
         place.cache.gone(len(gone))
-        if self._wrote:
-            self._buried.update(row._bedload_key for row in gone if row._bedload_key not in self._rows)
+        self._bury(row._bedload_key for row in gone if row._bedload_key not in self._rows)
         place.cache.seen(self, live)
 
     @property
@@ -341,10 +353,9 @@ class DiskStore(RowStore):
         yield from super().scan()
         if not self._cold:
             return
-        rows, gone, buried, cut = self._rows, self._gone, self._buried, len(self._prefix)
+        rows, gone, buried = self._rows, self._gone, self._buried
         part: list[Any] = []
-        for name in self.place.disk.names(self._prefix):
-            key = key_of(name[cut:])
+        for key in self._names():
             if not (key in rows or key in gone or key in buried):
                 part.append(key)
                 if len(part) >= min(_SLICE, SLICE):
@@ -356,10 +367,14 @@ class DiskStore(RowStore):
     def listing(self) -> Iterator[Any]:
         """Keys with committed or current state as of now, while keys come to memory and leave it."""
         here = dict.fromkeys((*self._rows, *self._gone))
-        dead, cut = self._buried - here.keys(), len(self._prefix)
-        names = self.place.disk.names(self._prefix) if self._cold else iter(list[bytes]())
-        cold: Iterator[Any] = (key_of(name[cut:]) for name in names)
+        dead = self._buried - here.keys()
+        cold = self._names() if self._cold else iter(())
         return chain(here, (key for key in cold if not (key in here or key in dead)))
+
+    def _names(self) -> Iterator[Any]:
+        """The keys under which something is on the disk, as of now."""
+        cut, names = len(self._prefix), self.place.disk.names(self._prefix)
+        return (key_of(name[cut:]) for name in names)
 
     def read(self, keys: Iterable[Any]) -> list[Plain | None]:
         """The committed state of these keys."""
@@ -381,5 +396,4 @@ class DiskStore(RowStore):
 
     def _read_packed(self, keys: list[Any]) -> dict[Any, bytes]:
         """What the disk has of these keys."""
-        found = self.place.get(list(map(self.name, keys))) if keys else []
-        return {key: data for key, data in zip(keys, found, strict=True) if data is not None}
+        return {key: data for key, data in zip(keys, self.look_up(keys), strict=True) if data is not None}

@@ -6,8 +6,9 @@ runs, and state that comes is written as it came, if it comes from another worke
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, cast
 
 import pyarrow as pa
@@ -16,7 +17,7 @@ from bedload.core.errors import LocalDiskError
 from bedload.core.ids import KeyGroup, OperatorName
 from bedload.core.store_stats import StoreStats
 from bedload.state import RecordLayout
-from bedload.store.base import KeyGroupStore
+from bedload.store.base import KeyGroupStore, MakeStore
 from bedload.store.cache import Cache
 from bedload.store.deltas import plain_columns
 from bedload.store.disk import PACKED, Disk
@@ -24,7 +25,8 @@ from bedload.store.disk_rows import DISK_SLOTS, DiskStore, Place
 from bedload.store.disk_shelf import DiskShelf
 from bedload.store.row_shelf import Waiting
 from bedload.store.row_table import Parts, RowTable
-from bedload.store.shelf import NO_HASHES, Selection
+from bedload.store.selection import Selection
+from bedload.store.shelf import NO_HASHES
 
 _READ = 2048
 """Keys that are read with one call."""
@@ -34,13 +36,14 @@ class DiskTable(RowTable):
     """The stores by key group; they share a disk, and with all others of the worker a cache."""
 
     slots = DISK_SLOTS
+    kind = "disk"
 
     def __init__(self, name: OperatorName, disk: Disk, cache: Cache) -> None:
-        place = self.place = Place(disk, cache)
+        place = Place(disk, cache)
+        self._set_up(name, place, partial(DiskStore, place=place))
 
-        def make(group: KeyGroup, layout: RecordLayout, row: type) -> KeyGroupStore:
-            return DiskStore(group, layout, row, place)
-
+    def _set_up(self, name: OperatorName, place: Place, make: MakeStore) -> None:
+        self.place = place
         super().__init__(name, make)
         self._missed = 0
         self._graves: list[DiskStore] = []
@@ -60,17 +63,23 @@ class DiskTable(RowTable):
         cache.leave(wanted)  # as much again as may come now, so that it does get less
         asked = [(store, keys) for store, keys in ((_on_disk(it), it_keys) for it, it_keys in parts)]
         unknown = [(store, found) for store, keys in asked if (found := store.unknown(keys))]
+        missed = sum(len(keys) for _, keys in unknown)
+        place.figures.hits += wanted - missed
+        place.figures.misses += missed
+        for (store, keys), packed in zip(unknown, self._look_up(unknown), strict=True):
+            store.rise(keys, packed)
+        return parts
+
+    def _look_up(self, unknown: Sequence[tuple[DiskStore, list[Any]]]) -> Iterator[list[bytes | None]]:
+        """What lies there for these keys."""
         names = [store.name(key) for store, keys in unknown for key in keys]
-        place.figures.hits += wanted - len(names)
-        place.figures.misses += len(names)
         packed: list[bytes | None] = []
         for start in range(0, len(names), _READ):
-            packed += place.get(names[start : start + _READ])
+            packed += self.place.get(names[start : start + _READ])
         first = 0
-        for store, keys in unknown:
-            store.rise(keys, packed[first : first + len(keys)])
+        for _, keys in unknown:
+            yield packed[first : first + len(keys)]
             first += len(keys)
-        return parts
 
     # --- epochs ---
 
@@ -163,17 +172,18 @@ class DiskTable(RowTable):
                 self.layout.expiries.pair(values)
             packed = place.packing.of_columns(values, state.num_rows)
         found = [(_on_disk(store_of(group)), first, end) for group, first, end in parts]
-        before = [len(store.existing(keys[first:end])) for store, first, end in found]
-        puts = [
-            (store.name(key), data)
-            for store, first, end in found
-            for key, data in zip(keys[first:end], packed[first:end], strict=True)
-        ]
-        place.write(puts)
-        for (store, first, end), there in zip(found, before, strict=True):
-            store.laid(keys[first:end], there)
-            if indexed:
+        self._lay([(store, keys[first:end], packed[first:end]) for store, first, end in found])
+        if indexed:
+            for store, first, end in found:
                 store.point(keys[first:end], {name: column[first:end] for name, column in values.items()})
+
+    def _lay(self, found: Sequence[tuple[DiskStore, list[Any], list[bytes]]]) -> None:
+        """Put keys there as committed state."""
+        before = [len(store.existing(keys)) for store, keys, _ in found]
+        names = [(store.name(key), data) for store, keys, some in found for key, data in zip(keys, some, strict=True)]
+        self.place.write(names)
+        for (store, keys, _), there in zip(found, before, strict=True):
+            store.laid(keys, there)
 
     # --- seeing it ---
 
@@ -182,10 +192,10 @@ class DiskTable(RowTable):
         it, place = self.place.figures, self.place
         return StoreStats(
             keys=self.sizes().keys,
-            store="disk",
+            store=self.kind,
             memory_keys=sum(len(store.rows) for store in map(_on_disk, self.stores.values())),
             memory_bytes=place.memory,
-            disk_bytes=place.disk.size(),
+            disk_bytes=self._size(),
             hits=it.hits,
             misses=it.misses,
             reads=it.read,
@@ -194,6 +204,10 @@ class DiskTable(RowTable):
             writes=it.written,
             written_bytes=it.written_bytes,
         )
+
+    def _size(self) -> int:
+        """About the bytes that are not in memory."""
+        return self.place.disk.size()
 
 
 def _on_disk(store: KeyGroupStore) -> DiskStore:

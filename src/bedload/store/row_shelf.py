@@ -25,7 +25,8 @@ from bedload.store.base import KeyGroupStore
 from bedload.store.deltas import GROUP, delta_batch, joined, key_arrays, rows_state, sorted_by_group, spans
 from bedload.store.entries import Entries, Hashes, Numbers, Unnamed
 from bedload.store.resting import RestingStore
-from bedload.store.shelf import NO_HASHES, AnyShelf, Flags, Selection
+from bedload.store.selection import Flags, Selection
+from bedload.store.shelf import NO_HASHES, AnyShelf
 
 Waiting = Callable[[Collection[KeyGroup]], Hashes]
 """The hashes of the keys in these key groups that have rows which the seal will run."""

@@ -22,7 +22,8 @@ from bedload.store.base import Changes, KeyGroupStore, MakeStore, Plain, Sizes
 from bedload.store.deltas import incoming, installable, key_arrays, plain_columns, rows_delta, spans
 from bedload.store.resting import RestingStore, can_rest
 from bedload.store.row_shelf import RowShelf, Waiting, check_untouched
-from bedload.store.shelf import NO_HASHES, Selection
+from bedload.store.selection import Selection
+from bedload.store.shelf import NO_HASHES
 from bedload.store.small_delta import SmallDelta
 
 Parts: TypeAlias = list[tuple[KeyGroupStore, list[Any]]]

@@ -35,7 +35,7 @@ Why the shelf and not the mover knows what has changed: touched keys are a list 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -47,8 +47,8 @@ from bedload.core.ids import KeyGroup
 from bedload.keys import key_groups
 from bedload.keys.lookup import among, distinct
 from bedload.store.entries import Entries, Hashes, Numbers
+from bedload.store.selection import Flags, Selection
 
-Flags = npt.NDArray[np.bool_]
 Collected = tuple[pa.RecordBatch | None, Hashes]
 """State in delta form, PUT and REMOVE rows alone, and the hashes that were left out."""
 
@@ -89,6 +89,13 @@ class Shelf(Protocol):
     @property
     def groups(self) -> npt.NDArray[np.int16]:
         """The key group of each."""
+        ...
+
+    by_place: frozenset[KeyGroup]
+    """Key groups whose state stays where it is, in a remote store: they go as a whole, and none is listed."""
+
+    def places(self) -> dict[KeyGroup, tuple[bytes, bytes]]:
+        """Where that is, and the turn whose state it is; when nothing touches them any more."""
         ...
 
     @property
@@ -164,44 +171,6 @@ class Shelf(Protocol):
         ...
 
 
-class Selection:
-    """Which keys a shelf is about: key groups as a whole, but for some keys, and single keys of any key group."""
-
-    def __init__(
-        self,
-        whole: Collection[KeyGroup],
-        without: Hashes = NO_HASHES,
-        single: Collection[KeyGroup] = (),
-        only: Hashes = NO_HASHES,
-        *,
-        named: bool = True,
-        of: int | None = None,
-    ) -> None:
-        """``single``: the key groups of the keys that have one of the hashes ``only``; ``of``: so many there are.
-
-        Without single keys, in or out, it need not be ``named``: see :class:`Shelf`.
-        """
-        assert named or not (len(without) or len(single) or len(only)), "single keys are known by their hashes"
-        self.named, self.of = named, of
-        self.groups = sorted({*whole, *single})
-        self._all = frozenset(whole)
-        self._whole = np.array(sorted(whole), np.int64)
-        self._without, self._only = np.sort(without), np.sort(only)
-
-    def admits(self, hashes: Hashes, groups: npt.NDArray[np.integer[Any]]) -> Flags:
-        """Which keys of these key groups are meant."""
-        meant: Flags = np.isin(groups, self._whole)
-        if len(self._without):
-            meant &= ~among(self._without, hashes)
-        if len(self._only):
-            meant |= among(self._only, hashes)
-        return meant
-
-    def admits_all(self, group: KeyGroup) -> bool:
-        """Whether all keys of a key group are meant for certain."""
-        return not len(self._without) and group in self._all
-
-
 Some = TypeVar("Some", list[Any], npt.NDArray[np.int64])
 """Keys of a key group, as a layout has them."""
 
@@ -210,6 +179,7 @@ class AnyShelf(Generic[Some]):
     """What both layouts have in common. A layout knows which keys are held back, and makes the batches."""
 
     _each = 1
+    by_place: frozenset[KeyGroup] = frozenset()
 
     def __init__(self, selection: Selection, entries: Entries, key_groups: int, expected: int, nothing: Some) -> None:
         self.expected = expected
@@ -244,6 +214,10 @@ class AnyShelf(Generic[Some]):
     def listed(self) -> bool:
         """Whether all keys that are meant are on it."""
         return not self._unlisted and self._listing is None
+
+    def places(self) -> dict[KeyGroup, tuple[bytes, bytes]]:
+        """Where the state is of what stays there."""
+        return {}
 
     def list_some(self, keys: int, first: KeyGroup | None = None) -> Listed:
         """Put so many more keys on it, or the rest."""

@@ -267,6 +267,8 @@ class Applying:
         _hold(hosted)
         # Before it counts as sealed: they may be in a file, which may be lost.
         shares = [_finished(hosted, feeder) if feeder.waiting else None for feeder in sharing]
+        # Before it counts: a turn that does is in a remote store as a whole.
+        runtime.write(hosted.turn, lambda group: not hosted.holdings.absent(group))
         written = self._durability.persist(
             Seal(self._worker, hosted.name, hosted.query, hosted.epoch, hosted.turn, runtime.delta)
         )

@@ -69,6 +69,11 @@ class ColumnDeployment:
         return Layout.COLUMNS
 
     @property
+    def store_url(self) -> str:
+        """None: it is not in a remote store."""
+        return ""
+
+    @property
     def variables(self) -> tuple[StateVariable, ...]:
         """The state columns."""
         return tuple(

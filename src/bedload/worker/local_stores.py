@@ -18,13 +18,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bedload.core.clock import SystemClock
-from bedload.core.errors import DefinitionError, LocalDiskError
+from bedload.core.errors import BedloadError, DefinitionError, LocalDiskError
 from bedload.core.ids import WorkerId
 from bedload.state.kinds import Layout
 from bedload.store.cache import Cache
 from bedload.store.columns.pager import Pager
 from bedload.store.disk import Disk, Disks
 from bedload.worker.local_slabs import FileBacking, check_system, file_pages, no_room, not_there
+from bedload.worker.redis_remote import RedisServers
 
 LEAST = 16 << 20
 """Bytes of memory: with less, RocksDB's own buffers would leave nothing for objects."""
@@ -54,7 +55,9 @@ def _remove(folder: Path) -> None:
 class LocalStores:
     """Those of a real worker. Nothing is there before the first operator needs it."""
 
-    def __init__(self, worker: WorkerId, attachment: str, memory: int, local_dir: str | None = None) -> None:
+    def __init__(
+        self, worker: WorkerId, attachment: str, memory: int, local_dir: str | None = None, checkpoint: str = ""
+    ) -> None:
         """``local_dir``: None for the system's temporary folder, which all attachments share."""
         self._worker = worker
         self._attachment = attachment
@@ -70,6 +73,7 @@ class LocalStores:
         self._made = 0
         self.cache = Cache(memory, SystemClock().processor)
         self.pager = Pager(self.cache, file_pages)
+        self.remotes = RedisServers(worker, checkpoint)
 
     @property
     def disks(self) -> Disks:
@@ -77,12 +81,12 @@ class LocalStores:
         return self
 
     @property
-    def lost(self) -> LocalDiskError | None:
+    def lost(self) -> BedloadError | None:
         """Why the state of an operator is not there any more."""
         for file in self._slabs:
             file.check()
         places: Iterable[RocksDisk | FileBacking] = chain(self._open.values(), self._slabs)
-        return next((it.lost for it in places if it.lost is not None), None)
+        return next((it.lost for it in places if it.lost is not None), self.remotes.lost)
 
     def prepare(self, layout: Layout = Layout.ROWS) -> None:
         """Make the folder, and remove what others have left. Raises what is wrong with it."""
@@ -176,6 +180,7 @@ class LocalStores:
         for file in self._slabs:
             file.close()
         self._open, self._slabs = {}, []
+        self.remotes.close()
         if self._folder is not None:
             _FOLDERS.discard(self._folder)
             os.close(self._lock)

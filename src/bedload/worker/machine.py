@@ -179,10 +179,9 @@ class WorkerMachine:
 
     def _at(self, operator: OperatorName) -> Hosted:
         """An operator here, which the worker may hear of for the first time."""
-        hosted = self._hosted.get(operator)
-        if hosted is None:
-            hosted = self._hosted[operator] = self._host(operator)
-        return hosted
+        if operator not in self._hosted:
+            self._hosted[operator] = self._host(operator)
+        return self._hosted[operator]
 
     def _host(self, operator: OperatorName) -> Hosted:
         return Hosted.at(self.worker, operator, self._clock, self._limits)
@@ -244,6 +243,7 @@ class WorkerMachine:
                 raise hosted.restoring.error
             if gone := hosted.holdings.begin(message.groups, message.guests, message.away):
                 runtime.drop(gone)
+            runtime.stand(message.turn, message.base, hosted.holdings.owned)
             limit = hosted.code.shipped[message.deployment].epoch_bytes
             hosted.allow(self.worker, self._epoch_bytes if limit is None else limit, self._scratch, self._limits)
             runtime.begin(message.epoch, (*message.groups, *sorted(hosted.holdings.guests)))
@@ -252,8 +252,7 @@ class WorkerMachine:
         return [*out, *self._applying.flush(hosted), *self._answer_reads(hosted)]
 
     def _reset(self, message: m.Reset) -> list[Out]:
-        hosted = self._at(message.operator)
-        out: list[Out] = []
+        hosted, out = self._at(message.operator), list[Out]()
         hosted.moving.reset(message.move)
         if hosted.runtime is not None:
             hosted.give_up()
@@ -278,10 +277,11 @@ class WorkerMachine:
             runtime = self._activate(hosted, message.deployment)
             # What came before a restore failed counts as here no longer, and others may own it by now.
             runtime.drop(message.groups if failed is None else map(KeyGroup, range(hosted.holdings.key_groups)))
+            found = () if plan is None else runtime.find(message)
         except Exception as error:
             return [*released, *self._not_restored(hosted, as_ours(error))]
         hosted.committed = message.epoch, message.query
-        order = hosted.restoring.order(message, plan)
+        order = hosted.restoring.order(message, plan, found)
         instead = hosted.moving.superseded(message.base, message.groups, runtime)
         if order is None:
             return [*released, *instead, hosted.restoring.progress(runtime), *self._answer_reads(hosted)]

@@ -27,7 +27,7 @@ from bedload.migration.sender import Sender
 from bedload.migration.slices import Slices, Step, timed
 from bedload.protocol import messages as m
 from bedload.protocol.messages import Body
-from bedload.protocol.split import pack_whole, unpack_whole
+from bedload.protocol.split import unpack_whole
 from bedload.store.shelf import Shelf
 from bedload.worker.failures import bug
 from bedload.worker.in_transit import InTransit
@@ -305,9 +305,8 @@ class Moving:
         # While copying ahead the new owner has no use for the hashes: it is told what is stale instead.
         nameless = parcel.ahead or whole_only(sender.terms)
         hashes = b"" if nameless else pack(parcel.hashes)
-        foreseen = parcel.expected, parcel.of_groups
-        ship = m.Ship(*said, deployment, hashes, parcel.groups, parcel.last, parcel.ahead, *foreseen)
-        return to, ship, None if parcel.state is None else pack_whole(parcel.state)
+        more = parcel.expected, parcel.of_groups, parcel.places is not None
+        return to, m.Ship(*said, deployment, hashes, parcel.groups, parcel.last, parcel.ahead, *more), parcel.body
 
     def neighbour(self, worker: WorkerId) -> Neighbour:
         """Another worker of the move."""
@@ -340,7 +339,9 @@ class Moving:
 
     def _ship(self, receiver: Receiver, message: m.Ship, body: Body, runtime: Runtime) -> list[Freed]:
         hashes = unpack(message.hashes)
-        state = None if body is None else unpack_whole(body)
+        if message.places and body is not None:
+            runtime.adopt(receiver.places(message.source, body))
+        state = None if body is None or message.places else unpack_whole(body)
         settled = hashes
         if not receiver.takes_all(message.source):
             keep = receiver.wanted(message.source, hashes)

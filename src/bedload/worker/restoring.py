@@ -10,6 +10,7 @@ could not be read, the worker refuses the turn and the reads that need it.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -99,8 +100,8 @@ class Restoring:
         self._hurried: set[KeyGroup] = set()
         """Key groups whose readers know that somebody waits."""
 
-    def order(self, message: m.Restore, plan: Body) -> Load | None:
-        """These key groups are to be read; None: they are empty, and so here."""
+    def order(self, message: m.Restore, plan: Body, found: Collection[KeyGroup] = ()) -> Load | None:
+        """These key groups are to be read; None: they are empty, or were all ``found`` elsewhere, and so here."""
         self._base = message.base
         for _, wanted in self.orders.values():
             wanted.difference_update(message.groups)
@@ -110,12 +111,15 @@ class Restoring:
         if not self.orders:
             self._restored, self._longest = 0, 0.0
         self._holdings.read_back(message.groups, message.hosts)
-        if plan is None or not message.groups:
+        rest = () if plan is None else tuple(group for group in message.groups if group not in found)
+        self._restored += len(found)
+        if plan is None or not rest:
             self._holdings.arrive(message.groups)
             return None
+        self._holdings.arrive(found)
         self._ticket = Ticket(self._ticket + 1)
-        self.orders[self._ticket] = message, set(message.groups)
-        return Load(self._name, self._ticket, message.base, message.groups, bytes(plan))
+        self.orders[self._ticket] = message, set(rest)
+        return Load(self._name, self._ticket, message.base, rest, bytes(plan))
 
     # --- what arrives ---
 

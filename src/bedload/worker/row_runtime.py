@@ -31,7 +31,8 @@ from bedload.store import KeyGroupStore
 from bedload.store.deltas import StateVariable, describe, key_arrays
 from bedload.store.due import NEVER
 from bedload.store.row_table import RowTable
-from bedload.store.shelf import NO_HASHES, Selection, Shelf
+from bedload.store.selection import Selection
+from bedload.store.shelf import NO_HASHES, Shelf
 from bedload.worker.allowance import Images
 from bedload.worker.failures import located, operator_failed, report
 from bedload.worker.firing import Firing, Owns, owned
@@ -66,6 +67,8 @@ class Deployment:
     ttl: Ttl | None = None
     """How long a key lives without a row."""
     store: Store = Store.MEMORY
+    store_url: str = ""
+    """Of a remote one."""
 
     @property
     def specs(self) -> tuple[StateSpec, ...]:
@@ -125,12 +128,10 @@ class OperatorRuntime(TableRuntime[RowTable]):
                 "call it in process or result"
             )
         share(holder, row)
-        self._row_type = row_type(deployment.columns)
-        self._holder, self._row = holder, row
+        self._holder, self._row, self._row_type = holder, row, row_type(deployment.columns)
         self._table.bind(layout, row, len(deployment.key), deployment.key_types)
         self._expiries = self._table.layout.expiries
-        self._grouped = operator.grouped
-        self._has_result = operator.result is not Operator.result
+        self._grouped, self._has_result = operator.grouped, operator.result is not Operator.result
 
     def redeploy(self, deployment: Any) -> None:
         """New code for the same state, between epochs."""
@@ -153,8 +154,7 @@ class OperatorRuntime(TableRuntime[RowTable]):
         """An epoch begins, in which the worker owns these key groups."""
         groups = self._groups = frozenset(groups)
         self._context._begin(epoch)
-        self._waiting, self._waiting_bytes, self._images = [], 0, Images()
-        self.rows = 0
+        self._waiting, self._waiting_bytes, self._images, self.rows = [], 0, Images(), 0
         if self._current is not None:
             self._current.armed.clear()
         self._table.begin(groups)

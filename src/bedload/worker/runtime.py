@@ -6,7 +6,7 @@ applied. There is one for each layout: :mod:`bedload.worker.row_runtime`, :mod:`
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,13 +15,15 @@ import pyarrow as pa
 
 from bedload.core.epoch import Due, EpochTime
 from bedload.core.errors import OperatorFailed
-from bedload.core.ids import Epoch, KeyGroup, OperatorName, WorkerId
+from bedload.core.ids import Epoch, KeyGroup, OperatorName, Turn, WorkerId
 from bedload.core.store_stats import StoreStats
 from bedload.keys.lookup import Hashes
+from bedload.protocol import messages as m
 from bedload.state.kinds import Layout, Store
 from bedload.store import Changes
 from bedload.store.deltas import StateVariable
-from bedload.store.shelf import Selection, Shelf
+from bedload.store.selection import Selection
+from bedload.store.shelf import Shelf
 from bedload.worker.allowance import Allow, Take
 from bedload.worker.firing import Owns
 from bedload.worker.stores import Stores
@@ -149,6 +151,25 @@ class Runtime(Protocol):
         """What is in memory, and what is not."""
         ...
 
+    def stand(self, turn: Turn, base: Turn, owned: Collection[KeyGroup]) -> None:
+        """A turn begins, which builds upon that one; these key groups are the worker's own as a whole."""
+        ...
+
+    def write(self, turn: Turn, whole: Callable[[KeyGroup], bool]) -> None:
+        """Write what the epoch has changed to where its state is, if that is a remote store; after the seal.
+
+        ``whole``: whether all keys of a key group are here. What raises has written nothing that counts.
+        """
+        ...
+
+    def find(self, told: m.Restore) -> Collection[KeyGroup]:
+        """Take over those key groups that a remote store has at that turn; the others have to be read back."""
+        ...
+
+    def adopt(self, places: Mapping[KeyGroup, tuple[bytes, bytes]]) -> None:
+        """Take over key groups that another worker hands over and that stay where they are."""
+        ...
+
     def commit(self) -> None:
         """The epoch counts."""
         ...
@@ -213,6 +234,11 @@ class Startable(Protocol):
     @property
     def store(self) -> Store:
         """Where its state is that was not touched of late."""
+        ...
+
+    @property
+    def store_url(self) -> str:
+        """Of a remote one."""
         ...
 
     @property

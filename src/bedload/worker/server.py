@@ -101,7 +101,9 @@ class WorkerServer(Handler):
         self._clock = SystemClock()
         self._endpoint = Endpoint(host, credentials=credentials, handler=self)
         memory = store_share() if local.memory is None else local.memory
-        self._stores = LocalStores(worker, credentials.fingerprint, memory, local.folder)
+        self._stores = LocalStores(
+            worker, credentials.fingerprint, memory, local.folder, "" if place is None else place.url
+        )
         self._machine = WorkerMachine(
             worker,
             self._load_deployment,
@@ -121,6 +123,8 @@ class WorkerServer(Handler):
         self._neighbours: dict[Neighbour, Peer] = {}
         self._called: dict[Peer, Neighbour] = {}
         self._pumping = False
+        self._joins = False
+        """Whether the code that is being loaded runs already."""
         self._later: Timer | None = None
 
     def run(self) -> None:
@@ -157,6 +161,7 @@ class WorkerServer(Handler):
                 assert self._compactor is not None
                 self._compactor.start(message, self._compacted)
                 return
+            self._joins = isinstance(message, m.Deploy) and message.start
             source = COORDINATOR if peer is self._coordinator else self._called.get(peer, peer)
             out = self._machine.handle(source, message, body)
             if isinstance(message, m.Ship | m.HandOver):
@@ -213,6 +218,9 @@ class WorkerServer(Handler):
         deployment = load_deployment(payload)
         if deployment.store is Store.DISK:
             self._stores.prepare(deployment.layout)
+        elif deployment.store is Store.REDIS and not self._joins:
+            # SUBTLE: of one that joins, nobody who applies an operator hears. It says so when it needs the store.
+            self._stores.remotes.prepare(deployment.store_url)
         return deployment
 
     def _say(self, out: list[Out]) -> None:

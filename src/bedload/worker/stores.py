@@ -7,6 +7,7 @@ from typing import Protocol
 from bedload.store.cache import Cache
 from bedload.store.columns.pager import Pager
 from bedload.store.disk import Disks
+from bedload.store.remote import Remotes
 
 
 class Stores(Protocol):
@@ -19,6 +20,11 @@ class Stores(Protocol):
     @property
     def disks(self) -> Disks:
         """Their disks."""
+        ...
+
+    @property
+    def remotes(self) -> Remotes:
+        """Stores apart from the workers."""
         ...
 
     @property

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, Generic, TypeVar
 
 import pyarrow as pa
 
-from bedload.core.errors import DefinitionError
-from bedload.core.ids import KeyGroup, OperatorName
+from bedload.core.errors import DefinitionError, ProtocolError
+from bedload.core.ids import KeyGroup, OperatorName, Turn
 from bedload.core.store_stats import StoreStats
+from bedload.protocol import messages as m
 from bedload.state.kinds import Store
 from bedload.store import Changes, StateTable
 from bedload.store.columns import ColumnTable
 from bedload.store.columns.paged_table import PagedTable
 from bedload.store.disk_table import DiskTable
+from bedload.store.remote_table import Moved, RemoteTable
 from bedload.store.resting import RestingStore
 from bedload.store.row_table import RowTable
-from bedload.store.shelf import Selection, Shelf
+from bedload.store.selection import Selection
+from bedload.store.shelf import Shelf
 from bedload.worker.allowance import Allow, Take
 from bedload.worker.stores import Stores
 
@@ -32,6 +35,8 @@ def row_table(deployment: Any, stores: Stores | None) -> RowTable:
     if deployment.store is Store.MEMORY:
         return RowTable(name, RestingStore)
     stores = _needed(deployment, stores)
+    if deployment.store is Store.REDIS:
+        return RemoteTable(name, stores.remotes.open(name, deployment.store_url), stores.cache)
     return DiskTable(name, stores.disks.open(name), stores.cache)
 
 
@@ -110,6 +115,34 @@ class TableRuntime(Generic[Table]):
         self._table.take_in(state)
 
     # --- what is not in memory ---
+
+    @property
+    def _remote(self) -> RemoteTable | None:
+        """The table, if its state is in a remote store."""
+        table: Any = self._table
+        return table if isinstance(table, RemoteTable) else None
+
+    def stand(self, turn: Turn, base: Turn, owned: Collection[KeyGroup]) -> None:
+        """A turn begins, which builds upon that one; these key groups are the worker's own."""
+        if self._remote is not None:
+            self._remote.stand(turn, base, owned)
+
+    def write(self, turn: Turn, whole: Callable[[KeyGroup], bool]) -> None:
+        """Write what the epoch has changed to where its state is."""
+        if self._remote is not None:
+            self._remote.write(turn, whole)
+
+    def find(self, told: m.Restore) -> Collection[KeyGroup]:
+        """Those of the key groups to be read back whose state is where it was."""
+        if self._remote is None:
+            return ()
+        return self._remote.find(set(told.groups).difference(told.mixed, told.hosts), told.base, told.latest)
+
+    def adopt(self, places: Mapping[KeyGroup, tuple[bytes, bytes]]) -> None:
+        """Another worker hands key groups over, which stay where they are."""
+        if self._remote is None:
+            raise ProtocolError("state in a remote store was handed over, and this worker has none")
+        self._remote.adopt({group: Moved(*where) for group, where in places.items()})
 
     @property
     def _disk(self) -> DiskTable | PagedTable | None:

@@ -219,7 +219,11 @@ def _apply(call: _Call, given: str | None, take_over: str | None) -> DataFrame:
     name = name_for(cluster, given or call.default_name, given is not None)
     types = key_types(name, spark, call.df, list(call.key_columns))
     keyed = Keyed(name, call.df, call.key_columns, types, cluster._attached.key_groups)
-    deployment = replace(call.deployment(name, types, output, keyed.groups), store=cluster._attached.store)
+    deployment = replace(
+        call.deployment(name, types, output, keyed.groups),
+        store=cluster._attached.store.kind,
+        store_url=cluster._attached.store.url,
+    )
     specs = deployment.specs
     initial = None
     if take_over is not None and not _has_state(cluster, name):

@@ -95,6 +95,7 @@ class ProcessorDeployment:
     key_groups: int = 1
     epoch_bytes: int | None = None
     store: Store = Store.MEMORY
+    store_url: str = ""
 
     @property
     def layout(self) -> Layout:

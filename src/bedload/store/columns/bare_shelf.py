@@ -14,7 +14,8 @@ from bedload.store.columns.shelf import TableShelf
 from bedload.store.columns.slot_table import SlotTable
 from bedload.store.deltas import delta_batch
 from bedload.store.entries import Entries, Hashes, Numbers
-from bedload.store.shelf import NO_HASHES, Collected, Selection
+from bedload.store.selection import Selection
+from bedload.store.shelf import NO_HASHES, Collected
 
 Groups = npt.NDArray[np.int16]
 

@@ -26,7 +26,8 @@ from bedload.store.columns.index import Slots
 from bedload.store.columns.slot_table import SlotTable
 from bedload.store.deltas import REMOVE, delta_batch
 from bedload.store.entries import Entries, Hashes, Numbers, with_room
-from bedload.store.shelf import NO_HASHES, AnyShelf, Flags, Selection
+from bedload.store.selection import Flags, Selection
+from bedload.store.shelf import NO_HASHES, AnyShelf
 
 NO_SLOTS: Slots = np.empty(0, np.int64)
 _ONE_BY_ONE = 1 << 15

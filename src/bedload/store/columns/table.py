@@ -22,7 +22,7 @@ from bedload.store.columns.shelf import ColumnShelf
 from bedload.store.columns.slot_table import SlotTable
 from bedload.store.columns.times import Times
 from bedload.store.deltas import PUT, REMOVE, Installable, delta_batch, incoming, installable
-from bedload.store.shelf import Selection
+from bedload.store.selection import Selection
 
 _SAMPLED_GROUPS, _SAMPLED_KEYS, _SAMPLED_PLACES = 4, 64, 1024
 """How many keys are looked at to say how large all are."""
