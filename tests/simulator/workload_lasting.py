@@ -73,7 +73,9 @@ class _Lasting(Operator):
                     ctx.forget()
                     raise SimulatedFailure("the key is forgotten, and then this")
                 case Harm.MISFIT:
-                    self.seen[row.source] = "not a number"  # type: ignore[assignment]
+                    # Where no output shows it: a key that is forgotten then is not looked at.
+                    kept: dict[int, Any] = self.looked if key in SESSIONS else self.seen
+                    kept[row.source] = "not a number"
                 case _:
                     pass
 
