@@ -38,6 +38,7 @@ from bedload.state.passes import passes
 from bedload.state.patches import is_exact, is_small
 from bedload.state.specs import StateSpec
 from bedload.state.timers import in_full, short
+from bedload.state.ttl import is_expiry
 from bedload.state.types import OpaqueNode, OptionalNode, ScalarNode, TimersNode, TupleNode, TypeNode
 
 _WRAPPERS = (OptionalNode, TupleNode)
@@ -47,7 +48,7 @@ _WRAPPERS = (OptionalNode, TupleNode)
 class _Variable:
     """One variable as the layout works with it."""
 
-    __slots__ = ("array", "decode", "encode", "live", "name", "spec", "timers")
+    __slots__ = ("array", "decode", "encode", "live", "name", "sealed", "spec", "timers")
 
     def __init__(self, spec: StateSpec) -> None:
         self.spec = spec
@@ -56,6 +57,8 @@ class _Variable:
         node = spec.type
         self.array = node if isinstance(node, ArrayNode) else None
         self.timers = isinstance(node, TimersNode)
+        self.sealed = spec.checked and is_expiry(spec.name)
+        """Only the seal writes it, as it should be."""
         self.encode: Callable[[Any], bytes] | None = None
         self.decode: Callable[[bytes], Any] | None = None
         if isinstance(node, OpaqueNode):
@@ -268,18 +271,19 @@ class RecordLayout:
         """``sort_out(objs, journal, absent, *takers)`` adopts the containers of objects, and hands out what is new.
 
         Arrays become what they are between epochs. Each variable of containers has two takers: of those that are new,
-        and of those that have changed. What only the seal writes is as it should be, and has none.
+        and of those that have changed, unless its values were checked when they were given.
         """
-        live = [(i, v) for i, v in enumerate(self._variables) if v.live is not None and not v.spec.checked]
+        live = [(i, v) for i, v in enumerate(self._variables) if v.live is not None and not v.sealed]
         lines = ["for obj in objs:", "    image = obj._bedload_image", "    new = image is absent"]
         for i, v in live:
-            lines += [
-                *self._adopt_line(i, v),
-                f"    if new or x is not image[{i}]: fresh{i}(x)",
-                f"    elif {self._is_dirty(i, v)}: changed{i}(x)",
-            ]
+            lines += self._adopt_line(i, v)
+            if not v.spec.checked:
+                lines += [
+                    f"    if new or x is not image[{i}]: fresh{i}(x)",
+                    f"    elif {self._is_dirty(i, v)}: changed{i}(x)",
+                ]
         lines += [f"    obj.{name} = settle{i}(obj.{name}, None if new else image[{i}])" for i, name, _ in self._arrays]
-        names = "".join(f", fresh{i}, changed{i}" for i, _ in live)
+        names = "".join(f", fresh{i}, changed{i}" for i, v in live if not v.spec.checked)
         made: Callable[..., None] = function(
             f"sort_out(objs, journal, absent{names})", lines if live or self._arrays else [], self._scope()
         )
@@ -396,7 +400,7 @@ class RecordLayout:
         if variable.array is not None:
             return f"differ(obj.{name}, image[{i}])"
         if variable.live is not None:
-            test = "differs" if is_exact(node) and not variable.spec.checked else "dirty"
+            test = "differs" if is_exact(node) and not variable.sealed else "dirty"
             return f"(x := obj.{name}) is not image[{i}] or {test}{i}(x)"
         other = f"(x := obj.{name}) is not image[{i}]"
         if is_exact(node):
