@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.patience import PATIENCE
+from tests.redis_server import MISSING, available
 
 pytestmark = pytest.mark.spark
 
@@ -225,6 +226,25 @@ print(os.listdir(), "in the database:", len(kept), {key: kept[key] for key in li
             ('.toTable("profiles").awaitTermination()', '.format("noop").start().stop()'),
         ),
     ),
+    "docs/how-to/state-in-redis.md": Excerpts(
+        1,
+        {
+            0: f"""
+{ON_DISK}
+sys.path.insert(0, {str(ROOT)!r})
+from tests.redis_server import RedisProcess
+redis = RedisProcess()
+""",
+            1: "redis.close()",
+        },
+        said=("('redis', ",),
+        instead=(
+            (APPLIED, SHOWN),
+            ('"redis://user:password@redis.internal:6379/0"', "redis.url"),
+            ("s3://bucket", "/data"),
+            ('.toTable("profiles").awaitTermination()', '.format("noop").start().stop()'),
+        ),
+    ),
     "docs/reference/aggregates.md": Excerpts(
         5,
         {
@@ -273,6 +293,8 @@ cluster.stop()
 
 @pytest.mark.parametrize("page", PAGES)
 def test_the_excerpts_of_a_page_run(page: str, tmp_path: Path) -> None:
+    if "redis" in page and not available():
+        pytest.skip(MISSING)
     excerpts, text = PAGES[page], (ROOT / page).read_text()
     blocks = re.findall(r"(?<!<!-- run -->\n)^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
     assert len(blocks) == excerpts.blocks
