@@ -376,7 +376,7 @@ class WritingTable(RemoteTable):
 
     def leave(self) -> None:
         while self.untidy:
-            self.tidy()
+            self.tidy_disk()
 
 
 class Slot:

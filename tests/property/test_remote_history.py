@@ -147,7 +147,7 @@ def _live(steps: list[Any]) -> None:
                 at[turn] = {key: n for key, n in (known | changed).items() if n}
                 now.base = turn
             while now.table.untidy:
-                now.table.tidy()
+                now.table.tidy_disk()
         elif kind == "zombie" and given_up:
             old, then = given_up[said[1] % len(given_up)]
             with suppress(RemoteStoreError):  # or it writes where nobody looks

@@ -19,7 +19,7 @@ PLAIN, MOVES = Scenario(ALWAYS, 0.3), Scenario(ALWAYS, 0.3, moves=3)
 
 
 def a_timer_that_fired_stays(patch: Patch) -> None:
-    patch.setattr(runtime, "setattr", lambda *_: None, raising=False)
+    patch.setattr(runtime, "put_timers", lambda item, timers: None)
 
 
 def a_key_without_anything_stays(patch: Patch) -> None:

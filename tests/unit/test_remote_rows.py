@@ -65,7 +65,7 @@ class Worker:
         self.turn(turn, base, **keys)
         self.table.commit()
         while self.table.untidy:
-            self.table.tidy()
+            self.table.tidy_disk()
 
     def state(self) -> dict[str, int]:
         return {key: state["total"] for key, state in self.table.snapshot()}

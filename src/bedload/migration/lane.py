@@ -141,6 +141,16 @@ class Lane:
         """How many keys may be stale, and are not known to be: before that is looked at, nothing is handed over."""
         return self.shelf.unnoted + sum(map(len, self.doubt.taken_back))
 
+    def sealed(self) -> int:
+        """An epoch is sealed: how many of the listed keys it has touched."""
+        self.doubt.behind = self.unnoted > 0
+        before = self.shelf.unnoted
+        self.shelf.sealed()
+        touched = self.shelf.unnoted - before
+        self.take_back([])
+        self.handed = None
+        return touched
+
     def take_back(self, hashes: list[Hashes]) -> None:
         """These are stale, and so is what was left out."""
         self.doubt.taken_back += [*hashes, *self.doubt.left_out]

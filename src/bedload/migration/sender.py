@@ -113,14 +113,7 @@ class Sender:
         if self.flipped:
             return
         self._sealed = turn
-        touched = 0
-        for lane in self._lanes.values():
-            lane.doubt.behind = lane.unnoted > 0
-            before = lane.shelf.unnoted
-            lane.shelf.sealed()
-            touched += lane.shelf.unnoted - before
-            lane.take_back([])
-            lane.handed = None
+        touched = sum(lane.sealed() for lane in self._lanes.values())
         lanes = self._lanes.values()
         self._pace.sealed(touched, sum(it.end for it in lanes) / max(1, sum(it.shelf.expected for it in lanes)))
 

@@ -298,8 +298,7 @@ class Moving:
         return out, pause
 
     def _out(self, sender: Sender, parcel: Parcel, deployment: DeploymentId) -> Out:
-        to = self.neighbour(parcel.target)
-        said = self._name, sender.move, self._worker, parcel.number
+        to, said = self.neighbour(parcel.target), (self._name, sender.move, self._worker, parcel.number)
         if parcel.base is not None:
             return to, m.HandOver(*said, parcel.base, parcel.first, parcel.more), pack(parcel.hashes)
         # While copying ahead the new owner has no use for the hashes: it is told what is stale instead.
