@@ -35,6 +35,10 @@ NEEDS = {
     "failed restore": {"lost driver"},
     "full store": {"state on disk"},
     "lost store": {"state on disk"},
+    "slow redis": {"state in redis"},
+    "cut redis": {"state in redis"},
+    "wiped redis": {"state in redis"},
+    "old redis": {"state in redis"},
 }
 """What must happen for a fault to have an occasion."""
 

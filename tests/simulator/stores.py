@@ -103,7 +103,7 @@ class SimulatedRedis(MemoryServer):
             self.data = {}
         elif self._before and self.faults.strikes("old redis", 0.02):
             self.data = copy.deepcopy(self._before)
-        elif self._calls % 97 == 0 and self.faults.on("old redis"):
+        elif self._calls % 31 == 0 and self.faults.on("old redis"):
             self._before = copy.deepcopy(self.data)
 
 
