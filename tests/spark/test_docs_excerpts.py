@@ -216,8 +216,15 @@ print(os.listdir(), "in the database:", len(kept), {key: kept[key] for key in li
         1, {0: ON_DISK}, said=("('disk', ",), instead=((APPLIED, SHOWN), ("/mnt/nvme", "/data/nvme"))
     ),
     "docs/how-to/state-larger-than-memory.md": Excerpts(
-        1,
-        {0: ON_DISK},
+        2,
+        {
+            0: ON_DISK,
+            1: """
+cluster = bl.attach(spark, workers=1)
+df = numbers.selectExpr("value % 50 as user", "value as amount")
+""",
+            2: "cluster.stop()",
+        },
         said=("('disk', ",),
         instead=(
             (APPLIED, SHOWN),

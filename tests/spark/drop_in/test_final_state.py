@@ -51,7 +51,7 @@ def the_program() -> Program:
         [(key, ops.index(it), 0, after(at * STEP)) for key, it in batch.items()] for at, batch in enumerate(batches)
     ]
     return Program(
-        Told(PROCESSING, ROWS, VARIABLES, ops, [[]]),
+        Told(PROCESSING, ROWS, VARIABLES, ops, [[]], begins=False),
         rows,
         "k string, n long, x long, ts timestamp",
         time_mode=PROCESSING,
