@@ -21,7 +21,7 @@ from typing import Any, cast
 import numpy as np
 
 from bedload.core.errors import RemoteStoreError
-from bedload.core.ids import NO_TURN, Epoch, KeyGroup, QueryId, Turn, WorkerId
+from bedload.core.ids import NO_TURN, Epoch, KeyGroup, QueryId, Turn, WorkerId, generation_of
 from bedload.keys import RoutingTable
 from bedload.protocol import messages as m
 from bedload.store.remote_rows import RemoteStore
@@ -168,7 +168,9 @@ class Holdings:
         """
         if not self.keys or self.history or self._flips:
             return
-        later = {turn for turn in self._watcher.routings if turn > self._told and not self._watcher.base[turn]}
+        # Of another attachment it hears nothing.
+        mine = (turn for turn in self._watcher.routings if generation_of(turn) == generation_of(self._told))
+        later = {turn for turn in mine if turn > self._told and not self._watcher.base[turn]}
         if any(not self._owned_in(self._watcher.routings[turn]) for turn in later):
             self.keys = set()
 
