@@ -252,7 +252,7 @@ class RowsOnRocks(SmallRowsOnDisk):
         return self.bound(DiskTable(OperatorName("rows"), OnRocks(), Cache(600)))
 
 
-class EagerTable(DiskTable):
+class LeavingTable(DiskTable):
     """What can leave memory does so as soon as it can."""
 
     def commit(self) -> None:
@@ -270,6 +270,13 @@ class EagerTable(DiskTable):
     def leave(self) -> None:
         while self.untidy:
             self.tidy_disk()
+
+
+class EagerTable(LeavingTable):
+    """The same; and of what is dead there, some is taken from the disk."""
+
+    def leave(self) -> None:
+        super().leave()
         for store in self.stores.values():
             assert isinstance(store, DiskStore)
             dead = [key for key in store._buried if len(key) % 2 == 1]
@@ -346,7 +353,7 @@ class RowsInRedis(SmallRowsInRemote):
         return self.servers[0].open(str(next(self.numbers)))
 
 
-class WritingTable(RemoteTable):
+class WritingTable(LeavingTable, RemoteTable):
     """A seal writes, as the worker's machine has it; what can leave memory does so as soon as it can."""
 
     by_place = False
@@ -362,21 +369,8 @@ class WritingTable(RemoteTable):
         self.write(self.turn, lambda group: True)
 
     def commit(self) -> None:
-        super().commit()
         self.base = self.turn
-        self.leave()
-
-    def abort(self) -> None:
-        super().abort()
-        self.leave()
-
-    def delta(self) -> pa.RecordBatch | None:
-        self.leave()
-        return super().delta()
-
-    def leave(self) -> None:
-        while self.untidy:
-            self.tidy_disk()
+        super().commit()
 
 
 class Slot:

@@ -6,14 +6,12 @@ of operators with times, go as they lie there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from bedload.core.ids import KeyGroup
-from bedload.state import RecordLayout
-from bedload.store.base import KeyGroupStore
 from bedload.store.disk_shelf import DiskShelf
 from bedload.store.row_shelf import Waiting
 from bedload.store.selection import Selection
@@ -26,21 +24,14 @@ class RemoteShelf(DiskShelf):
     """Keys of an operator on rows that are in a remote store."""
 
     def __init__(
-        self,
-        table: RemoteTable,
-        stores: Mapping[KeyGroup, KeyGroupStore],
-        layout: RecordLayout,
-        key_types: Sequence[pa.DataType],
-        selection: Selection,
-        waiting: Waiting,
-        drop: Callable[[Iterable[KeyGroup]], None],
+        self, table: RemoteTable, key_types: Sequence[pa.DataType], selection: Selection, waiting: Waiting
     ) -> None:
-        super().__init__(stores, layout, key_types, selection, waiting, drop)
+        super().__init__(table.stores, table.layout, key_types, selection, waiting, table.drop)
         self._table = table
         self._places: dict[KeyGroup, tuple[bytes, bytes]] | None = None
         if table.by_place:
             self.by_place = frozenset(group for group in selection.groups if selection.admits_all(group))
-            self.expected -= sum(stores[group].sizes().keys for group in self.by_place if group in stores)
+            self.expected -= sum(table.stores[group].sizes().keys for group in self.by_place if group in table.stores)
 
     def places(self) -> dict[KeyGroup, tuple[bytes, bytes]]:
         """Where the state of key groups is that stay there."""

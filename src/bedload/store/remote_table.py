@@ -212,9 +212,7 @@ class RemoteTable(DiskTable):
 
     def shelve(self, selection: Selection, waiting: Waiting = lambda groups: NO_HASHES) -> RemoteShelf:
         """The keys that are meant, to go elsewhere."""
-        return RemoteShelf(
-            self, self.stores, self.layout, self._types("key can be moved"), selection, waiting, self.drop
-        )
+        return RemoteShelf(self, self._types("key can be moved"), selection, waiting)
 
     def _lay(self, found: Sequence[tuple[DiskStore, list[Any], list[bytes]]]) -> None:
         lay([(_remote(store), keys, packed) for store, keys, packed in found])
